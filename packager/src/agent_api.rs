@@ -1,0 +1,21 @@
+//! The agent's API, generated from `spec/proto/kybernate/agent/v1/agent.proto`: its client for
+//! `kyb`, its server for the agent.
+
+/// Where the agent serves by default.
+pub const AGENT_SOCKET: &str = "/run/kybernate/agent.sock";
+
+pub use self::generated::*;
+
+#[expect(
+    missing_docs,
+    clippy::pedantic,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    clippy::str_to_string,
+    clippy::use_self,
+    clippy::clone_on_ref_ptr,
+    reason = "generated code; the documentation is in the proto file"
+)]
+mod generated {
+    tonic::include_proto!("kybernate.agent.v1");
+}

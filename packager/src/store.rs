@@ -1,0 +1,226 @@
+//! Where artifacts are kept: a registry or an image layout, behind one type.
+
+use std::fmt;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use kybernate_spec::{Descriptor, Digest, Location, RepositoryName, Tag};
+
+use crate::layout::Layout;
+use crate::remote::Remote;
+
+/// Bytes of a blob, in order.
+pub type BlobStream = BoxStream<'static, Result<Bytes, StoreError>>;
+
+/// Something blobs can be read from, as often as an upload has to be repeated.
+pub trait BlobSource: fmt::Debug + Send + Sync {
+    /// Opens the blob. What comes is checked by the receiver, or by the stream itself, which then
+    /// ends with [`StoreErrorKind::Mismatch`].
+    fn open<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>>;
+}
+
+/// How to reach a registry.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectOptions {
+    /// Speak plain HTTP also to hosts that are not loopback.
+    pub plain_http: bool,
+}
+
+/// One repository of a registry, or one image layout.
+#[derive(Clone, Debug)]
+pub enum Store {
+    /// A repository of a registry.
+    Registry(Remote),
+    /// An image layout on disk.
+    Layout(Layout),
+}
+
+/// A manifest or index as it is stored.
+#[derive(Clone, Debug)]
+pub struct StoredManifest {
+    /// Its media type, digest and size.
+    pub descriptor: Descriptor,
+    /// Its bytes, checked against the digest.
+    pub content: Bytes,
+}
+
+/// Why a store could not do something.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to {operation} {subject}")]
+pub struct StoreError {
+    /// What was tried, as "pull blob".
+    pub operation: &'static str,
+    /// With what: a reference, a digest, a path.
+    pub subject: String,
+    /// What happened.
+    #[source]
+    pub kind: StoreErrorKind,
+}
+
+/// What happened to a store's operation.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreErrorKind {
+    /// There is no such manifest, blob, tag or layout.
+    #[error("not found")]
+    NotFound,
+    /// The content does not match its digest or size.
+    #[error("the content does not match its digest: {0}")]
+    Mismatch(String),
+    /// The registry wants other credentials.
+    #[error("not authorised: log in, or check the repository's name")]
+    Unauthorized,
+    /// The registry has no room.
+    #[error("the registry's storage is full")]
+    Full,
+    /// The document is larger than a reader accepts.
+    #[error("it has {size} bytes, at most {limit} are accepted")]
+    TooLarge {
+        /// Bytes of the document.
+        size: u64,
+        /// Bytes accepted.
+        limit: u64,
+    },
+    /// The document is not what it should be.
+    #[error("it is malformed")]
+    Malformed(#[source] serde_json::Error),
+    /// Reading or writing a file failed.
+    #[error("input or output failed")]
+    Io(#[source] std::io::Error),
+    /// The registry could not be reached or answered with an error.
+    #[error("the registry did not do it")]
+    Registry(#[source] oci_client::errors::OciDistributionError),
+}
+
+impl Store {
+    /// Opens the repository or layout of `location`. A layout is made when `location` is written
+    /// to for the first time.
+    pub async fn open(location: &Location, options: &ConnectOptions) -> Result<Self, StoreError> {
+        match location {
+            Location::Registry(reference) => {
+                Ok(Self::Registry(Remote::connect(reference, options).await?))
+            }
+            Location::Layout(layout) => Ok(Self::Layout(Layout::at(&layout.directory))),
+        }
+    }
+
+    /// Finds the manifest that `location`'s digest or tag names.
+    pub async fn resolve(&self, location: &Location) -> Result<StoredManifest, StoreError> {
+        match (self, location.digest()) {
+            (_, Some(digest)) => self.manifest(digest).await,
+            (Self::Registry(remote), None) => remote.resolve(location.tag()).await,
+            (Self::Layout(layout), None) => layout.resolve(location.tag()).await,
+        }
+    }
+
+    /// Returns the manifest with this digest, checked, of at most
+    /// [`kybernate_spec::MANIFEST_BYTES_MAX`].
+    pub async fn manifest(&self, digest: &Digest) -> Result<StoredManifest, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.manifest(digest).await,
+            Self::Layout(layout) => layout.manifest(digest).await,
+        }
+    }
+
+    /// Stores a manifest by its digest; everything it names must be there.
+    pub async fn put_manifest(
+        &self,
+        descriptor: &Descriptor,
+        content: Bytes,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Registry(remote) => remote.put_manifest(descriptor, content).await,
+            Self::Layout(layout) => layout.put_manifest(descriptor, content).await,
+        }
+    }
+
+    /// Points `tag` at a stored manifest.
+    pub async fn tag(&self, descriptor: &Descriptor, tag: &Tag) -> Result<(), StoreError> {
+        match self {
+            Self::Registry(remote) => remote.tag(descriptor, tag).await,
+            Self::Layout(layout) => layout.tag(descriptor, tag).await,
+        }
+    }
+
+    /// Whether the blob is there.
+    pub async fn has_blob(&self, descriptor: &Descriptor) -> Result<bool, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.has_blob(descriptor).await,
+            Self::Layout(layout) => layout.has_blob(descriptor).await,
+        }
+    }
+
+    /// Asks the registry to link a blob of another of its repositories. Returns whether it did;
+    /// a layout never does.
+    pub async fn mount_blob(
+        &self,
+        descriptor: &Descriptor,
+        from: &RepositoryName,
+    ) -> Result<bool, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.mount_blob(descriptor, from).await,
+            Self::Layout(_) => Ok(false),
+        }
+    }
+
+    /// Stores a blob read from `source` (not when it is there already: ask first). What arrives is
+    /// checked against the digest by the registry, or by the layout.
+    pub async fn put_blob(
+        &self,
+        descriptor: &Descriptor,
+        source: &dyn BlobSource,
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Registry(remote) => remote.put_blob(descriptor, source).await,
+            Self::Layout(layout) => layout.put_blob(descriptor, source).await,
+        }
+    }
+
+    /// Reads a whole blob; the stream ends with [`StoreErrorKind::Mismatch`] when the bytes are
+    /// not what the descriptor says.
+    pub async fn blob(&self, descriptor: &Descriptor) -> Result<BlobStream, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.blob(descriptor).await,
+            Self::Layout(layout) => layout.blob(descriptor).await,
+        }
+    }
+
+    /// Reads `length` bytes of a blob from `offset`. The bytes are **not** checked: for shards,
+    /// whose chunks the page index proves.
+    pub async fn blob_range(
+        &self,
+        descriptor: &Descriptor,
+        offset: u64,
+        length: u64,
+    ) -> Result<BlobStream, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.blob_range(descriptor, offset, length).await,
+            Self::Layout(layout) => layout.blob_range(descriptor, offset, length).await,
+        }
+    }
+
+    /// Lists the manifests whose subject is `digest`, also where the registry has only the
+    /// fallback tag. With `artifact_type`, only those; an entry without one is kept.
+    pub async fn referrers(
+        &self,
+        digest: &Digest,
+        artifact_type: Option<&str>,
+    ) -> Result<Vec<Descriptor>, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.referrers(digest, artifact_type).await,
+            Self::Layout(layout) => layout.referrers(digest, artifact_type).await,
+        }
+    }
+}
+
+impl BlobSource for Store {
+    fn open<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        Box::pin(self.blob(descriptor))
+    }
+}

@@ -1,0 +1,66 @@
+use super::{Location, Reference};
+use crate::{Digest, chain};
+use proptest::prelude::*;
+
+fn reference(text: &str) -> Reference {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_reference_prints_as_it_was_written() {
+    let digest = Digest::of(b"");
+    for text in [
+        "localhost/a".to_owned(),
+        "127.0.0.1:5000/team/app:v1".to_owned(),
+        format!("r.example.com/team/app:v1@{digest}"),
+        format!("[::1]:5000/app@{digest}"),
+    ] {
+        assert_eq!(reference(&text).to_string(), text);
+    }
+}
+
+#[test]
+fn a_layout_may_have_colons_in_its_path() {
+    for (text, tag) in [("oci:/tmp/a", None), ("oci:/tmp/a:v1", Some("v1")), ("oci:a:b/c", None)] {
+        let location: Location = text.parse().unwrap();
+        assert_eq!(location.tag().map(ToString::to_string).as_deref(), tag);
+        assert_eq!(location.to_string(), text);
+    }
+}
+
+#[test]
+fn a_reference_without_a_host_is_refused_with_the_remedy() {
+    let error = "team/app:v1".parse::<Location>().unwrap_err();
+    assert_eq!(
+        chain(&error).to_string(),
+        "\"team/app:v1\" is not a reference (host[:port]/name[:tag][@digest] or oci:DIR[:tag]): \
+         it must begin with a registry's host, as in registry.example.com/team/app:v1"
+    );
+}
+
+#[test]
+fn only_loopback_hosts_are_loopback() {
+    for text in ["localhost:5000/a", "127.0.0.9/a", "[::1]:1/a"] {
+        assert!(reference(text).is_loopback(), "{text}");
+    }
+    for text in ["10.0.0.1:5000/a", "localhost.example.com/a", "r.example.com/a"] {
+        assert!(!reference(text).is_loopback(), "{text}");
+    }
+}
+
+#[test]
+fn the_digest_decides_over_the_tag() {
+    let digest = Digest::of(b"");
+    assert_eq!(reference("h.x/a").manifest_reference(), "latest");
+    assert_eq!(reference("h.x/a:t").manifest_reference(), "t");
+    assert_eq!(reference(&format!("h.x/a:t@{digest}")).manifest_reference(), digest.to_string());
+}
+
+proptest! {
+    #[test]
+    fn parsing_never_panics_and_survives_a_round_trip(text in "[a-zA-Z0-9:/@._\\[\\]-]{0,80}") {
+        if let Ok(location) = text.parse::<Location>() {
+            prop_assert_eq!(location.to_string().parse::<Location>().unwrap(), location);
+        }
+    }
+}
