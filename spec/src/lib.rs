@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`Digest`], [`Reference`] and [`Location`] name things; [`Descriptor`],
 //! [`Manifest`] and [`Index`] tie them together with [`media_type`] and [`annotation`];
-//! [`checkpoint`] has the facts.
+//! [`checkpoint`] has the facts and [`page_index`] says where each page is.
 
 pub mod annotation;
 pub mod checkpoint;
@@ -14,6 +14,7 @@ mod digest;
 mod manifest;
 pub mod media_type;
 mod name;
+pub mod page_index;
 mod reference;
 mod report;
 
