@@ -8,6 +8,7 @@ pub use self::generated::*;
 
 #[expect(
     missing_docs,
+    unused_qualifications,
     clippy::pedantic,
     clippy::allow_attributes,
     clippy::allow_attributes_without_reason,

@@ -1,11 +1,20 @@
 //! Dump to artifact and back, registry client, signing, and the `kyb` command.
 //!
 //! Reading order: [`store`] is where artifacts are kept ([`remote`] and [`layout`] are its kinds);
-//! [`pack`] makes an artifact from a dump directory and [`unpack`] a dump directory from an
-//! artifact; [`agent_api`] is the node agent's API.
+//! [`pack`] makes an artifact from a dump directory, [`artifact`] opens one, and [`unpack`] makes a
+//! dump directory of it again; [`criu`] and [`images_pack`] know the files of a dump; [`compat`]
+//! tells whether a node can restore it; [`agent_api`] is the node agent's API.
 
 pub mod agent_api;
+pub mod artifact;
+mod checked;
+pub mod compat;
+pub mod criu;
+pub mod images_pack;
 pub mod layout;
+pub mod outline;
+pub mod pack;
 pub mod progress;
 pub mod remote;
 pub mod store;
+pub mod unpack;

@@ -95,6 +95,12 @@ pub enum StoreErrorKind {
     Registry(#[source] oci_client::errors::OciDistributionError),
 }
 
+impl From<std::io::Error> for StoreErrorKind {
+    fn from(error: std::io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
 impl Store {
     /// Opens the repository or layout of `location`. A layout is made when `location` is written
     /// to for the first time.

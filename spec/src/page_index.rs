@@ -23,7 +23,7 @@ use std::io::{self, Write};
 
 mod read;
 
-pub use self::read::{PageIndexError, PageIndexErrorKind, Reader, Record};
+pub use self::read::{Cursor, PageIndexError, PageIndexErrorKind, Reader, Record};
 
 /// Version of the binary format.
 pub const VERSION: u16 = 1;

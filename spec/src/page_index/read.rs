@@ -28,6 +28,15 @@ pub struct Reader<R> {
     buffer: Vec<u8>,
 }
 
+/// A place between two records, from which reading can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    position: u64,
+    files: u32,
+    segments_left: u64,
+    last_pages: u16,
+}
+
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -74,6 +83,13 @@ pub enum PageIndexErrorKind {
 
 type Kind = PageIndexErrorKind;
 
+impl Cursor {
+    /// Returns the byte at which the next record begins.
+    pub const fn position(&self) -> u64 {
+        self.position
+    }
+}
+
 impl<R: Read> Reader<R> {
     /// Reads the header.
     pub fn new(mut input: R) -> Result<Self, PageIndexError> {
@@ -100,6 +116,39 @@ impl<R: Read> Reader<R> {
     /// Returns how many bytes were read: where the next record begins.
     pub const fn position(&self) -> u64 {
         self.position
+    }
+
+    /// Returns the number of pages of each shard met so far.
+    pub fn shard_pages(&self) -> &[u32] {
+        &self.shard_pages
+    }
+
+    /// Returns the place between the last record and the next.
+    pub const fn cursor(&self) -> Cursor {
+        let Self { position, files, segments_left, last_pages, .. } = self;
+        Cursor {
+            position: *position,
+            files: *files,
+            segments_left: *segments_left,
+            last_pages: *last_pages,
+        }
+    }
+
+    /// Goes on at `cursor`, which a reader of the same bytes returned after it had read all shards.
+    /// `input` stands at the cursor's position.
+    pub fn resume(input: R, header: Header, cursor: Cursor, shard_pages: Vec<u32>) -> Self {
+        let Cursor { position, files, segments_left, last_pages } = cursor;
+        Self {
+            input,
+            header,
+            shard_pages,
+            files,
+            segments_left,
+            last_pages,
+            ended: false,
+            position,
+            buffer: Vec::new(),
+        }
     }
 
     /// Returns the next record, or `None` after the last.

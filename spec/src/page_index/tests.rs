@@ -89,6 +89,22 @@ fn the_worst_index_is_within_its_limit() {
 }
 
 #[test]
+fn reading_goes_on_from_a_cursor() {
+    let bytes = index(12 << 20, &[&[run(0, 1024, 0, 0)], &[], &[run(3, 4, 0, 5)]]);
+    let mut reader = Reader::new(&*bytes).unwrap();
+    for _ in 0..3 {
+        reader.next_record().unwrap();
+    }
+    let (cursor, shards) = (reader.cursor(), reader.shard_pages().to_vec());
+    let from = usize::try_from(cursor.position()).unwrap();
+    let mut resumed = Reader::resume(&bytes[from..], *reader.header(), cursor, shards);
+    while let Some(record) = reader.next_record().unwrap() {
+        assert_eq!(resumed.next_record().unwrap(), Some(record));
+    }
+    assert_eq!(resumed.next_record().unwrap(), None);
+}
+
+#[test]
 fn a_page_beyond_its_shard_is_refused() {
     for wrong in [run(0, 2, 0, 1279), run(0, 1, 1, 0), run(0, 1024, 0, 1000)] {
         assert_eq!(

@@ -1,0 +1,194 @@
+//! A checkpoint as it is found in a store: its shape is checked, its facts are read, and nothing
+//! large has moved yet.
+
+use bytes::Bytes;
+use futures::TryStreamExt as _;
+use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig, FORMAT_VERSION};
+use kybernate_spec::{Descriptor, Index, Location, Manifest, annotation, media_type};
+
+use crate::store::{Store, StoreError, StoredManifest};
+
+/// A checkpoint artifact.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The index as stored: its digest is the checkpoint's.
+    pub stored: StoredManifest,
+    /// The index.
+    pub index: Index,
+    /// The runnable image, when the artifact has one.
+    pub runnable: Option<Descriptor>,
+    /// The checkpoint manifest's descriptor.
+    pub child: Descriptor,
+    /// The checkpoint manifest.
+    pub manifest: Manifest,
+    /// The facts.
+    pub config: CheckpointConfig,
+    /// The page index.
+    pub page_index: Descriptor,
+    /// The pack of small files.
+    pub images: Descriptor,
+    /// The page shards, in the page index's order.
+    pub shards: Vec<Descriptor>,
+    /// Captured mounts.
+    pub volumes: Vec<Volume>,
+}
+
+/// A captured mount.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// Where it was mounted.
+    pub destination: String,
+    /// The tar of its content.
+    pub layer: Descriptor,
+}
+
+/// Why something is not opened as a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactError {
+    /// It could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It is something else, perhaps an ordinary image.
+    #[error("{0} is no checkpoint: its type is {1:?}")]
+    NotACheckpoint(String, String),
+    /// It breaks a rule of the format.
+    #[error("the checkpoint breaks the format: {0}")]
+    Shape(String),
+    /// It is of a later format.
+    #[error("the checkpoint has format version {0:?}, this program reads {FORMAT_VERSION}")]
+    Version(String),
+    /// One of its documents does not parse.
+    #[error("failed to parse the checkpoint's {0}")]
+    Malformed(&'static str, #[source] serde_json::Error),
+}
+
+impl Checkpoint {
+    /// Finds and opens the checkpoint that `location` names.
+    pub async fn open(store: &Store, location: &Location) -> Result<Self, ArtifactError> {
+        let stored = store.resolve(location).await?;
+        Self::of(store, stored, &location.to_string()).await
+    }
+
+    /// Opens a checkpoint whose index was read already. `name` is for messages.
+    pub async fn of(
+        store: &Store,
+        stored: StoredManifest,
+        name: &str,
+    ) -> Result<Self, ArtifactError> {
+        let index = parse_index(&stored, name)?;
+        let (child, runnable) = children(&index)?;
+        let manifest = store.manifest(&child.digest).await?;
+        let manifest: Manifest = serde_json::from_slice(&manifest.content)
+            .map_err(|error| ArtifactError::Malformed("manifest", error))?;
+        let config = read_config(store, &manifest.config).await?;
+        let layers = Layers::sort(&manifest)?;
+        Ok(Self {
+            stored,
+            index,
+            runnable,
+            child,
+            config,
+            page_index: layers.page_index,
+            images: layers.images,
+            shards: layers.shards,
+            volumes: layers.volumes,
+            manifest,
+        })
+    }
+}
+
+fn parse_index(stored: &StoredManifest, name: &str) -> Result<Index, ArtifactError> {
+    let other = |what: &str| ArtifactError::NotACheckpoint(name.to_owned(), what.to_owned());
+    if stored.descriptor.media_type != media_type::OCI_INDEX {
+        return Err(other(&stored.descriptor.media_type));
+    }
+    let index: Index = serde_json::from_slice(&stored.content)
+        .map_err(|error| ArtifactError::Malformed("index", error))?;
+    match index.artifact_type.as_deref() {
+        Some(media_type::CHECKPOINT) => Ok(index),
+        Some(artifact) => Err(other(artifact)),
+        None => Err(other(media_type::OCI_INDEX)),
+    }
+}
+
+/// Tells the children apart: one checkpoint, at most one runnable image.
+fn children(index: &Index) -> Result<(Descriptor, Option<Descriptor>), ArtifactError> {
+    let shape = |text: &str| Err(ArtifactError::Shape(text.to_owned()));
+    let is_checkpoint =
+        |child: &&Descriptor| child.artifact_type.as_deref() == Some(media_type::CHECKPOINT);
+    let (checkpoints, others): (Vec<&Descriptor>, Vec<_>) =
+        index.manifests.iter().partition(is_checkpoint);
+    let [checkpoint] = checkpoints.as_slice() else {
+        return shape("the index must have exactly one checkpoint child");
+    };
+    let runnable = match others.as_slice() {
+        [] => None,
+        [runnable] if runnable.is_manifest() => Some((*runnable).clone()),
+        _ => return shape("the index may have one other child, a runnable image"),
+    };
+    Ok(((*checkpoint).clone(), runnable))
+}
+
+async fn read_config(
+    store: &Store,
+    config: &Descriptor,
+) -> Result<CheckpointConfig, ArtifactError> {
+    if config.media_type != media_type::CHECKPOINT_CONFIG || config.size > CONFIG_BYTES_MAX {
+        let text = "its config is of another type, or larger than 1 MiB";
+        return Err(ArtifactError::Shape(text.to_owned()));
+    }
+    let parts: Vec<Bytes> = store.blob(config).await?.try_collect().await?;
+    let config: CheckpointConfig = serde_json::from_slice(&parts.concat())
+        .map_err(|error| ArtifactError::Malformed("config", error))?;
+    let major = |version: &str| version.split('.').next().map(str::to_owned);
+    if major(&config.version) == major(FORMAT_VERSION) {
+        Ok(config)
+    } else {
+        Err(ArtifactError::Version(config.version))
+    }
+}
+
+struct Layers {
+    page_index: Descriptor,
+    images: Descriptor,
+    shards: Vec<Descriptor>,
+    volumes: Vec<Volume>,
+}
+
+impl Layers {
+    fn sort(manifest: &Manifest) -> Result<Self, ArtifactError> {
+        let shape = |text: String| ArtifactError::Shape(text);
+        let (mut page_index, mut images) = (None, None);
+        let (mut shards, mut volumes) = (Vec::new(), Vec::new());
+        for layer in &manifest.layers {
+            let again = match &*layer.media_type {
+                media_type::PAGE_INDEX => page_index.replace(layer.clone()).is_some(),
+                media_type::IMAGES_PACK => images.replace(layer.clone()).is_some(),
+                media_type::PAGES => {
+                    shards.push(layer.clone());
+                    false
+                }
+                media_type::VOLUME => {
+                    let destination = layer.annotations.get(annotation::DESTINATION);
+                    let destination = destination
+                        .filter(|path| path.starts_with('/') && !path.contains("/.."))
+                        .ok_or_else(|| shape("a volume has no destination".to_owned()))?;
+                    let destination = destination.clone();
+                    volumes.push(Volume { destination, layer: layer.clone() });
+                    false
+                }
+                other => return Err(shape(format!("layers of type {other:?} are not known"))),
+            };
+            if again {
+                return Err(shape(format!("it has two layers of type {:?}", layer.media_type)));
+            }
+        }
+        let missing = |what| move || shape(format!("it has no {what}"));
+        Ok(Self {
+            page_index: page_index.ok_or_else(missing("page index"))?,
+            images: images.ok_or_else(missing("pack of images"))?,
+            shards,
+            volumes,
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! CRIU's images: their names, their framing, and the messages that tell where memory is.
+//!
+//! An image is a magic number or two, then records of a length and a protobuf message (CRIU,
+//! `images/` and `criu/include/magic.h`). Only the fields we use are declared; prost skips the
+//! rest.
+
+use std::io::{self, Read};
+
+mod name;
+
+pub use self::name::{NameClass, classify, process_id};
+
+/// Largest message accepted: a process with a million mappings has an `mm` message of 60 MB.
+const MESSAGE_BYTES_MAX: u32 = 128 << 20;
+
+/// First word of an image since CRIU 2.0.
+const COMMON_MAGIC: u32 = 0x5456_4319;
+
+/// The type of an image, by its magic number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Magic(pub u32);
+
+impl Magic {
+    /// `inventory.img`: the one file every dump has.
+    pub const INVENTORY: Self = Self(0x5831_3116);
+    /// `pstree.img`: the processes.
+    pub const PSTREE: Self = Self(0x5027_3030);
+    /// `mm-PID.img`: the mappings of a process.
+    pub const MM: Self = Self(0x5749_2820);
+    /// `pagemap-*.img`: which pages are in which `pages-*.img`.
+    pub const PAGEMAP: Self = Self(0x5608_4025);
+}
+
+/// Reads the records of one image.
+#[derive(Debug)]
+pub struct ImageReader<R> {
+    input: R,
+}
+
+/// Why an image could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Reading failed, or the image ends within a record.
+    #[error("the image ends early or cannot be read")]
+    Io(#[from] io::Error),
+    /// The image is of another type.
+    #[error("it does not begin as such an image does (magic {0:#010x})")]
+    Magic(u32),
+    /// A record is longer than any CRIU writes.
+    #[error("a record of {0} bytes is longer than any CRIU writes")]
+    TooLong(u32),
+    /// A record is no such message.
+    #[error("a record cannot be decoded")]
+    Decode(#[from] prost::DecodeError),
+}
+
+impl<R: Read> ImageReader<R> {
+    /// Checks that the image is of type `magic`.
+    pub fn new(mut input: R, magic: Magic) -> Result<Self, ImageError> {
+        let mut word = read_word(&mut input)?;
+        if word == COMMON_MAGIC {
+            word = read_word(&mut input)?;
+        }
+        if word == magic.0 { Ok(Self { input }) } else { Err(ImageError::Magic(word)) }
+    }
+
+    /// Returns the next record, or `None` at the end of the image.
+    pub fn next_message<M: prost::Message + Default>(&mut self) -> Result<Option<M>, ImageError> {
+        let mut length = [0; 4];
+        let mut filled = 0;
+        while let Some(rest) = length.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.input.read(rest)? {
+                0 if filled == 0 => return Ok(None),
+                0 => return Err(ImageError::Io(io::ErrorKind::UnexpectedEof.into())),
+                read => filled += read,
+            }
+        }
+        let length = u32::from_le_bytes(length);
+        if length > MESSAGE_BYTES_MAX {
+            return Err(ImageError::TooLong(length));
+        }
+        let mut message = Vec::new();
+        let read = (&mut self.input).take(u64::from(length)).read_to_end(&mut message)?;
+        if u32::try_from(read) != Ok(length) {
+            return Err(ImageError::Io(io::ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(Some(M::decode(&*message)?))
+    }
+}
+
+/// The inventory of a dump.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Inventory {
+    /// 1 or 2; anything else is from a CRIU we do not know.
+    #[prost(uint32, tag = "1")]
+    pub img_version: u32,
+    /// 0 none, 1 SELinux, 2 `AppArmor`.
+    #[prost(int32, optional, tag = "6")]
+    pub lsm: Option<i32>,
+    /// Plugins that took part; each must be there on restore.
+    #[prost(message, optional, tag = "12")]
+    pub plugins: Option<Plugins>,
+}
+
+/// Names of CRIU plugins.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Plugins {
+    /// The names.
+    #[prost(string, repeated, tag = "12")]
+    pub names: Vec<String>,
+}
+
+/// One process.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Process {
+    /// Its id in the innermost namespace.
+    #[prost(uint32, tag = "1")]
+    pub pid: u32,
+    /// Its parent's.
+    #[prost(uint32, tag = "2")]
+    pub ppid: u32,
+    /// Its threads', its own among them.
+    #[prost(uint32, repeated, packed = "false", tag = "5")]
+    pub threads: Vec<u32>,
+}
+
+/// The memory of one process.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Memory {
+    /// Its mappings, by address.
+    #[prost(message, repeated, tag = "14")]
+    pub mappings: Vec<Mapping>,
+}
+
+/// One mapping.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Mapping {
+    /// First address.
+    #[prost(uint64, tag = "1")]
+    pub start: u64,
+    /// First address after it.
+    #[prost(uint64, tag = "2")]
+    pub end: u64,
+}
+
+/// First record of a pagemap: which pages file it describes.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct PagemapHead {
+    /// The number in `pages-N.img`.
+    #[prost(uint32, tag = "1")]
+    pub pages_id: u32,
+}
+
+/// Further records of a pagemap: consecutive pages.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct PagemapEntry {
+    /// Address of the first page.
+    #[prost(uint64, tag = "1")]
+    pub address: u64,
+    /// Number of pages, as CRIU before 4.2 has it.
+    #[prost(uint32, tag = "2")]
+    pub compat_pages: u32,
+    /// The pages are in the parent's images.
+    #[prost(bool, optional, tag = "3")]
+    pub in_parent: Option<bool>,
+    /// 1 in the parent, 2 lazy, 4 present.
+    #[prost(uint32, optional, tag = "4")]
+    pub flags: Option<u32>,
+    /// Number of pages.
+    #[prost(uint64, optional, tag = "5")]
+    pub pages: Option<u64>,
+}
+
+impl PagemapEntry {
+    /// Returns the number of pages.
+    pub fn page_count(&self) -> u64 {
+        self.pages.unwrap_or_else(|| u64::from(self.compat_pages))
+    }
+
+    /// Whether the pages are in an earlier dump's images.
+    pub fn is_in_parent(&self) -> bool {
+        self.in_parent == Some(true) || self.flags.is_some_and(|flags| flags & 1 != 0)
+    }
+
+    /// Whether the pages are in the pages file. Before flags existed, all were.
+    pub fn is_present(&self) -> bool {
+        self.flags.map_or_else(|| !self.is_in_parent(), |flags| flags & 4 != 0)
+    }
+}
+
+fn read_word(input: &mut impl Read) -> Result<u32, ImageError> {
+    let mut word = [0; 4];
+    input.read_exact(&mut word)?;
+    Ok(u32::from_le_bytes(word))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,411 @@
+//! A dump directory becomes an artifact.
+//!
+//! Nothing is named by a tag here: what a failed pack leaves behind are blobs that nothing refers
+//! to. The caller signs the index and tags it last.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use kybernate_spec::checkpoint::{CheckpointConfig, FORMAT_VERSION, Sizes};
+use kybernate_spec::page_index::{self, Chunk, ChunkHash, Header, SHARD_BYTES_MAX};
+use kybernate_spec::{
+    Annotations, Descriptor, Index, MANIFEST_BYTES_MAX, Manifest, Platform, annotation, media_type,
+};
+use tokio::sync::mpsc;
+
+mod dump;
+mod runnable;
+mod shards;
+pub(crate) mod upload;
+
+use self::dump::Dump;
+pub use self::dump::{DumpError, DumpErrorKind};
+pub use self::runnable::SourceImage;
+use self::shards::{Planner, ShardPlan};
+use self::upload::{
+    BytesSource, FileSource, HashingWriter, ShardSource, blocking, ensure_blob, hash_file,
+};
+use crate::images_pack;
+use crate::progress::Progress;
+use crate::store::{Store, StoreError};
+
+/// Dumps below this size are cut into smaller shards, so that more than one is in flight.
+const SMALL_DUMP_BYTES: u64 = 4 << 30;
+const SMALL_SHARD_BYTES: u64 = 64 << 20;
+
+/// What to pack.
+#[derive(Debug)]
+pub struct PackRequest {
+    /// The directory CRIU wrote.
+    pub dump: PathBuf,
+    /// The facts. Sizes are filled in.
+    pub config: CheckpointConfig,
+    /// The container image the process was started from.
+    pub image: Option<SourceImage>,
+    /// What the container wrote to its root file system: an uncompressed tar with whiteouts.
+    pub rootfs_diff: Option<PathBuf>,
+    /// Captured mounts.
+    pub volumes: Vec<VolumeCapture>,
+    /// Whether the runnable image is part of the artifact.
+    pub runnable: Runnable,
+    /// Whether the index names the source image as its subject, where that can be.
+    pub subject: bool,
+    /// A directory for temporary files; the system's when absent.
+    pub scratch: Option<PathBuf>,
+}
+
+/// The content of one mount.
+#[derive(Clone, Debug)]
+pub struct VolumeCapture {
+    /// Where it was mounted in the container.
+    pub destination: String,
+    /// An uncompressed tar of its content.
+    pub tar: PathBuf,
+}
+
+/// Whether the runnable image is part of an artifact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Runnable {
+    /// When the source image's layers can be had.
+    #[default]
+    Auto,
+    /// It must be; packing fails without the layers.
+    Always,
+    /// It is not.
+    Never,
+}
+
+/// What was packed.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    /// The checkpoint index: its digest is the checkpoint's.
+    pub index: Descriptor,
+    /// What is inside.
+    pub sizes: Sizes,
+    /// Whether the runnable image is part of it.
+    pub runnable: bool,
+}
+
+/// Why a dump could not be packed.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// The directory is no dump, or not whole.
+    #[error(transparent)]
+    Dump(#[from] DumpError),
+    /// Something could not be stored.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A local file could not be read or written.
+    #[error("failed to {0}")]
+    Io(&'static str, #[source] std::io::Error),
+    /// The source image is none we can build upon.
+    #[error("failed to build the runnable image: {0}")]
+    Image(String),
+    /// A document does not become JSON, or is larger than registries accept.
+    #[error("the {0} has more than 4 MiB: the dump has too many shards or mounts")]
+    DocumentTooLarge(&'static str),
+    /// Packing was cut short.
+    #[error("packing stopped before its end")]
+    Interrupted,
+}
+
+/// Packs a dump into `store` and returns what the index is. Safe to repeat: what is there already
+/// is not sent again.
+pub async fn pack(
+    request: PackRequest,
+    store: &Store,
+    progress: &Progress,
+) -> Result<Packed, PackError> {
+    progress.step("pack");
+    let scratch = scratch(request.scratch.as_deref())?;
+    let directory = request.dump.clone();
+    let (dump, shard_bytes) = run(move || {
+        let bulk = dump::bulk_bytes(&directory)?;
+        let shard_bytes = if bulk < SMALL_DUMP_BYTES { SMALL_SHARD_BYTES } else { SHARD_BYTES_MAX };
+        Ok::<_, PackError>((Dump::scan(&directory, shard_bytes)?, shard_bytes))
+    })
+    .await?;
+    let dump = Arc::new(dump);
+    progress.expect(dump.bytes());
+
+    let (index_file, shards) =
+        push_shards(&dump, shard_bytes, scratch.path(), store, progress).await?;
+    let images = push_images(&dump, scratch.path(), store, progress).await?;
+    let page_bytes = shards.iter().map(|shard| shard.size).sum();
+    let sizes = Sizes {
+        processes: dump.processes,
+        threads: dump.threads,
+        dump_bytes: dump.bytes(),
+        bulk_bytes: dump.bulk_bytes(),
+        page_bytes,
+    };
+    let mut layers = vec![index_file, images];
+    layers.extend((0..).zip(shards).map(|(number, shard): (u32, _)| {
+        shard.with_annotation(annotation::TITLE, format!("pages-{number:05}"))
+    }));
+    layers.extend(push_volumes(&request.volumes, store, progress).await?);
+
+    let config = CheckpointConfig { sizes: sizes.clone(), ..request.config.clone() };
+    let checkpoint = push_checkpoint(&config, layers, store, progress).await?;
+    let image = runnable::push(&request, scratch.path(), store, progress).await?;
+    let runnable = image.is_some();
+    let index = push_index(&request, image, checkpoint, store).await?;
+    Ok(Packed { index, sizes, runnable })
+}
+
+/// Pushes all shards and the page index; returns their descriptors.
+async fn push_shards(
+    dump: &Arc<Dump>,
+    shard_bytes: u64,
+    scratch: &Path,
+    store: &Store,
+    progress: &Progress,
+) -> Result<(Descriptor, Vec<Descriptor>), PackError> {
+    let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
+    let files: Arc<[_]> =
+        shards::open_files(dump).map_err(|kind| PackError::Io("open the dump", kind))?.into();
+    // Full shards wait here while others are sent: a few stretches each, not their bytes.
+    let (sender, receiver) = mpsc::channel::<ShardPlan>(parallel);
+    let records = scratch.join("page-index.records");
+    let planner = {
+        let (dump, files, records) = (Arc::clone(dump), Arc::clone(&files), records.clone());
+        tokio::task::spawn_blocking(move || plan(&dump, &files, shard_bytes, &records, &sender))
+    };
+    let pushed: Result<Vec<_>, PackError> = stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|plan| (plan, receiver))
+    })
+    .map(|plan| push_shard(plan, Arc::clone(&files), store, progress))
+    .buffer_unordered(parallel)
+    .try_collect()
+    .await;
+    // A failed push closes the channel, which ends the planner; the push's error is the cause.
+    let planned = planner.await;
+    let mut pushed = pushed?;
+    let count = planned
+        .map_err(|_cancelled| PackError::Interrupted)?
+        .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
+    pushed.sort_by_key(|(number, _, _)| *number);
+
+    let header = Header {
+        hash: ChunkHash::Blake3,
+        shards: count,
+        files: u32::try_from(dump.bulk.len()).unwrap_or(u32::MAX),
+    };
+    let (descriptors, tables): (Vec<_>, Vec<_>) =
+        pushed.into_iter().map(|(_, descriptor, chunks)| (descriptor, chunks)).unzip();
+    let path = scratch.join("page-index");
+    let index = {
+        let path = path.clone();
+        blocking(move || write_index(&path, &records, &header, &tables)).await
+    };
+    let index = index.map_err(|kind| PackError::Io("write the page index", kind))?;
+    ensure_blob(store, &index, &FileSource { path }, None, progress).await?;
+    Ok((index.with_annotation(annotation::TITLE, "page-index"), descriptors))
+}
+
+fn plan(
+    dump: &Dump,
+    files: &[Arc<shards::OpenFile>],
+    shard_bytes: u64,
+    records: &Path,
+    sender: &mpsc::Sender<ShardPlan>,
+) -> std::io::Result<u32> {
+    let mut out = std::io::BufWriter::new(fs_err::File::create(records)?);
+    let count = Planner::new(dump, files, shard_bytes).run(&mut out, |plan| {
+        sender.blocking_send(plan).map_err(|_closed| std::io::ErrorKind::BrokenPipe.into())
+    })?;
+    out.flush()?;
+    Ok(count)
+}
+
+async fn push_shard(
+    plan: ShardPlan,
+    files: Arc<[Arc<shards::OpenFile>]>,
+    store: &Store,
+    progress: &Progress,
+) -> Result<(u16, Descriptor, Vec<Chunk>), PackError> {
+    let number = plan.number;
+    let source = ShardSource { plan: Arc::new(plan), files };
+    let hashed = source.clone();
+    let (descriptor, chunks) = blocking(move || hashed.hash())
+        .await
+        .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
+    ensure_blob(store, &descriptor, &source, None, progress).await?;
+    Ok((number, descriptor, chunks))
+}
+
+fn write_index(
+    path: &Path,
+    records: &Path,
+    header: &Header,
+    tables: &[Vec<Chunk>],
+) -> std::io::Result<Descriptor> {
+    let file = std::io::BufWriter::new(fs_err::File::create(path)?);
+    let mut out = HashingWriter::new(file);
+    page_index::write_header(&mut out, header)?;
+    for table in tables {
+        page_index::write_shard(&mut out, table)?;
+    }
+    std::io::copy(&mut fs_err::File::open(records)?, &mut out)?;
+    page_index::write_end(&mut out)?;
+    out.flush()?;
+    Ok(out.describe(media_type::PAGE_INDEX))
+}
+
+/// Packs and pushes the small files.
+async fn push_images(
+    dump: &Arc<Dump>,
+    scratch: &Path,
+    store: &Store,
+    progress: &Progress,
+) -> Result<Descriptor, PackError> {
+    let path = scratch.join("images");
+    let written = {
+        let (dump, path) = (Arc::clone(dump), path.clone());
+        blocking(move || {
+            let file = std::io::BufWriter::new(fs_err::File::create(&path)?);
+            let mut out = HashingWriter::new(file);
+            let files = u32::try_from(dump.small.len()).map_err(std::io::Error::other)?;
+            images_pack::write_header(&mut out, files)?;
+            for (name, _) in &dump.small {
+                let content = fs_err::read(dump.directory.join(name))?;
+                images_pack::write_file(&mut out, name, &content)?;
+            }
+            out.flush()?;
+            Ok(out.describe(media_type::IMAGES_PACK))
+        })
+    };
+    let images = written.await.map_err(|kind| PackError::Io("pack the dump's images", kind))?;
+    ensure_blob(store, &images, &FileSource { path }, None, progress).await?;
+    Ok(images.with_annotation(annotation::TITLE, "images"))
+}
+
+async fn push_volumes(
+    volumes: &[VolumeCapture],
+    store: &Store,
+    progress: &Progress,
+) -> Result<Vec<Descriptor>, PackError> {
+    let mut layers = Vec::new();
+    for volume in volumes {
+        let path = volume.tar.clone();
+        let described = blocking(move || hash_file(media_type::VOLUME, &path)).await;
+        let layer = described.map_err(|kind| PackError::Io("read a captured mount", kind))?;
+        progress.expect(layer.size);
+        let source = FileSource { path: volume.tar.clone() };
+        ensure_blob(store, &layer, &source, None, progress).await?;
+        let title = format!("volume{}", volume.destination.replace('/', "-"));
+        layers.push(
+            layer
+                .with_annotation(annotation::TITLE, title)
+                .with_annotation(annotation::DESTINATION, &volume.destination),
+        );
+    }
+    Ok(layers)
+}
+
+async fn push_checkpoint(
+    config: &CheckpointConfig,
+    layers: Vec<Descriptor>,
+    store: &Store,
+    progress: &Progress,
+) -> Result<Descriptor, PackError> {
+    let content = to_json("config", config)?;
+    let descriptor = Descriptor::of(media_type::CHECKPOINT_CONFIG, &content);
+    ensure_blob(store, &descriptor, &BytesSource(content), None, progress).await?;
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: Some(media_type::CHECKPOINT.to_owned()),
+        config: descriptor,
+        layers,
+        subject: None,
+        annotations: Annotations::from([(
+            annotation::FORMAT_VERSION.to_owned(),
+            FORMAT_VERSION.to_owned(),
+        )]),
+    };
+    let content = to_json("checkpoint manifest", &manifest)?;
+    let mut descriptor = Descriptor::of(media_type::OCI_MANIFEST, &content);
+    store.put_manifest(&descriptor, content).await?;
+    descriptor.artifact_type = Some(media_type::CHECKPOINT.to_owned());
+    descriptor.platform = Some(Platform {
+        architecture: "unknown".to_owned(),
+        os: "unknown".to_owned(),
+        os_version: None,
+        os_features: Vec::new(),
+        variant: None,
+    });
+    Ok(descriptor.with_annotation(annotation::ROLE, "checkpoint"))
+}
+
+async fn push_index(
+    request: &PackRequest,
+    image: Option<runnable::Pushed>,
+    checkpoint: Descriptor,
+    store: &Store,
+) -> Result<Descriptor, PackError> {
+    let source = &request.config.source;
+    let facts = [
+        (annotation::FORMAT_VERSION, Some(FORMAT_VERSION)),
+        (annotation::CREATED, request.config.created.as_deref()),
+        (annotation::CONTAINER, source.container.as_deref()),
+        (annotation::NAMESPACE, source.namespace.as_deref()),
+        (annotation::BASE_NAME, source.image.as_deref()),
+    ];
+    let mut annotations: Annotations = facts
+        .into_iter()
+        .filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())))
+        .collect();
+    if let Some(digest) = &source.image_digest {
+        annotations.insert(annotation::BASE_DIGEST.to_owned(), digest.to_string());
+    }
+    let (runnable, subject) = match image {
+        Some(image) => (Some(image.runnable), image.source.filter(|_| request.subject)),
+        None => (None, None),
+    };
+    let index = Index {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_INDEX.to_owned()),
+        artifact_type: Some(media_type::CHECKPOINT.to_owned()),
+        manifests: runnable.into_iter().chain([checkpoint]).collect(),
+        subject,
+        annotations,
+    };
+    let content = to_json("index", &index)?;
+    let mut descriptor = Descriptor::of(media_type::OCI_INDEX, &content);
+    store.put_manifest(&descriptor, content).await?;
+    descriptor.artifact_type = Some(media_type::CHECKPOINT.to_owned());
+    Ok(descriptor)
+}
+
+fn to_json(what: &'static str, document: &impl serde::Serialize) -> Result<Bytes, PackError> {
+    let content = serde_json::to_vec(document)
+        .map_err(|error| PackError::Io("write JSON", std::io::Error::other(error)))?;
+    if u64::try_from(content.len()).is_ok_and(|length| length <= MANIFEST_BYTES_MAX) {
+        Ok(content.into())
+    } else {
+        Err(PackError::DocumentTooLarge(what))
+    }
+}
+
+fn scratch(directory: Option<&Path>) -> Result<tempfile::TempDir, PackError> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("kybernate-pack-");
+    let made = match directory {
+        Some(directory) => builder.tempdir_in(directory),
+        None => builder.tempdir(),
+    };
+    made.map_err(|kind| PackError::Io("make a directory for temporary files", kind))
+}
+
+async fn run<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, PackError> + Send + 'static,
+) -> Result<T, PackError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_cancelled| PackError::Interrupted)?
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! What is in a dump directory, and whether it is whole.
+
+use std::collections::BTreeMap;
+use std::io::BufReader;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use crate::criu::{
+    ImageError, ImageReader, Inventory, Magic, Memory, NameClass, PagemapEntry, PagemapHead,
+    Process, classify, process_id,
+};
+use crate::images_pack;
+
+const PAGE_BYTES: u64 = 4096;
+/// Mappings at least this large get shards of their own, so that equal ones have equal digests.
+const OWN_SHARD_BYTES: u64 = 64 << 20;
+/// Most processes and threads of one dump: the kernel's default limit of process ids.
+const THREADS_MAX: u64 = 4 << 20;
+
+/// A dump directory that was found whole.
+#[derive(Debug)]
+pub(super) struct Dump {
+    /// The directory.
+    pub(super) directory: PathBuf,
+    /// Files that go into the pack, by name, with their sizes.
+    pub(super) small: Vec<(String, u64)>,
+    /// Files that go into shards, by name.
+    pub(super) bulk: Vec<BulkFile>,
+    /// Number of processes.
+    pub(super) processes: u32,
+    /// Number of threads.
+    pub(super) threads: u32,
+}
+
+/// A file that goes into shards.
+#[derive(Debug)]
+pub(super) struct BulkFile {
+    pub(super) name: String,
+    pub(super) length: u64,
+    /// How the file is cut, by offset and without gaps.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A stretch of a bulk file whose pages go to the same shard, or shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// First byte after the stretch.
+    pub(super) end: u64,
+    /// The shard of its own that it belongs to; `None` shares shards with other small mappings.
+    pub(super) own: Option<OwnShard>,
+}
+
+/// One shard of a large mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OwnShard {
+    mapping: u64,
+    number: u64,
+}
+
+/// Why a directory cannot be packed.
+#[derive(Debug, thiserror::Error)]
+#[error("{path:?} is no dump that can be packed")]
+pub struct DumpError {
+    /// The directory, or the file in it.
+    pub path: PathBuf,
+    /// What is wrong.
+    #[source]
+    pub kind: DumpErrorKind,
+}
+
+/// What is wrong with a dump directory.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpErrorKind {
+    /// The directory or a file could not be read.
+    #[error("it cannot be read")]
+    Io(#[from] std::io::Error),
+    /// A file every dump has is missing.
+    #[error("{0} is missing")]
+    Missing(String),
+    /// The dump needs the images of an earlier one.
+    #[error("it is incremental: its pages are partly in the parent's images")]
+    Incremental,
+    /// There is a file that CRIU and runc do not write.
+    #[error("{0:?} is none of CRIU's images, or no regular file")]
+    Foreign(String),
+    /// An image could not be decoded.
+    #[error("an image cannot be decoded")]
+    Image(#[from] ImageError),
+    /// A pages file is shorter or longer than its pagemap says.
+    #[error("it has {actual} bytes, but its pagemap {pagemap} describes {expected}")]
+    Truncated {
+        /// The pagemap's name.
+        pagemap: String,
+        /// Bytes the pagemap describes.
+        expected: u64,
+        /// Bytes of the file.
+        actual: u64,
+    },
+    /// More than any dump has.
+    #[error("it has more {0} than any dump")]
+    TooMany(&'static str),
+}
+
+impl Dump {
+    /// Looks at every file of `directory`. `shard_bytes` tells how large mappings are cut.
+    pub(super) fn scan(directory: &Path, shard_bytes: u64) -> Result<Self, DumpError> {
+        let wrong = |kind| DumpError { path: directory.to_owned(), kind };
+        let files = list(directory).map_err(wrong)?;
+        for needed in ["inventory.img", "pstree.img"] {
+            if !files.contains_key(needed) {
+                return Err(wrong(DumpErrorKind::Missing(needed.to_owned())));
+            }
+        }
+        let within = |name: &str| {
+            let path = directory.join(name);
+            move |kind| DumpError { path, kind }
+        };
+        read_inventory(directory).map_err(within("inventory.img"))?;
+        let (processes, threads) =
+            read_processes(directory, &files).map_err(within("pstree.img"))?;
+        let mut pieces = BTreeMap::new();
+        for name in files.keys().filter(|name| name.starts_with("pagemap-")) {
+            let map = read_pagemap(directory, name, shard_bytes).map_err(within(name))?;
+            let pages = format!("pages-{}.img", map.pages_id);
+            let Some(actual) = files.get(&pages).copied() else {
+                return Err(wrong(DumpErrorKind::Missing(pages)));
+            };
+            if actual != map.bytes {
+                let (pagemap, expected) = (name.clone(), map.bytes);
+                let kind = DumpErrorKind::Truncated { pagemap, expected, actual };
+                return Err(within(&pages)(kind));
+            }
+            pieces.insert(pages, map.pieces);
+        }
+        let (mut small, mut bulk) = (Vec::new(), Vec::new());
+        for (name, length) in files {
+            if classify(&name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX {
+                let pieces = pieces.remove(&name).unwrap_or_else(|| whole(&name, length));
+                bulk.push(BulkFile { name, length, pieces });
+            } else {
+                small.push((name, length));
+            }
+        }
+        Ok(Self { directory: directory.to_owned(), small, bulk, processes, threads })
+    }
+
+    /// Returns the bytes of all bulk files.
+    pub(super) fn bulk_bytes(&self) -> u64 {
+        self.bulk.iter().map(|file| file.length).sum()
+    }
+
+    /// Returns the bytes of all files.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bulk_bytes() + self.small.iter().map(|(_, length)| length).sum::<u64>()
+    }
+}
+
+/// Returns the apparent bytes of the files that will be shards, before anything is decoded.
+pub(super) fn bulk_bytes(directory: &Path) -> Result<u64, DumpError> {
+    let files = list(directory).map_err(|kind| DumpError { path: directory.to_owned(), kind })?;
+    let bulk = files.iter().filter(|(name, length)| {
+        classify(name) == NameClass::Pages || **length > images_pack::FILE_BYTES_MAX
+    });
+    Ok(bulk.map(|(_, length)| length).sum())
+}
+
+fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let metadata = entry.metadata()?;
+        match classify(&name) {
+            NameClass::Leftover => {}
+            NameClass::Foreign if name == "parent" && metadata.is_symlink() => {
+                return Err(DumpErrorKind::Incremental);
+            }
+            NameClass::Foreign => return Err(DumpErrorKind::Foreign(name)),
+            NameClass::Pages | NameClass::Image if metadata.is_file() => {
+                files.insert(name, metadata.size());
+            }
+            NameClass::Pages | NameClass::Image => return Err(DumpErrorKind::Foreign(name)),
+        }
+    }
+    Ok(files)
+}
+
+fn open(
+    directory: &Path,
+    name: &str,
+    magic: Magic,
+) -> Result<ImageReader<BufReader<fs::File>>, DumpErrorKind> {
+    let file = fs::File::open(directory.join(name))?;
+    Ok(ImageReader::new(BufReader::new(file), magic)?)
+}
+
+fn read_inventory(directory: &Path) -> Result<(), DumpErrorKind> {
+    let mut reader = open(directory, "inventory.img", Magic::INVENTORY)?;
+    match reader.next_message::<Inventory>()? {
+        Some(inventory) if (1..=2).contains(&inventory.img_version) => Ok(()),
+        _ => Err(DumpErrorKind::Missing("an inventory of image version 1 or 2".to_owned())),
+    }
+}
+
+fn read_processes(
+    directory: &Path,
+    files: &BTreeMap<String, u64>,
+) -> Result<(u32, u32), DumpErrorKind> {
+    let mut reader = open(directory, "pstree.img", Magic::PSTREE)?;
+    let (mut processes, mut threads) = (0_u32, 0_u64);
+    while let Some(process) = reader.next_message::<Process>()? {
+        let core = format!("core-{}.img", process.pid);
+        if !files.contains_key(&core) {
+            return Err(DumpErrorKind::Missing(core));
+        }
+        processes += 1;
+        threads += u64::try_from(process.threads.len()).unwrap_or(u64::MAX).max(1);
+        if threads > THREADS_MAX {
+            return Err(DumpErrorKind::TooMany("threads"));
+        }
+    }
+    if processes == 0 {
+        return Err(DumpErrorKind::Missing("a process".to_owned()));
+    }
+    Ok((processes, u32::try_from(threads).unwrap_or(u32::MAX)))
+}
+
+/// What one pagemap says of its pages file.
+struct Pagemap {
+    pages_id: u32,
+    bytes: u64,
+    pieces: Vec<Piece>,
+}
+
+fn read_pagemap(directory: &Path, name: &str, shard_bytes: u64) -> Result<Pagemap, DumpErrorKind> {
+    let mappings = match process_id(name, "pagemap") {
+        Some(pid) => large_mappings(directory, pid)?,
+        // Shared memory is one mapping, from address 0 of its own.
+        None => vec![(0, u64::MAX)],
+    };
+    let mut reader = open(directory, name, Magic::PAGEMAP)?;
+    let head: PagemapHead =
+        reader.next_message()?.ok_or_else(|| DumpErrorKind::Missing("its head".to_owned()))?;
+    let mut map = Pagemap { pages_id: head.pages_id, bytes: 0, pieces: Vec::new() };
+    while let Some(entry) = reader.next_message::<PagemapEntry>()? {
+        if entry.is_in_parent() {
+            return Err(DumpErrorKind::Incremental);
+        }
+        if entry.is_present() {
+            map.push(&entry, &mappings, shard_bytes)?;
+        }
+    }
+    Ok(map)
+}
+
+impl Pagemap {
+    /// Cuts an entry where a shard of its mapping ends.
+    fn push(
+        &mut self,
+        entry: &PagemapEntry,
+        mappings: &[(u64, u64)],
+        shard_bytes: u64,
+    ) -> Result<(), DumpErrorKind> {
+        let length = entry.page_count().checked_mul(PAGE_BYTES);
+        let end = length.and_then(|length| entry.address.checked_add(length));
+        let end = end.ok_or(DumpErrorKind::TooMany("pages"))?;
+        let mut address = entry.address;
+        while address < end {
+            let (next, own) = match mapping_at(mappings, address) {
+                Some((start, mapping_end)) => {
+                    let number = (address - start) / shard_bytes;
+                    let cut = start.saturating_add((number + 1).saturating_mul(shard_bytes));
+                    let own = OwnShard { mapping: start, number };
+                    (end.min(cut).min(mapping_end), Some(own))
+                }
+                None => (end.min(next_mapping(mappings, address)), None),
+            };
+            self.bytes += next - address;
+            match self.pieces.last_mut() {
+                Some(last) if last.own == own => last.end = self.bytes,
+                _ => self.pieces.push(Piece { end: self.bytes, own }),
+            }
+            address = next;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the mappings of a process that get shards of their own, by address.
+fn large_mappings(directory: &Path, pid: u32) -> Result<Vec<(u64, u64)>, DumpErrorKind> {
+    let mut reader = open(directory, &format!("mm-{pid}.img"), Magic::MM)?;
+    let memory: Memory = reader.next_message()?.unwrap_or_default();
+    let large = memory
+        .mappings
+        .iter()
+        .filter(|mapping| mapping.end.saturating_sub(mapping.start) >= OWN_SHARD_BYTES);
+    Ok(large.map(|mapping| (mapping.start, mapping.end)).collect())
+}
+
+fn mapping_at(mappings: &[(u64, u64)], address: u64) -> Option<(u64, u64)> {
+    let after = mappings.partition_point(|(start, _)| *start <= address);
+    let candidate = after.checked_sub(1).and_then(|index| mappings.get(index)).copied()?;
+    (address < candidate.1).then_some(candidate)
+}
+
+fn next_mapping(mappings: &[(u64, u64)], address: u64) -> u64 {
+    let after = mappings.partition_point(|(start, _)| *start <= address);
+    mappings.get(after).map_or(u64::MAX, |(start, _)| *start)
+}
+
+/// A file without a pagemap is one piece: of its own when it is large.
+fn whole(name: &str, length: u64) -> Vec<Piece> {
+    // Any value that no address of a mapping has; one file follows the other, so they stay apart.
+    let mapping = name.bytes().fold(1, |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte));
+    let own = (length >= OWN_SHARD_BYTES).then_some(OwnShard { mapping, number: 0 });
+    vec![Piece { end: length, own }]
+}

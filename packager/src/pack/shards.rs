@@ -1,0 +1,258 @@
+//! Which page goes to which shard.
+//!
+//! One thread reads the bulk files in order and looks for zero pages; it decides every page's place
+//! and hands each shard on when it is full. What is handed on are stretches of the files, at most
+//! 65,536 pages of them, so that memory does not grow with the dump.
+
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use fs_err as fs;
+use kybernate_spec::page_index::{
+    self, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Run, SEGMENT_BYTES, SHARDS_MAX,
+};
+
+use super::dump::{Dump, OwnShard, Piece};
+
+/// An open bulk file.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    file: fs::File,
+    length: u64,
+}
+
+/// Consecutive pages of a bulk file that are consecutive in a shard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stretch {
+    file: u32,
+    first_page: u32,
+    pages: u32,
+}
+
+/// One shard: which pages of which files it holds.
+#[derive(Debug)]
+pub(super) struct ShardPlan {
+    /// Its place in the manifest.
+    pub(super) number: u16,
+    stretches: Vec<Stretch>,
+    pages: u32,
+}
+
+/// Reads the files of a dump and places their pages.
+#[derive(Debug)]
+pub(super) struct Planner<'a> {
+    dump: &'a Dump,
+    files: &'a [Arc<OpenFile>],
+    shard_pages: u32,
+    shared: Option<ShardPlan>,
+    own: Option<(OwnShard, ShardPlan)>,
+    shards: u32,
+}
+
+/// Opens the bulk files of a dump.
+pub(super) fn open_files(dump: &Dump) -> io::Result<Vec<Arc<OpenFile>>> {
+    let open = |bulk: &super::dump::BulkFile| {
+        let file = fs::File::open(dump.directory.join(&bulk.name))?;
+        Ok(Arc::new(OpenFile { file, length: bulk.length }))
+    };
+    dump.bulk.iter().map(open).collect()
+}
+
+impl OpenFile {
+    /// Fills `buffer` from `offset`. The rest of the file's last page reads as zeros.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let available = self.length.saturating_sub(offset);
+        let wanted = u64::try_from(buffer.len()).map_err(io::Error::other)?.min(available);
+        let (content, padding) =
+            buffer.split_at_mut(usize::try_from(wanted).map_err(io::Error::other)?);
+        self.file.file().read_exact_at(content, offset)?;
+        padding.fill(0);
+        Ok(())
+    }
+}
+
+impl ShardPlan {
+    const fn new(number: u16) -> Self {
+        Self { number, stretches: Vec::new(), pages: 0 }
+    }
+
+    /// Returns the bytes of the shard.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.pages) * u64::from(PAGE_BYTES)
+    }
+
+    /// Reads bytes of the shard from `offset`, both multiples of a page.
+    pub(super) fn read_at(
+        &self,
+        files: &[Arc<OpenFile>],
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<()> {
+        let page_bytes = u64::from(PAGE_BYTES);
+        let (mut skip, mut rest) = (offset / page_bytes, buffer);
+        for stretch in &self.stretches {
+            if rest.is_empty() {
+                break;
+            }
+            let pages = u64::from(stretch.pages);
+            if skip >= pages {
+                skip -= pages;
+                continue;
+            }
+            let wanted = u64::try_from(rest.len()).map_err(io::Error::other)?;
+            let length = wanted.min((pages - skip) * page_bytes);
+            let (part, after) =
+                rest.split_at_mut(usize::try_from(length).map_err(io::Error::other)?);
+            let file = usize::try_from(stretch.file).ok().and_then(|file| files.get(file));
+            let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            file.read_at(part, (u64::from(stretch.first_page) + skip) * page_bytes)?;
+            rest = after;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, file: u32, page: u32) -> Option<u16> {
+        let place = u16::try_from(self.pages).ok()?;
+        match self.stretches.last_mut() {
+            Some(last) if last.file == file && last.first_page + last.pages == page => {
+                last.pages += 1;
+            }
+            _ => self.stretches.push(Stretch { file, first_page: page, pages: 1 }),
+        }
+        self.pages += 1;
+        Some(place)
+    }
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(dump: &'a Dump, files: &'a [Arc<OpenFile>], shard_bytes: u64) -> Self {
+        let shard_pages = u32::try_from(shard_bytes / u64::from(PAGE_BYTES)).unwrap_or(1);
+        Self { dump, files, shard_pages, shared: None, own: None, shards: 0 }
+    }
+
+    /// Reads everything once, writes each file's records to `index` and hands full shards to
+    /// `emit`. Returns how many shards there are.
+    pub(super) fn run(
+        mut self,
+        index: &mut impl Write,
+        mut emit: impl FnMut(ShardPlan) -> io::Result<()>,
+    ) -> io::Result<u32> {
+        let mut buffer = vec![0; usize::try_from(SEGMENT_BYTES).map_err(io::Error::other)?];
+        for (number, (file, bulk)) in self.files.iter().zip(&self.dump.bulk).enumerate() {
+            let number = u32::try_from(number).map_err(io::Error::other)?;
+            page_index::write_file(index, &bulk.name, bulk.length)?;
+            let mut pieces = bulk.pieces.as_slice();
+            for segment in 0..page_index::segments(bulk.length) {
+                let offset = segment * u64::from(SEGMENT_BYTES);
+                let left = (bulk.length - offset).min(u64::from(SEGMENT_BYTES));
+                let pages = u16::try_from(left.div_ceil(u64::from(PAGE_BYTES)))
+                    .unwrap_or(PAGES_PER_SEGMENT);
+                let bytes = usize::from(pages) * 4096;
+                let content = buffer.get_mut(..bytes).unwrap_or_default();
+                file.read_at(content, offset)?;
+                let runs = self.place(content, number, segment, &mut pieces, &mut emit)?;
+                page_index::write_segment(index, pages, &runs)?;
+            }
+        }
+        for plan in
+            [self.own.take().map(|(_, plan)| plan), self.shared.take()].into_iter().flatten()
+        {
+            emit(plan)?;
+        }
+        Ok(self.shards)
+    }
+
+    /// Gives every page of a segment that is not zero a place.
+    fn place(
+        &mut self,
+        content: &[u8],
+        file: u32,
+        segment: u64,
+        pieces: &mut &[Piece],
+        emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
+    ) -> io::Result<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        let base = u32::try_from(segment * u64::from(PAGES_PER_SEGMENT))
+            .map_err(|_too_large| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        for (page, bytes) in (0_u16..).zip(content.chunks(4096)) {
+            let file_page = base + u32::from(page);
+            let offset = u64::from(file_page) * u64::from(PAGE_BYTES);
+            while let [piece, rest @ ..] = *pieces
+                && offset >= piece.end
+            {
+                *pieces = rest;
+            }
+            if is_zero(bytes) {
+                continue;
+            }
+            let own = pieces.first().and_then(|piece| piece.own);
+            let place = self.next_place(own, file, file_page, emit)?;
+            match runs.last_mut() {
+                Some(run)
+                    if run.first + run.pages == page
+                        && run.place.shard == place.shard
+                        && run.place.page.checked_add(run.pages) == Some(place.page) =>
+                {
+                    run.pages += 1;
+                }
+                _ => runs.push(Run { first: page, pages: 1, place }),
+            }
+        }
+        Ok(runs)
+    }
+
+    fn next_place(
+        &mut self,
+        own: Option<OwnShard>,
+        file: u32,
+        page: u32,
+        emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
+    ) -> io::Result<Place> {
+        let full = self.shard_pages;
+        let mut plan = match own {
+            None => self.shared.take(),
+            Some(own) => match self.own.take() {
+                Some((current, plan)) if current == own => Some(plan),
+                Some((_, plan)) => {
+                    emit(plan)?;
+                    None
+                }
+                None => None,
+            },
+        };
+        if let Some(done) = plan.take_if(|plan| plan.pages == full) {
+            emit(done)?;
+        }
+        let mut plan = match plan {
+            Some(plan) => plan,
+            None => self.begin()?,
+        };
+        let shard = plan.number;
+        let stored = plan.push(file, page).ok_or_else(too_large)?;
+        match own {
+            None => self.shared = Some(plan),
+            Some(own) => self.own = Some((own, plan)),
+        }
+        Ok(Place { shard, page: stored })
+    }
+
+    fn begin(&mut self) -> io::Result<ShardPlan> {
+        if self.shards == SHARDS_MAX {
+            return Err(too_large());
+        }
+        let plan = ShardPlan::new(u16::try_from(self.shards).map_err(io::Error::other)?);
+        self.shards += 1;
+        Ok(plan)
+    }
+}
+
+fn too_large() -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, "the dump needs more than 65,536 shards")
+}
+
+/// Whether all bytes are zero. Compared in the widest words the compiler finds, without `unsafe`.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |sum, byte| sum | byte) == 0)
+}

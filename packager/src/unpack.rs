@@ -1,0 +1,257 @@
+//! An artifact becomes a dump directory that CRIU can read.
+//!
+//! Every byte is proven before it is visible under its final name: the small files by their blob's
+//! digest, the pages chunk by chunk with the page index, which the manifest covers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use futures::stream::{self, TryStreamExt as _};
+use kybernate_spec::page_index::{PageIndexError, index_bytes_max};
+use kybernate_spec::{Descriptor, Digest};
+use tokio_util::io::{StreamReader, SyncIoBridge};
+
+mod pages;
+mod plan;
+
+use self::plan::Plan;
+use crate::artifact::Checkpoint;
+use crate::images_pack::{self, ImagesPackError};
+use crate::pack::upload::blocking;
+use crate::progress::Progress;
+use crate::store::{Store, StoreError};
+
+/// What a reader accepts.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most bytes of all files of the dump together, holes counted.
+    pub dump_bytes_max: u64,
+}
+
+impl Default for Limits {
+    /// 4 TiB: more memory than the machines of this time have.
+    fn default() -> Self {
+        Self { dump_bytes_max: 4 << 40 }
+    }
+}
+
+/// Why an artifact could not be unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// Something could not be read from where it is stored.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A chunk is not what the page index says. The bytes were changed, there or on the way.
+    #[error("chunk {chunk} of shard {shard} does not match its hash in the page index")]
+    Chunk {
+        /// The shard's digest.
+        shard: Digest,
+        /// The chunk within the shard, from 0.
+        chunk: usize,
+    },
+    /// The page index breaks a rule.
+    #[error(transparent)]
+    PageIndex(#[from] PageIndexError),
+    /// The pack of small files breaks a rule.
+    #[error("failed to read the pack of images")]
+    Images(#[source] ImagesPackError),
+    /// The parts contradict each other.
+    #[error("the checkpoint contradicts itself: {0}")]
+    Contradiction(String),
+    /// More than is accepted.
+    #[error("the dump has {bytes} bytes, at most {limit} are accepted")]
+    TooLarge {
+        /// Bytes it has.
+        bytes: u64,
+        /// Bytes accepted.
+        limit: u64,
+    },
+    /// The directory holds something already.
+    #[error("{0:?} exists and is not empty")]
+    NotEmpty(PathBuf),
+    /// A local file could not be read or written.
+    #[error("failed to {0}")]
+    Io(&'static str, #[source] io::Error),
+}
+
+impl UnpackError {
+    /// Whether the content is to blame, and not the way to it: such an artifact is refused.
+    pub const fn is_integrity(&self) -> bool {
+        use crate::store::StoreErrorKind;
+        match self {
+            Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
+            Self::Io(..) | Self::NotEmpty(_) => false,
+            Self::Chunk { .. }
+            | Self::PageIndex(_)
+            | Self::Images(_)
+            | Self::Contradiction(_)
+            | Self::TooLarge { .. } => true,
+        }
+    }
+}
+
+/// Unpacks a whole checkpoint into `directory`, which must not exist or be empty. It appears whole
+/// or not at all.
+pub async fn unpack(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    limits: Limits,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
+    let target = directory.to_owned();
+    let parent = blocking(move || prepare(&target)).await;
+    let parent = parent.map_err(|error| match error.kind() {
+        io::ErrorKind::DirectoryNotEmpty => UnpackError::NotEmpty(directory.to_owned()),
+        _ => UnpackError::Io("make the directory", error),
+    })?;
+    // Dropped, and so removed, on every way out but the last.
+    let staging = tempfile::Builder::new()
+        .prefix(".kybernate-unpack-")
+        .tempdir_in(parent)
+        .map_err(|error| UnpackError::Io("make a directory beside the target", error))?;
+    unpack_images(store, checkpoint, staging.path(), progress).await?;
+    unpack_pages(store, checkpoint, staging.path(), limits, progress).await?;
+    let target = directory.to_owned();
+    blocking(move || {
+        fs::rename(staging.path(), &target)?;
+        let _moved = staging.keep();
+        Ok(())
+    })
+    .await
+    .map_err(|error| UnpackError::Io("move the dump into place", error))
+}
+
+/// Unpacks the small files into an existing directory: everything the identity gate decodes.
+pub async fn unpack_images(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
+    progress.expect(checkpoint.images.size);
+    let stream = store.blob(&checkpoint.images).await?;
+    let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+    let directory = directory.to_owned();
+    let unpacked = tokio::task::spawn_blocking(move || {
+        images_pack::read(bytes, |name, content| {
+            let mut file = create(&directory.join(name))?;
+            io::Write::write_all(&mut file, content)
+        })
+    });
+    let unpacked =
+        unpacked.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))?;
+    unpacked.map_err(images_error)?;
+    progress.advance(checkpoint.images.size);
+    progress.transfer(checkpoint.images.size);
+    Ok(())
+}
+
+/// Unpacks the bulk files into an existing directory.
+pub async fn unpack_pages(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    limits: Limits,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
+    let sizes = &checkpoint.config.sizes;
+    if sizes.bulk_bytes > limits.dump_bytes_max {
+        let (bytes, limit) = (sizes.bulk_bytes, limits.dump_bytes_max);
+        return Err(UnpackError::TooLarge { bytes, limit });
+    }
+    if checkpoint.page_index.size > index_bytes_max(sizes.bulk_bytes) {
+        let text = "its page index is larger than its files allow";
+        return Err(UnpackError::Contradiction(text.to_owned()));
+    }
+    progress.expect(checkpoint.shards.iter().map(|shard| shard.size).sum());
+    let index = download(store, &checkpoint.page_index, directory).await?;
+    progress.transfer(checkpoint.page_index.size);
+    let plan = {
+        let (index, shards) = (index.path().to_owned(), checkpoint.shards.clone());
+        let bulk_bytes = sizes.bulk_bytes;
+        tokio::task::spawn_blocking(move || Plan::read(&index, &shards, bulk_bytes))
+    };
+    let plan = plan.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??;
+    let plan = Arc::new(plan);
+    let target = directory.to_owned();
+    let files = plan.files.clone();
+    let files = blocking(move || pages::create_files(&target, &files))
+        .await
+        .map_err(|error| UnpackError::Io("create the dump's files", error))?;
+    let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
+    let shards = (0..).zip(&checkpoint.shards);
+    stream::iter(shards.map(Ok::<_, UnpackError>))
+        .try_for_each_concurrent(parallel, |(number, shard)| {
+            pages::fetch_shard(store, shard, number, &plan, &files, progress)
+        })
+        .await
+}
+
+/// Creates a file that only we can read, and that was not there.
+fn create(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(path)
+}
+
+/// Reads a blob into a temporary file beside the dump's files.
+async fn download(
+    store: &Store,
+    blob: &Descriptor,
+    directory: &Path,
+) -> Result<tempfile::NamedTempFile, UnpackError> {
+    let stream = store.blob(blob).await?;
+    let mut bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+    // Beside the directory, not in it: CRIU's directory holds CRIU's files only.
+    let parent = directory.parent().unwrap_or(directory).to_owned();
+    let copied = blocking(move || {
+        let mut file = tempfile::Builder::new().prefix(".kybernate-index-").tempfile_in(parent)?;
+        io::copy(&mut bytes, &mut file)?;
+        Ok(file)
+    });
+    copied.await.map_err(|error| match as_store_error(error) {
+        Ok(error) => UnpackError::Store(error),
+        Err(error) => UnpackError::Io("store the page index", error),
+    })
+}
+
+fn images_error(error: ImagesPackError) -> UnpackError {
+    match error {
+        ImagesPackError::Io(error) => match as_store_error(error) {
+            Ok(error) => UnpackError::Store(error),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                UnpackError::Images(error.into())
+            }
+            Err(error) => UnpackError::Io("unpack the images", error),
+        },
+        other => UnpackError::Images(other),
+    }
+}
+
+/// Gets a store's error back out of the stream it ended.
+fn as_store_error(error: io::Error) -> Result<StoreError, io::Error> {
+    error.downcast::<StoreError>()
+}
+
+/// Checks that `directory` can be made and returns what it is to be made in.
+fn prepare(directory: &Path) -> io::Result<PathBuf> {
+    match fs::read_dir(directory) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return Err(io::ErrorKind::DirectoryNotEmpty.into());
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let parent = match directory.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    fs::create_dir_all(&parent)?;
+    Ok(parent)
+}

@@ -1,0 +1,208 @@
+//! What the page index says, checked against the manifest.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufReader, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use kybernate_spec::Descriptor;
+use kybernate_spec::page_index::{
+    Chunk, ChunkHash, Cursor, Header, PAGES_PER_SEGMENT, Reader, Record,
+};
+
+use super::UnpackError;
+use crate::criu::{NameClass, classify};
+
+/// The page index, read once and kept on disk. In memory stay the chunk tables, the files' names
+/// and, per shard, where in the index its pages are named.
+#[derive(Debug)]
+pub(super) struct Plan {
+    index: PathBuf,
+    header: Header,
+    pub(super) shards: Vec<ShardTable>,
+    pub(super) files: Vec<PlannedFile>,
+    shard_pages: Vec<u32>,
+}
+
+/// One shard: its chunks, and the part of the index that names its pages.
+#[derive(Debug)]
+pub(super) struct ShardTable {
+    pub(super) chunks: Vec<Chunk>,
+    window: Option<Window>,
+}
+
+/// A file to be made.
+#[derive(Clone, Debug)]
+pub(super) struct PlannedFile {
+    pub(super) name: String,
+    pub(super) length: u64,
+}
+
+/// Pages of a shard that belong together in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Extent {
+    /// First page in the shard.
+    pub(super) shard_page: u32,
+    /// Number of pages.
+    pub(super) pages: u32,
+    /// Which file.
+    pub(super) file: u32,
+    /// First page in the file.
+    pub(super) file_page: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    from: Place,
+    to: u64,
+}
+
+/// Where in the index, and in which segment of which file, a record is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    cursor: Cursor,
+    file: u32,
+    segment: u64,
+}
+
+impl Plan {
+    /// Reads the whole index and checks it against the shards of the manifest and the bytes the
+    /// facts announce.
+    pub(super) fn read(
+        index: &Path,
+        shards: &[Descriptor],
+        bulk_bytes: u64,
+    ) -> Result<Self, UnpackError> {
+        let file = fs::File::open(index).map_err(io_error)?;
+        let mut reader = Reader::new(BufReader::new(file))?;
+        let header = *reader.header();
+        let mut plan = Self {
+            index: index.to_owned(),
+            header,
+            shards: Vec::new(),
+            files: Vec::new(),
+            shard_pages: Vec::new(),
+        };
+        let mut names = BTreeSet::new();
+        let mut segment = 0;
+        let mut cursor = reader.cursor();
+        while let Some(record) = reader.next_record()? {
+            match record {
+                Record::Shard(chunks) => plan.shards.push(ShardTable { chunks, window: None }),
+                Record::File { name, length } => {
+                    check_name(&name, &mut names)?;
+                    plan.files.push(PlannedFile { name, length });
+                    segment = 0;
+                }
+                Record::Segment(runs) => {
+                    let file = u32::try_from(plan.files.len()).unwrap_or(u32::MAX) - 1;
+                    let place = Place { cursor, file, segment };
+                    for run in runs {
+                        plan.widen(run.place.shard, place, reader.position());
+                    }
+                    segment += 1;
+                }
+            }
+            cursor = reader.cursor();
+        }
+        plan.shard_pages = reader.shard_pages().to_vec();
+        plan.check(shards, bulk_bytes)?;
+        Ok(plan)
+    }
+
+    /// Returns what hashes the chunks.
+    pub(super) const fn hash(&self) -> ChunkHash {
+        self.header.hash
+    }
+
+    /// Returns the pages of one shard in the shard's order; each at most once.
+    pub(super) fn extents(&self, number: u16) -> Result<Vec<Extent>, UnpackError> {
+        let table = self.shards.get(usize::from(number));
+        let Some(window) = table.and_then(|table| table.window) else {
+            return Ok(Vec::new());
+        };
+        let mut file = fs::File::open(&self.index).map_err(io_error)?;
+        let cursor = window.from.cursor;
+        file.seek(SeekFrom::Start(cursor.position())).map_err(io_error)?;
+        let input = BufReader::new(file);
+        let mut reader = Reader::resume(input, self.header, cursor, self.shard_pages.clone());
+        let Place { mut file, mut segment, .. } = window.from;
+        let mut extents = Vec::new();
+        while reader.position() < window.to {
+            match reader.next_record()? {
+                Some(Record::Segment(runs)) => {
+                    for run in runs.iter().filter(|run| run.place.shard == number) {
+                        let base = segment * u64::from(PAGES_PER_SEGMENT);
+                        extents.push(Extent {
+                            shard_page: u32::from(run.place.page),
+                            pages: u32::from(run.pages),
+                            file,
+                            file_page: base + u64::from(run.first),
+                        });
+                    }
+                    segment += 1;
+                }
+                Some(Record::File { .. }) => {
+                    file += 1;
+                    segment = 0;
+                }
+                Some(Record::Shard(_)) | None => break,
+            }
+        }
+        extents.sort_unstable();
+        let twice = extents.windows(2).any(|pair| match pair {
+            [a, b] => a.shard_page + a.pages > b.shard_page,
+            _ => false,
+        });
+        if twice {
+            return Err(contradiction("a page of a shard is used twice"));
+        }
+        Ok(extents)
+    }
+
+    fn widen(&mut self, shard: u16, place: Place, to: u64) {
+        if let Some(table) = self.shards.get_mut(usize::from(shard)) {
+            table.window.get_or_insert(Window { from: place, to }).to = to;
+        }
+    }
+
+    fn check(&self, shards: &[Descriptor], bulk_bytes: u64) -> Result<(), UnpackError> {
+        let stored = |table: &ShardTable| {
+            table.chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum::<u64>()
+        };
+        let same = self.shards.len() == shards.len()
+            && self.shards.iter().zip(shards).all(|(table, layer)| stored(table) == layer.size);
+        if !same {
+            return Err(contradiction("its page index and its manifest list different shards"));
+        }
+        let total = self
+            .files
+            .iter()
+            .try_fold(0_u64, |total, file| total.checked_add(file.length))
+            .unwrap_or(u64::MAX);
+        if total != bulk_bytes {
+            return Err(contradiction("its files do not add up to what its facts announce"));
+        }
+        Ok(())
+    }
+}
+
+fn check_name(name: &str, names: &mut BTreeSet<String>) -> Result<(), UnpackError> {
+    match classify(name) {
+        NameClass::Pages | NameClass::Image if names.insert(name.to_owned()) => Ok(()),
+        NameClass::Pages | NameClass::Image => {
+            Err(contradiction(&format!("file {name:?} comes twice")))
+        }
+        NameClass::Leftover | NameClass::Foreign => {
+            Err(contradiction(&format!("{name:?} is none of CRIU's images")))
+        }
+    }
+}
+
+fn contradiction(text: &str) -> UnpackError {
+    UnpackError::Contradiction(text.to_owned())
+}
+
+fn io_error(error: io::Error) -> UnpackError {
+    UnpackError::Io("read the page index", error)
+}
