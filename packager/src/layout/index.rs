@@ -1,0 +1,119 @@
+//! `index.json` of a layout. Everything here blocks.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+
+use kybernate_spec::{
+    Annotations, Descriptor, Digest, Index, MANIFEST_BYTES_MAX, Tag, annotation, media_type,
+};
+
+use super::{files, load, missing};
+use crate::outline::Outline;
+use crate::store::StoreErrorKind;
+
+const NAME: &str = "index.json";
+
+/// Manifests looked at in search of referrers.
+const MANIFESTS_MAX: usize = 10_000;
+
+/// Reads the list of what the layout holds.
+pub(super) fn read(root: &Path) -> Result<Index, StoreErrorKind> {
+    files::open_beneath(root, files::MARKER).map_err(missing)?;
+    let file = files::open_beneath(root, NAME).map_err(missing)?;
+    let size = file.metadata()?.len();
+    if size > MANIFEST_BYTES_MAX {
+        return Err(StoreErrorKind::TooLarge { size, limit: MANIFEST_BYTES_MAX });
+    }
+    let content = files::read_whole(file, MANIFEST_BYTES_MAX)?;
+    serde_json::from_slice(&content).map_err(StoreErrorKind::Malformed)
+}
+
+/// Replaces the list by what `change` makes of it.
+pub(super) fn update(root: &Path, change: impl FnOnce(&mut Index)) -> Result<(), StoreErrorKind> {
+    let _lock = files::lock(root)?;
+    let mut index = match read(root) {
+        Err(StoreErrorKind::NotFound) => Index {
+            schema_version: 2,
+            media_type: Some(media_type::OCI_INDEX.to_owned()),
+            artifact_type: None,
+            manifests: Vec::new(),
+            subject: None,
+            annotations: Annotations::new(),
+        },
+        other => other?,
+    };
+    change(&mut index);
+    let content = serde_json::to_vec(&index).map_err(StoreErrorKind::Malformed)?;
+    let size = crate::checked::length(&content);
+    if size > MANIFEST_BYTES_MAX {
+        return Err(StoreErrorKind::TooLarge { size, limit: MANIFEST_BYTES_MAX });
+    }
+    Ok(files::write_file(root, NAME, &content)?)
+}
+
+/// Finds what `tag` names. Without a tag: `latest`, else the only entry with a tag, else the only
+/// entry.
+pub(super) fn find<'a>(index: &'a Index, tag: Option<&Tag>) -> Option<&'a Descriptor> {
+    let named = |name: &str| index.manifests.iter().find(|entry| tag_of(entry) == Some(name));
+    if let Some(tag) = tag {
+        return named(tag.as_str());
+    }
+    let only = |entries: Vec<&'a Descriptor>| match *entries {
+        [entry] => Some(entry),
+        _ => None,
+    };
+    named("latest")
+        .or_else(|| only(index.manifests.iter().filter(|e| tag_of(e).is_some()).collect()))
+        .or_else(|| only(index.manifests.iter().collect()))
+}
+
+/// Lists a manifest without a tag, unless it is listed already.
+pub(super) fn list(index: &mut Index, entry: Descriptor) {
+    if !index.manifests.iter().any(|listed| listed.digest == entry.digest) {
+        index.manifests.push(entry);
+    }
+}
+
+/// Gives a manifest a tag. What had the tag before stays listed without one.
+pub(super) fn point(index: &mut Index, entry: Descriptor, tag: &Tag) {
+    for listed in &mut index.manifests {
+        if tag_of(listed) == Some(tag.as_str()) {
+            listed.annotations.remove(annotation::REF_NAME);
+        }
+    }
+    index.manifests.retain(|listed| listed.digest != entry.digest || tag_of(listed).is_some());
+    index.manifests.push(entry.with_annotation(annotation::REF_NAME, tag.as_str()));
+}
+
+/// Finds the manifests whose subject is `wanted`, in the list and among the children of what is
+/// listed. What cannot be read is passed over: it may be half copied, and is no referrer yet.
+pub(super) fn referrers(root: &Path, wanted: &Digest) -> Result<Vec<Descriptor>, StoreErrorKind> {
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut left = read(root)?.manifests;
+    while let Some(entry) = left.pop() {
+        if seen.len() >= MANIFESTS_MAX {
+            let text = format!("more than {MANIFESTS_MAX} manifests");
+            return Err(StoreErrorKind::Io(io::Error::new(io::ErrorKind::QuotaExceeded, text)));
+        }
+        let readable = entry.is_index() || entry.is_manifest();
+        if !readable || !seen.insert(entry.digest.clone()) {
+            continue;
+        }
+        let Ok(stored) = load(root, &entry.digest, Some(&entry)) else { continue };
+        let Ok(outline) = Outline::parse(&stored.content, Some(&entry.media_type)) else {
+            continue;
+        };
+        if outline.subject.as_ref().is_some_and(|subject| subject.digest == *wanted) {
+            found.push(outline.referrer(&stored.descriptor));
+        }
+        left.extend(outline.manifests);
+    }
+    found.sort_by(|one, other| one.digest.cmp(&other.digest));
+    Ok(found)
+}
+
+fn tag_of(entry: &Descriptor) -> Option<&str> {
+    entry.annotations.get(annotation::REF_NAME).map(String::as_str)
+}

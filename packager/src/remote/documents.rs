@@ -1,0 +1,257 @@
+//! Manifests, tags and lists of referrers: small documents, read with a limit.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use oci_client::Client;
+use oci_client::RegistryOperation;
+use oci_client::errors::OciDistributionError;
+use oci_client::secrets::RegistryAuth;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK};
+use reqwest::{RequestBuilder, Response, StatusCode, Url};
+use tokio::sync::Mutex;
+
+use super::patience::{CONNECT, STALL, persist, within_stall};
+use crate::checked::length;
+use crate::store::StoreErrorKind;
+
+/// What registries see of us in their logs.
+pub(super) const USER_AGENT: &str = concat!("kybernate/", env!("CARGO_PKG_VERSION"));
+
+/// How long a bearer token is used: the shortest life a token server gives (distribution,
+/// "Token authentication": never less than 60 seconds).
+const TOKEN_LIFE: Duration = Duration::from_secs(50);
+
+/// How much of an error's text is read.
+const ERROR_BYTES_MAX: u64 = 8 << 10;
+
+/// Bearer tokens by operation, with the time they were given; `None` where none is wanted.
+type Tokens = BTreeMap<&'static str, (Instant, Option<String>)>;
+
+/// A document and what its reply's headers say.
+#[derive(Debug)]
+pub(super) struct Document {
+    pub(super) content: Bytes,
+    pub(super) media_type: Option<String>,
+    /// Address of the next page.
+    pub(super) next: Option<Url>,
+    /// Whether `OCI-Filters-Applied` names the artifact type.
+    pub(super) filtered: bool,
+}
+
+/// The part of a registry's API that is not about blobs.
+pub(super) struct Documents {
+    http: reqwest::Client,
+    client: Client,
+    auth: RegistryAuth,
+    image: oci_client::Reference,
+    base: Url,
+    // Held across the request for a token, so that many requests wait for one token.
+    tokens: Mutex<Tokens>,
+}
+
+impl fmt::Debug for Documents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Documents").field("base", &self.base.as_str()).finish_non_exhaustive()
+    }
+}
+
+impl Documents {
+    /// Asks the registry whether it wants credentials at all. Only when it does, `client` is told
+    /// them: it would ask again before each of its requests otherwise.
+    pub(super) async fn connect(
+        scheme: &str,
+        image: oci_client::Reference,
+        client: Client,
+        auth: RegistryAuth,
+    ) -> Result<Self, StoreErrorKind> {
+        let http = reqwest::Client::builder()
+            .user_agent(USER_AGENT)
+            .connect_timeout(CONNECT)
+            .read_timeout(STALL)
+            .build()?;
+        let root = parse(&format!("{scheme}://{}/v2/", image.resolve_registry()))?;
+        let reply = persist(|| within_stall(http.get(root.clone()).send())).await?;
+        let open = reply.status().is_success();
+        if !open {
+            client.store_auth_if_needed(image.resolve_registry(), &auth).await;
+        }
+        let base = parse(&format!("{root}{}/", image.repository()))?;
+        let known = (Instant::now(), None);
+        let tokens = if open {
+            BTreeMap::from([("pull", known.clone()), ("push", known)])
+        } else {
+            BTreeMap::new()
+        };
+        Ok(Self { http, client, auth, image, base, tokens: Mutex::new(tokens) })
+    }
+
+    /// Reads the document at `path` of the repository.
+    pub(super) async fn get(
+        &self,
+        path: &str,
+        accept: &str,
+        limit: u64,
+    ) -> Result<Document, StoreErrorKind> {
+        let url = self.address(path)?;
+        self.get_url(&url, accept, limit).await
+    }
+
+    /// Reads the document at `url`, which a reply of the registry named.
+    pub(super) async fn get_url(
+        &self,
+        url: &Url,
+        accept: &str,
+        limit: u64,
+    ) -> Result<Document, StoreErrorKind> {
+        persist(async || {
+            let request = self.http.get(url.clone()).header(ACCEPT, accept);
+            let reply = self.send(request, RegistryOperation::Pull).await?;
+            let headers = reply.headers().clone();
+            let next = next_page(reply.url(), &headers);
+            let content = read(reply, limit).await?;
+            Ok(Document {
+                content,
+                media_type: text(&headers, CONTENT_TYPE.as_str()),
+                next,
+                filtered: text(&headers, "oci-filters-applied")
+                    .is_some_and(|filters| filters.contains("artifactType")),
+            })
+        })
+        .await
+    }
+
+    /// Stores a document. Returns whether the registry lists it under its subject by itself.
+    pub(super) async fn put(
+        &self,
+        path: &str,
+        media_type: &str,
+        content: Bytes,
+    ) -> Result<bool, StoreErrorKind> {
+        let url = self.address(path)?;
+        persist(async || {
+            let request =
+                self.http.put(url.clone()).header(CONTENT_TYPE, media_type).body(content.clone());
+            let reply = self.send(request, RegistryOperation::Push).await?;
+            Ok(reply.headers().contains_key("oci-subject"))
+        })
+        .await
+    }
+
+    /// Whether there is something at `path`.
+    pub(super) async fn exists(&self, path: &str) -> Result<bool, StoreErrorKind> {
+        let url = self.address(path)?;
+        let found = persist(async || {
+            let request = self.http.head(url.clone());
+            self.send(request, RegistryOperation::Pull).await.map(|_reply| ())
+        })
+        .await;
+        match found {
+            Ok(()) => Ok(true),
+            Err(StoreErrorKind::NotFound) => Ok(false),
+            Err(kind) => Err(kind),
+        }
+    }
+
+    /// Returns the address of `path`, which holds nothing a user wrote unparsed.
+    pub(super) fn address(&self, path: &str) -> Result<Url, StoreErrorKind> {
+        parse(&format!("{}{path}", self.base))
+    }
+
+    async fn send(
+        &self,
+        request: RequestBuilder,
+        operation: RegistryOperation,
+    ) -> Result<Response, StoreErrorKind> {
+        let request = match (self.token(operation).await?, &self.auth) {
+            (Some(token), _) => request.bearer_auth(token),
+            (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
+            (None, _) => request,
+        };
+        let reply = within_stall(request.send()).await?;
+        let status = reply.status();
+        if status.is_success() {
+            return Ok(reply);
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            self.tokens.lock().await.clear();
+        }
+        let url = reply.url().to_string();
+        // The status tells enough when the text is too long or cut off.
+        let message = read(reply, ERROR_BYTES_MAX).await.unwrap_or_default();
+        let message = String::from_utf8_lossy(&message).into_owned();
+        Err(OciDistributionError::ServerError { code: status.as_u16(), url, message }.into())
+    }
+
+    async fn token(&self, operation: RegistryOperation) -> Result<Option<String>, StoreErrorKind> {
+        let name = match operation {
+            RegistryOperation::Push => "push",
+            RegistryOperation::Pull => "pull",
+        };
+        let mut tokens = self.tokens.lock().await;
+        match tokens.get(name) {
+            // A registry that wanted none at first wants none later.
+            Some((_, None)) => return Ok(None),
+            Some((since, token)) if since.elapsed() < TOKEN_LIFE => return Ok(token.clone()),
+            _ => {}
+        }
+        let token = within_stall(self.client.auth(&self.image, &self.auth, operation)).await?;
+        tokens.insert(name, (Instant::now(), token.clone()));
+        Ok(token)
+    }
+}
+
+/// Reads a reply's body, never more than `limit` bytes of it.
+async fn read(mut reply: Response, limit: u64) -> Result<Bytes, StoreErrorKind> {
+    let mut content = Vec::new();
+    let mut size = 0_u64;
+    if let Some(announced) = reply.content_length().filter(|announced| *announced > limit) {
+        return Err(StoreErrorKind::TooLarge { size: announced, limit });
+    }
+    while let Some(bytes) = within_stall(reply.chunk()).await? {
+        size = size.saturating_add(length(&bytes));
+        if size > limit {
+            return Err(StoreErrorKind::TooLarge { size, limit });
+        }
+        content.extend_from_slice(&bytes);
+    }
+    Ok(content.into())
+}
+
+/// Returns the address of the next page (RFC 8288, `rel="next"`), on the same host only: the
+/// request for it carries credentials.
+fn next_page(here: &Url, headers: &HeaderMap) -> Option<Url> {
+    let link = text(headers, LINK.as_str())?;
+    let (address, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
+    let next = parameters.contains("rel=\"next\"") || parameters.contains("rel=next");
+    let url = here.join(address).ok()?;
+    (next && url.origin() == here.origin()).then_some(url)
+}
+
+fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name)?.to_str().ok().map(ToOwned::to_owned)
+}
+
+fn parse(url: &str) -> Result<Url, StoreErrorKind> {
+    Url::parse(url)
+        .map_err(|error| OciDistributionError::UrlParseError(format!("{url:?}: {error}")).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_next_page_on_another_host_is_not_followed() {
+        let here = Url::parse("http://localhost:5000/v2/a/referrers/sha256:0").unwrap();
+        let link = |value: &'static str| {
+            next_page(&here, &HeaderMap::from_iter([(LINK, value.parse().unwrap())]))
+        };
+        let next = link("</v2/a/referrers/sha256:0?last=1>; rel=\"next\"").unwrap();
+        assert_eq!(next.as_str(), "http://localhost:5000/v2/a/referrers/sha256:0?last=1");
+        assert_eq!(link("<http://elsewhere/>; rel=\"next\""), None);
+        assert_eq!(link("</v2/>; rel=\"prev\""), None);
+    }
+}

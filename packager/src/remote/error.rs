@@ -1,0 +1,150 @@
+//! What a failed exchange with a registry means.
+
+use std::io;
+
+use oci_client::errors::{DigestError, OciDistributionError, OciEnvelope, OciErrorCode};
+
+use crate::store::StoreErrorKind;
+
+/// Statuses that promise that the same request may work later.
+const TRANSIENT: [u16; 6] = [408, 429, 500, 502, 503, 504];
+
+impl From<OciDistributionError> for StoreErrorKind {
+    fn from(error: OciDistributionError) -> Self {
+        let by_status = status(&error).and_then(|status| of_status(status, message(&error)));
+        let by_code = find_code(&error, of_code);
+        if let Some(kind) = by_code.or(by_status) {
+            return kind;
+        }
+        match error {
+            OciDistributionError::DigestError(DigestError::VerificationError {
+                actual, ..
+            }) => Self::Mismatch(format!("it is {actual}")),
+            OciDistributionError::JsonError(error) => Self::Malformed(error),
+            OciDistributionError::IoError(error) => Self::Io(error),
+            OciDistributionError::UnauthorizedError { .. }
+            | OciDistributionError::AuthenticationFailure(_) => Self::Unauthorized,
+            other => Self::Registry(other),
+        }
+    }
+}
+
+impl From<reqwest::Error> for StoreErrorKind {
+    fn from(error: reqwest::Error) -> Self {
+        OciDistributionError::RequestError(error).into()
+    }
+}
+
+/// Whether the same request may work a moment later.
+pub(super) fn is_transient(kind: &StoreErrorKind) -> bool {
+    match kind {
+        StoreErrorKind::Io(error) => {
+            use io::ErrorKind::{ConnectionReset, Other, TimedOut, UnexpectedEof};
+            matches!(error.kind(), ConnectionReset | Other | TimedOut | UnexpectedEof)
+        }
+        StoreErrorKind::Registry(error) => {
+            status(error).is_some_and(|status| TRANSIENT.contains(&status))
+                || find_code(error, too_many).is_some()
+                || is_broken_connection(error)
+        }
+        _ => false,
+    }
+}
+
+fn is_broken_connection(error: &OciDistributionError) -> bool {
+    let OciDistributionError::RequestError(error) = error else { return false };
+    error.status().is_none() && !error.is_builder() && !error.is_redirect()
+}
+
+fn of_status(status: u16, message: &str) -> Option<StoreErrorKind> {
+    match status {
+        404 => Some(StoreErrorKind::NotFound),
+        401 | 403 => Some(StoreErrorKind::Unauthorized),
+        413 | 507 => Some(StoreErrorKind::Full),
+        // docker-registry answers 500 with the error text of its file system.
+        _ if ["no space left", "ENOSPC", "disk quota exceeded"]
+            .iter()
+            .any(|sign| message.contains(sign)) =>
+        {
+            Some(StoreErrorKind::Full)
+        }
+        _ => None,
+    }
+}
+
+fn of_code(code: &OciErrorCode) -> Option<StoreErrorKind> {
+    match code {
+        OciErrorCode::BlobUnknown
+        | OciErrorCode::ManifestUnknown
+        | OciErrorCode::NameUnknown
+        | OciErrorCode::NotFound => Some(StoreErrorKind::NotFound),
+        OciErrorCode::Unauthorized | OciErrorCode::Denied => Some(StoreErrorKind::Unauthorized),
+        OciErrorCode::DigestInvalid => {
+            Some(StoreErrorKind::Mismatch("the registry says so".to_owned()))
+        }
+        _ => None,
+    }
+}
+
+fn too_many(code: &OciErrorCode) -> Option<()> {
+    (*code == OciErrorCode::Toomanyrequests).then_some(())
+}
+
+fn status(error: &OciDistributionError) -> Option<u16> {
+    match error {
+        OciDistributionError::ServerError { code, .. } => Some(*code),
+        OciDistributionError::RequestError(error) => error.status().map(|status| status.as_u16()),
+        _ => None,
+    }
+}
+
+fn message(error: &OciDistributionError) -> &str {
+    match error {
+        OciDistributionError::ServerError { message, .. } => message,
+        _ => "",
+    }
+}
+
+/// Returns what `tell` makes of the first error code of the reply that means something to it.
+fn find_code<T>(
+    error: &OciDistributionError,
+    tell: impl Fn(&OciErrorCode) -> Option<T>,
+) -> Option<T> {
+    let first = |envelope: &OciEnvelope| envelope.errors.iter().find_map(|error| tell(&error.code));
+    match error {
+        OciDistributionError::RegistryError { envelope, .. } => first(envelope),
+        // `oci-client` reads the envelope of some replies only.
+        OciDistributionError::ServerError { message, .. } => {
+            serde_json::from_str(message).ok().and_then(|envelope| first(&envelope))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16, message: &str) -> StoreErrorKind {
+        let (url, message) = ("http://localhost/v2/".to_owned(), message.to_owned());
+        OciDistributionError::ServerError { code, url, message }.into()
+    }
+
+    #[test]
+    fn a_reply_is_told_by_status_code_and_text() {
+        assert!(matches!(answer(404, ""), StoreErrorKind::NotFound));
+        assert!(matches!(answer(403, ""), StoreErrorKind::Unauthorized));
+        assert!(matches!(answer(507, ""), StoreErrorKind::Full));
+        let text = "write /srv/x: no space left on device";
+        assert!(matches!(answer(500, text), StoreErrorKind::Full));
+        let envelope = r#"{"errors":[{"code":"DIGEST_INVALID","message":"x"}]}"#;
+        assert!(matches!(answer(400, envelope), StoreErrorKind::Mismatch(_)));
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        assert!(is_transient(&answer(503, "")) && is_transient(&answer(429, "")));
+        assert!(!is_transient(&answer(400, "")) && !is_transient(&answer(404, "")));
+        assert!(!is_transient(&answer(500, "no space left on device")));
+    }
+}
