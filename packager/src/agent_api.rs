@@ -10,10 +10,9 @@ pub use self::generated::*;
     missing_docs,
     unused_qualifications,
     clippy::pedantic,
+    clippy::as_conversions,
     clippy::allow_attributes,
     clippy::allow_attributes_without_reason,
-    clippy::str_to_string,
-    clippy::use_self,
     clippy::clone_on_ref_ptr,
     reason = "generated code; the documentation is in the proto file"
 )]

@@ -94,7 +94,7 @@ pub struct Inventory {
     /// 1 or 2; anything else is from a CRIU we do not know.
     #[prost(uint32, tag = "1")]
     pub img_version: u32,
-    /// 0 none, 1 SELinux, 2 `AppArmor`.
+    /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     #[prost(int32, optional, tag = "6")]
     pub lsm: Option<i32>,
     /// Plugins that took part; each must be there on restore.

@@ -131,7 +131,7 @@ pub async fn pack(
     let dump = Arc::new(dump);
     progress.expect(dump.bytes());
 
-    let (index_file, shards) =
+    let (page_index, shards) =
         push_shards(&dump, shard_bytes, scratch.path(), store, progress).await?;
     let images = push_images(&dump, scratch.path(), store, progress).await?;
     let page_bytes = shards.iter().map(|shard| shard.size).sum();
@@ -142,7 +142,7 @@ pub async fn pack(
         bulk_bytes: dump.bulk_bytes(),
         page_bytes,
     };
-    let mut layers = vec![index_file, images];
+    let mut layers = vec![page_index, images];
     layers.extend((0..).zip(shards).map(|(number, shard): (u32, _)| {
         shard.with_annotation(annotation::TITLE, format!("pages-{number:05}"))
     }));
@@ -150,9 +150,9 @@ pub async fn pack(
 
     let config = CheckpointConfig { sizes: sizes.clone(), ..request.config.clone() };
     let checkpoint = push_checkpoint(&config, layers, store, progress).await?;
-    let image = runnable::push(&request, scratch.path(), store, progress).await?;
-    let runnable = image.is_some();
-    let index = push_index(&request, image, checkpoint, store).await?;
+    let pushed = runnable::push(&request, scratch.path(), store, progress).await?;
+    let runnable = pushed.is_some();
+    let index = push_index(&request, pushed, checkpoint, store).await?;
     Ok(Packed { index, sizes, runnable })
 }
 
@@ -182,9 +182,9 @@ async fn push_shards(
     .try_collect()
     .await;
     // A failed push closes the channel, which ends the planner; the push's error is the cause.
-    let planned = planner.await;
+    let outcome = planner.await;
     let mut pushed = pushed?;
-    let count = planned
+    let count = outcome
         .map_err(|_cancelled| PackError::Interrupted)?
         .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
     pushed.sort_by_key(|(number, _, _)| *number);

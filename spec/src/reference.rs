@@ -76,6 +76,7 @@ pub enum ReferenceErrorKind {
 
 impl Reference {
     /// Returns the same repository with this digest and no tag.
+    #[must_use]
     pub fn at(&self, digest: &Digest) -> Self {
         Self { tag: None, digest: Some(digest.clone()), ..self.clone() }
     }
@@ -104,6 +105,7 @@ impl Reference {
 
 impl Location {
     /// Returns the same place with this digest and no tag.
+    #[must_use]
     pub fn at(&self, digest: &Digest) -> Self {
         match self {
             Self::Registry(reference) => Self::Registry(reference.at(digest)),

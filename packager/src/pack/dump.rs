@@ -177,11 +177,10 @@ fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
             NameClass::Foreign if name == "parent" && metadata.is_symlink() => {
                 return Err(DumpErrorKind::Incremental);
             }
-            NameClass::Foreign => return Err(DumpErrorKind::Foreign(name)),
             NameClass::Pages | NameClass::Image if metadata.is_file() => {
                 files.insert(name, metadata.size());
             }
-            NameClass::Pages | NameClass::Image => return Err(DumpErrorKind::Foreign(name)),
+            _ => return Err(DumpErrorKind::Foreign(name)),
         }
     }
     Ok(files)

@@ -191,7 +191,7 @@ async fn every_page_of_a_shard_is_named_once() {
     while let Some(record) = reader.next_record().unwrap() {
         match record {
             Record::Segment(runs) => {
-                named += runs.iter().map(|run| u64::from(run.pages)).sum::<u64>()
+                named += runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
             }
             Record::Shard(chunks) => {
                 stored +=

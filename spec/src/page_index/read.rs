@@ -359,7 +359,7 @@ const fn place(bytes: [u8; 4]) -> Place {
 }
 
 fn runs_of_list(records: &[u8]) -> Result<Vec<Run>, Kind> {
-    if records.is_empty() || records.len() % 8 != 0 {
+    if records.is_empty() || !records.len().is_multiple_of(8) {
         return Err(Kind::Illegal("a list of runs is empty or has a wrong length"));
     }
     let runs = records.chunks_exact(8).filter_map(|record| match record {
