@@ -1,0 +1,35 @@
+# make demo   a running container moves from one node to another
+# make test   every check: formatting, lints, documentation, licences, all tests
+# make bench  figures beside containerd's own path (release build)
+
+CARGO ?= cargo
+export KYBERNATE_CACHE ?= /var/cache/kybernate
+
+.PHONY: demo test build lint bench clean setup
+
+demo: build
+	target/debug/kybernate-conformance demo
+
+test: lint build
+	$(CARGO) test --workspace --locked
+
+build: setup
+	$(CARGO) build --workspace --bins --locked
+
+lint: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
+	$(KYBERNATE_CACHE)/tools/bin/cargo-deny --locked check bans licenses sources
+
+bench: setup
+	$(CARGO) build --workspace --bins --locked --release
+	target/release/kybernate-conformance bench
+
+clean:
+	-target/debug/kybernate-conformance node down all
+	$(CARGO) clean
+
+# Installs what is missing (Debian, as root) or says what to install. Looks only, when all is there.
+setup:
+	@sh conformance/setup.sh
