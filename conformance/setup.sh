@@ -15,7 +15,6 @@ need protoc protobuf-compiler
 need debootstrap debootstrap
 need docker-registry docker-registry
 need ip iproute2
-need iptables iptables
 need unshare util-linux
 need nsenter util-linux
 
