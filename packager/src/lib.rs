@@ -7,14 +7,19 @@
 
 pub mod agent_api;
 pub mod artifact;
+mod bundle;
 mod checked;
 pub mod compat;
+pub mod copy;
 pub mod criu;
 pub mod images_pack;
+pub mod key;
 pub mod layout;
 pub mod outline;
 pub mod pack;
 pub mod progress;
 pub mod remote;
+pub mod sign;
 pub mod store;
 pub mod unpack;
+pub mod verify;
