@@ -1,0 +1,194 @@
+//! Every endpoint, on one screen.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Query, Request, State};
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use kybernate_spec::{Digest, RepositoryName};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::app::AppState;
+use crate::error::ApiError;
+use crate::route::Route;
+use crate::upload::next_frame;
+
+mod blob;
+mod list;
+mod manifest;
+mod upload;
+
+/// How much of a refused body is read so that the client gets to see why it was refused: closing
+/// with bytes unread resets the connection, which destroys the reply on its way.
+const LINGER_BYTES_MAX: u64 = 1 << 30;
+/// How long that is done.
+const LINGER_TIME_MAX: Duration = Duration::from_secs(30);
+
+const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
+const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+
+/// Builds the HTTP service.
+pub fn router(app: AppState) -> Router {
+    Router::new()
+        // Repository names hold '/', so the path is split by `Route` and not by the router.
+        .fallback(dispatch)
+        .layer(CatchPanicLayer::custom(|_panic| internal_error()))
+        .with_state(app)
+}
+
+/// What a handler is given.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    app: &'a AppState,
+    parts: &'a Parts,
+}
+
+async fn dispatch(State(app): State<AppState>, request: Request) -> Response {
+    let started = Instant::now();
+    let (parts, body) = request.into_parts();
+    let route = Route::of(parts.uri.path());
+    let mut body = Some(body);
+    let answer = answer(Call { app: &app, parts: &parts }, route.as_ref(), &mut body).await;
+    let failed = answer.is_err();
+    let mut response = answer.unwrap_or_else(IntoResponse::into_response);
+    if let Some(body) = body.filter(|_| failed && !parts.headers.contains_key(EXPECT)) {
+        linger(&app, body);
+    }
+    response.headers_mut().insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
+    tracing::info!(
+        http.method = %parts.method,
+        http.route = route.as_ref().map_or("none", Route::label),
+        repository = route.as_ref().and_then(Route::repository),
+        reference = route.as_ref().and_then(Route::reference),
+        http.status = response.status().as_u16(),
+        duration_ms = started.elapsed().as_millis(),
+        "answered"
+    );
+    response
+}
+
+async fn answer(
+    call: Call<'_>,
+    route: Option<&Route<'_>>,
+    body: &mut Option<Body>,
+) -> Result<Response, ApiError> {
+    let Some(route) = route else { return Err(ApiError::NoEndpoint) };
+    match (route, &call.parts.method) {
+        (Route::Live, &Method::GET | &Method::HEAD) => Ok(StatusCode::OK.into_response()),
+        (Route::Ready, &Method::GET | &Method::HEAD) => Ok(readiness(call.app).into_response()),
+        (Route::Base, &Method::GET | &Method::HEAD) => Ok(base()),
+        (Route::Catalog, &Method::GET) => list::catalog(call).await,
+        (Route::Tags(name), &Method::GET) => list::tags(call, name).await,
+        (Route::Referrers(name, subject), &Method::GET) => {
+            list::referrers(call, name, subject).await
+        }
+        (Route::Blob(name, digest), &Method::GET) => blob::get(call, name, digest).await,
+        (Route::Blob(name, digest), &Method::HEAD) => blob::head(call, name, digest).await,
+        (Route::Blob(name, digest), &Method::DELETE) => blob::delete(call, name, digest).await,
+        (Route::Uploads(name), &Method::POST) => upload::post(call, name, body).await,
+        (Route::Upload(name, id), &Method::GET) => upload::get(call, name, id).await,
+        (Route::Upload(name, id), &Method::PATCH) => upload::patch(call, name, id, body).await,
+        (Route::Upload(name, id), &Method::PUT) => upload::put(call, name, id, body).await,
+        (Route::Upload(name, id), &Method::DELETE) => upload::delete(call, name, id).await,
+        (Route::Manifest(name, reference), &Method::GET) => {
+            manifest::get(call, name, reference).await
+        }
+        (Route::Manifest(name, reference), &Method::HEAD) => {
+            manifest::head(call, name, reference).await
+        }
+        (Route::Manifest(name, reference), &Method::PUT) => {
+            manifest::put(call, name, reference, body).await
+        }
+        (Route::Manifest(name, reference), &Method::DELETE) => {
+            manifest::delete(call, name, reference).await
+        }
+        (Route::Live | Route::Ready | Route::Base, _) => Err(ApiError::Method("GET, HEAD")),
+        (Route::Catalog | Route::Tags(_) | Route::Referrers(..), _) => Err(ApiError::Method("GET")),
+        (Route::Blob(..), _) => Err(ApiError::Method("GET, HEAD, DELETE")),
+        (Route::Uploads(_), _) => Err(ApiError::Method("POST")),
+        (Route::Upload(..), _) => Err(ApiError::Method("GET, PATCH, PUT, DELETE")),
+        (Route::Manifest(..), _) => Err(ApiError::Method("GET, HEAD, PUT, DELETE")),
+    }
+}
+
+fn base() -> Response {
+    ([(CONTENT_TYPE, "application/json")], "{}").into_response()
+}
+
+fn readiness(app: &AppState) -> StatusCode {
+    if app.tasks.is_ending() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
+}
+
+fn internal_error() -> Response {
+    let body = r#"{"errors":[{"code":"UNKNOWN","message":"internal error"}]}"#;
+    let json = [(CONTENT_TYPE, "application/json")];
+    (StatusCode::INTERNAL_SERVER_ERROR, json, body).into_response()
+}
+
+/// Goes on reading a refused body for a while, beside the reply.
+fn linger(app: &AppState, mut body: Body) {
+    app.tasks.spawn(|cancel| async move {
+        let reading = async {
+            let mut read = 0;
+            while read < LINGER_BYTES_MAX
+                && let Ok(Some(bytes)) = next_frame(&mut body).await
+            {
+                read += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+            }
+        };
+        tokio::select! {
+            _too_long_or_done = tokio::time::timeout(LINGER_TIME_MAX, reading) => {}
+            () = cancel.cancelled() => {}
+        }
+    });
+}
+
+impl<'a> Call<'a> {
+    fn header(&self, name: HeaderName) -> Option<&'a str> {
+        self.parts.headers.get(name)?.to_str().ok()
+    }
+
+    /// Returns the length of the body when the client says it.
+    fn content_length(&self) -> Option<u64> {
+        self.header(CONTENT_LENGTH)?.parse().ok()
+    }
+
+    /// Returns the query's parameters in order.
+    fn query(&self) -> Result<Vec<(String, String)>, ApiError> {
+        match Query::try_from_uri(&self.parts.uri) {
+            Ok(Query(parameters)) => Ok(parameters),
+            Err(error) => {
+                tracing::debug!(%error, "a query could not be read");
+                Err(ApiError::Malformed("query"))
+            }
+        }
+    }
+
+    /// Runs work on the store where blocking is allowed.
+    async fn on_store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Arc<crate::store::Store>) -> Result<T, crate::store::StoreError>
+        + Send
+        + 'static,
+    ) -> Result<T, ApiError> {
+        Ok(crate::app::blocking(&self.app.store, work).await?)
+    }
+}
+
+/// Returns a query's parameter.
+fn parameter<'a>(query: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+}
+
+fn repository(name: &str) -> Result<RepositoryName, ApiError> {
+    name.parse().map_err(ApiError::Name)
+}
+
+fn digest(text: &str) -> Result<Digest, ApiError> {
+    text.parse().map_err(ApiError::Digest)
+}

@@ -1,0 +1,192 @@
+//! Manifests (distribution specification, "Pulling manifests", "Pushing Manifests").
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG, LOCATION};
+use http::{HeaderName, HeaderValue, StatusCode};
+use kybernate_spec::{
+    Algorithm, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryName, Tag, TagError,
+};
+
+use super::{CONTENT_DIGEST, Call, digest, repository};
+use crate::error::ApiError;
+use crate::manifest::References;
+use crate::store::{NewManifest, Store, StoreError, StoredManifest};
+use crate::upload::next_frame;
+
+const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
+const TAG: HeaderName = HeaderName::from_static("oci-tag");
+
+/// Tags one PUT may set; the specification asks for ten.
+const TAGS_MAX: usize = 100;
+
+/// What stands last in a manifest's path.
+enum Reference {
+    Tag(Tag),
+    Digest(Digest),
+    /// No tag can have this name, so there is no such manifest.
+    Neither(TagError),
+}
+
+impl Reference {
+    fn parse(text: &str) -> Result<Self, ApiError> {
+        if text.contains(':') {
+            return digest(text).map(Self::Digest);
+        }
+        Ok(text.parse().map_or_else(Self::Neither, Self::Tag))
+    }
+
+    fn resolve(self, name: &RepositoryName, store: &Store) -> Result<Option<Digest>, StoreError> {
+        match self {
+            Self::Tag(tag) => store.tag(name, &tag),
+            Self::Digest(digest) => Ok(Some(digest)),
+            Self::Neither(_) => Ok(None),
+        }
+    }
+}
+
+pub(super) async fn head(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
+    let (repository, reference) = (repository(name)?, Reference::parse(text)?);
+    let found = call.on_store(move |store| match reference.resolve(&repository, store)? {
+        Some(digest) => store.manifest(&repository, &digest),
+        None => Ok(None),
+    });
+    let manifest = found.await?.ok_or(ApiError::ManifestUnknown)?;
+    Ok(describe(&manifest, StatusCode::OK.into_response()))
+}
+
+pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
+    let (repository, reference) = (repository(name)?, Reference::parse(text)?);
+    let found = call.on_store(move |store| match reference.resolve(&repository, store)? {
+        Some(digest) => store.read_manifest(&repository, &digest),
+        None => Ok(None),
+    });
+    let (manifest, content) = found.await?.ok_or(ApiError::ManifestUnknown)?;
+    Ok(describe(&manifest, content.into_response()))
+}
+
+pub(super) async fn put(
+    call: Call<'_>,
+    name: &str,
+    text: &str,
+    body: &mut Option<Body>,
+) -> Result<Response, ApiError> {
+    let repository = repository(name)?;
+    let reference = Reference::parse(text)?;
+    let tags = tags(call, &reference)?;
+    let content_type = call.header(CONTENT_TYPE).map(essence);
+    let content = collect(call, body).await?;
+    let digest = prove(reference, &content)?;
+    let (media_type, references) =
+        References::parse(content_type, &content).map_err(ApiError::Manifest)?;
+    let subject = references.subject.clone();
+    let reply = created(&repository, &digest, subject.as_ref(), &tags);
+    let new = NewManifest { digest, media_type, content, references, tags };
+    let missing = call.on_store(move |store| store.put_manifest(&repository, &new)).await?;
+    if missing.is_empty() { Ok(reply) } else { Err(ApiError::MissingReferences(missing)) }
+}
+
+pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
+    let (repository, reference) = (repository(name)?, Reference::parse(text)?);
+    let removed = call.on_store(move |store| match reference {
+        Reference::Tag(tag) => store.delete_tag(&repository, &tag),
+        Reference::Digest(digest) => store.delete_manifest(&repository, &digest),
+        Reference::Neither(_) => Ok(false),
+    });
+    if removed.await? {
+        Ok(StatusCode::ACCEPTED.into_response())
+    } else {
+        Err(ApiError::ManifestUnknown)
+    }
+}
+
+/// Returns the tags a PUT sets: the one it names, or those of its `tag` parameters.
+fn tags(call: Call<'_>, reference: &Reference) -> Result<Vec<Tag>, ApiError> {
+    if let Reference::Tag(tag) = reference {
+        return Ok(vec![tag.clone()]);
+    }
+    let query = call.query()?;
+    let tags = query.iter().filter(|(key, _)| key == "tag");
+    let tags: Result<Vec<Tag>, _> = tags.map(|(_, value)| value.parse()).collect();
+    let tags = tags.map_err(ApiError::Tag)?;
+    if tags.len() > TAGS_MAX { Err(ApiError::Malformed("list of tags")) } else { Ok(tags) }
+}
+
+/// Returns the digest of what is pushed, which must be the one it is pushed under.
+fn prove(reference: Reference, content: &[u8]) -> Result<Digest, ApiError> {
+    let expected = match reference {
+        Reference::Digest(digest) => Some(digest),
+        Reference::Tag(_) => None,
+        Reference::Neither(error) => return Err(ApiError::Tag(error)),
+    };
+    let algorithm = expected.as_ref().map_or(Algorithm::Sha256, Digest::algorithm);
+    let mut hasher = Hasher::new(algorithm);
+    hasher.update(content);
+    let actual = hasher.finish();
+    match expected {
+        Some(expected) if expected != actual => Err(ApiError::ManifestDigest { expected, actual }),
+        _ => Ok(actual),
+    }
+}
+
+/// Reads a manifest's body, which is held whole and therefore bounded.
+async fn collect(call: Call<'_>, body: &mut Option<Body>) -> Result<Bytes, ApiError> {
+    let too_large = |length| length > MANIFEST_BYTES_MAX;
+    if call.content_length().is_some_and(too_large) {
+        return Err(ApiError::ManifestSize);
+    }
+    let _place = call.app.receiving.acquire().await;
+    let Some(body) = body else { return Err(ApiError::Body) };
+    let mut content = BytesMut::new();
+    while let Some(bytes) = next_frame(body).await? {
+        content.extend_from_slice(&bytes);
+        if u64::try_from(content.len()).is_ok_and(too_large) {
+            return Err(ApiError::ManifestSize);
+        }
+    }
+    Ok(content.freeze())
+}
+
+/// Returns a media type without its parameters, which a registry should ignore.
+fn essence(content_type: &str) -> &str {
+    content_type.split_once(';').map_or(content_type, |(essence, _)| essence).trim()
+}
+
+fn describe(manifest: &StoredManifest, mut response: Response) -> Response {
+    let digest = manifest.digest.to_string();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(manifest.size));
+    let texts = [
+        (CONTENT_TYPE, manifest.media_type.clone()),
+        (ETAG, format!("\"{digest}\"")),
+        (CONTENT_DIGEST, digest),
+    ];
+    for (name, text) in texts {
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+fn created(
+    repository: &RepositoryName,
+    digest: &Digest,
+    subject: Option<&Digest>,
+    tags: &[Tag],
+) -> Response {
+    let headers = [
+        (LOCATION, format!("/v2/{repository}/manifests/{digest}")),
+        (CONTENT_DIGEST, digest.to_string()),
+    ];
+    let mut response = (StatusCode::CREATED, headers).into_response();
+    let subject = subject.map(|subject| (SUBJECT, subject.to_string()));
+    let tags = tags.iter().map(|tag| (TAG, tag.to_string()));
+    for (name, text) in subject.into_iter().chain(tags) {
+        if let Ok(value) = HeaderValue::try_from(text) {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}

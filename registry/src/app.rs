@@ -1,0 +1,56 @@
+//! What every handler can reach.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::store::{Store, StoreError};
+use crate::tasks::Tasks;
+use crate::upload::Uploads;
+
+/// Bodies sent at once; each holds at most two chunks of 1 MiB, and a client that does not read is
+/// cut, so those who wait for a place get one.
+const BODIES_SENT_MAX: usize = 256;
+/// Bodies received at once; each holds at most two chunks of 1 MiB.
+const BODIES_RECEIVED_MAX: usize = 256;
+
+/// Everything the registry is made of, built once and never changed.
+#[derive(Debug)]
+pub struct App {
+    /// Content.
+    pub store: Arc<Store>,
+    /// Unfinished uploads.
+    pub uploads: Uploads,
+    /// Work that shutdown waits for.
+    pub tasks: Tasks,
+    pub(crate) sending: Arc<Semaphore>,
+    pub(crate) receiving: Semaphore,
+}
+
+/// A cheap handle to the [`App`].
+pub type AppState = Arc<App>;
+
+impl App {
+    /// Builds a registry on `store`.
+    pub fn new(store: Store, tasks: Tasks) -> AppState {
+        let store = Arc::new(store);
+        Arc::new(Self {
+            uploads: Uploads::new(Arc::clone(&store)),
+            store,
+            tasks,
+            sending: Arc::new(Semaphore::new(BODIES_SENT_MAX)),
+            receiving: Semaphore::new(BODIES_RECEIVED_MAX),
+        })
+    }
+}
+
+/// Runs `work`, which blocks, where blocking is allowed. Dropping the future does not stop it.
+pub(crate) async fn blocking<T: Send + 'static>(
+    store: &Arc<Store>,
+    work: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let store = Arc::clone(store);
+    let outcome = tokio::task::spawn_blocking(move || work(&store)).await;
+    outcome.unwrap_or_else(|error| Err(StoreError::during("work")(io::Error::other(error))))
+}

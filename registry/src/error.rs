@@ -1,0 +1,311 @@
+//! The one place where a failure becomes a reply.
+
+use std::borrow::Cow;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::header::{ALLOW, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, StatusCode};
+use kybernate_spec::{Digest, DigestError, MANIFEST_BYTES_MAX, NameError, TagError, chain};
+
+use crate::manifest::ManifestError;
+use crate::store::{ReadError, StoreError, StoreErrorKind};
+use crate::upload::UploadError;
+
+/// The error codes of the distribution specification that this registry sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum ErrorCode {
+    /// The blob is not here.
+    BlobUnknown,
+    /// The upload cannot go on like this.
+    BlobUploadInvalid,
+    /// The upload is not here.
+    BlobUploadUnknown,
+    /// The digest is malformed or does not match the content.
+    DigestInvalid,
+    /// The manifest refers to something that is not here.
+    ManifestBlobUnknown,
+    /// The manifest is malformed.
+    ManifestInvalid,
+    /// The manifest is not here.
+    ManifestUnknown,
+    /// The repository's name is malformed.
+    NameInvalid,
+    /// The repository is not here.
+    NameUnknown,
+    /// The length is not what was announced, or too large.
+    SizeInvalid,
+    /// Too much at once.
+    #[serde(rename = "TOOMANYREQUESTS")]
+    TooManyRequests,
+    /// There is no such operation.
+    Unsupported,
+    /// We failed; the client did nothing wrong.
+    Unknown,
+}
+
+/// What a handler fails with.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The path is no endpoint.
+    #[error("no such endpoint")]
+    NoEndpoint,
+    /// The endpoint does not know the method.
+    #[error("method not allowed")]
+    Method(&'static str),
+    /// The path holds something that is not a repository name.
+    #[error("invalid repository name in request")]
+    Name(#[source] NameError),
+    /// The request holds something that is not a digest.
+    #[error("invalid digest in request")]
+    Digest(#[source] DigestError),
+    /// A manifest is pushed under something that is not a tag.
+    #[error("invalid tag in request")]
+    Tag(#[source] TagError),
+    /// A PUT that ends an upload does not say the digest.
+    #[error("no digest in request")]
+    NoDigest,
+    /// A query parameter or header makes no sense.
+    #[error("malformed {0} in request")]
+    Malformed(&'static str),
+    /// The repository is not here.
+    #[error("no such repository")]
+    NameUnknown,
+    /// The blob is not here, or not readable through this repository.
+    #[error("no such blob")]
+    BlobUnknown,
+    /// The manifest is not here.
+    #[error("no such manifest")]
+    ManifestUnknown,
+    /// The range does not touch the blob.
+    #[error("range not satisfiable")]
+    Range {
+        /// The blob's length.
+        length: u64,
+    },
+    /// The manifest is longer than allowed.
+    #[error("manifest too large")]
+    ManifestSize,
+    /// The manifest is malformed.
+    #[error("malformed manifest")]
+    Manifest(#[source] ManifestError),
+    /// The manifest is not what its digest says.
+    #[error("manifest does not match its digest")]
+    ManifestDigest {
+        /// What the request says.
+        expected: Digest,
+        /// What was received.
+        actual: Digest,
+    },
+    /// The manifest refers to what the repository does not have.
+    #[error("manifest refers to unknown content")]
+    MissingReferences(Vec<Digest>),
+    /// The upload cannot go on.
+    #[error("upload failed")]
+    Upload {
+        /// Where the upload is found.
+        location: Option<String>,
+        /// Why.
+        #[source]
+        error: UploadError,
+    },
+    /// The client stopped sending.
+    #[error("request body ended early")]
+    Body,
+    /// Stored content could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A task of ours ended without an answer.
+    #[error("a task failed")]
+    Task(#[source] tokio::task::JoinError),
+}
+
+type Message = Cow<'static, str>;
+
+impl From<UploadError> for ApiError {
+    fn from(error: UploadError) -> Self {
+        Self::Upload { location: None, error }
+    }
+}
+
+impl ApiError {
+    fn reply(&self) -> (StatusCode, ErrorCode, Message) {
+        match self {
+            Self::NoEndpoint => {
+                reply(StatusCode::NOT_FOUND, ErrorCode::Unsupported, "no such endpoint")
+            }
+            Self::Method(_) => reply(
+                StatusCode::METHOD_NOT_ALLOWED,
+                ErrorCode::Unsupported,
+                "the endpoint does not know this method",
+            ),
+            Self::Name(error) => bad(ErrorCode::NameInvalid, error.to_string()),
+            Self::Digest(error) => bad(ErrorCode::DigestInvalid, error.to_string()),
+            Self::Tag(error) => bad(ErrorCode::ManifestInvalid, error.to_string()),
+            Self::NoDigest => {
+                bad(ErrorCode::DigestInvalid, "the query parameter 'digest' is missing")
+            }
+            Self::Malformed(what) => bad(ErrorCode::Unsupported, format!("malformed {what}")),
+            Self::NameUnknown => {
+                reply(StatusCode::NOT_FOUND, ErrorCode::NameUnknown, "no such repository")
+            }
+            Self::BlobUnknown | Self::Read(ReadError::Corrupt(_)) => reply(
+                StatusCode::NOT_FOUND,
+                ErrorCode::BlobUnknown,
+                "the repository has no such blob",
+            ),
+            Self::ManifestUnknown => reply(
+                StatusCode::NOT_FOUND,
+                ErrorCode::ManifestUnknown,
+                "the repository has no such manifest",
+            ),
+            Self::Range { length } => reply(
+                StatusCode::RANGE_NOT_SATISFIABLE,
+                ErrorCode::SizeInvalid,
+                format!("the range is outside of the blob's {length} bytes"),
+            ),
+            Self::ManifestSize => reply(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                ErrorCode::SizeInvalid,
+                format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes"),
+            ),
+            Self::Manifest(error) => bad(ErrorCode::ManifestInvalid, chain(error).to_string()),
+            Self::ManifestDigest { expected, actual } => {
+                bad(ErrorCode::DigestInvalid, mismatch(expected, actual))
+            }
+            Self::MissingReferences(missing) => bad(
+                ErrorCode::ManifestBlobUnknown,
+                format!(
+                    "the manifest refers to {} that the repository does not have",
+                    list(missing)
+                ),
+            ),
+            Self::Upload { error, .. } => upload(error),
+            Self::Body => bad(ErrorCode::SizeInvalid, "the request body ended early"),
+            Self::Read(ReadError::Io(..)) | Self::Task(_) => internal(),
+            Self::Store(error) => store(error),
+        }
+    }
+
+    fn header(&self) -> Option<(HeaderName, String)> {
+        match self {
+            Self::Method(allowed) => Some((ALLOW, (*allowed).to_owned())),
+            Self::Range { length } => Some((CONTENT_RANGE, format!("bytes */{length}"))),
+            Self::Upload { error: UploadError::TooMany, .. } => {
+                Some((RETRY_AFTER, "60".to_owned()))
+            }
+            Self::Upload { error: UploadError::OutOfOrder { received }, .. } => {
+                Some((RANGE, received_range(*received)))
+            }
+            _ => None,
+        }
+    }
+
+    fn location(&self) -> Option<&str> {
+        match self {
+            Self::Upload { location, error: UploadError::OutOfOrder { .. } } => location.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the `Range` header of an upload. Nothing received and one byte received look the same,
+/// as clients expect it.
+pub(crate) fn received_range(received: u64) -> String {
+    format!("0-{}", received.saturating_sub(1))
+}
+
+fn upload(error: &UploadError) -> (StatusCode, ErrorCode, Message) {
+    match error {
+        UploadError::Unknown => reply(
+            StatusCode::NOT_FOUND,
+            ErrorCode::BlobUploadUnknown,
+            "there is no such upload: begin a new one",
+        ),
+        UploadError::TooMany => reply(
+            StatusCode::TOO_MANY_REQUESTS,
+            ErrorCode::TooManyRequests,
+            "too many uploads are open",
+        ),
+        UploadError::OutOfOrder { .. } => reply(
+            StatusCode::RANGE_NOT_SATISFIABLE,
+            ErrorCode::BlobUploadInvalid,
+            error.to_string(),
+        ),
+        UploadError::Length => bad(ErrorCode::SizeInvalid, error.to_string()),
+        UploadError::Digest { expected, actual } => {
+            bad(ErrorCode::DigestInvalid, mismatch(expected, actual))
+        }
+        UploadError::Stalled => {
+            reply(StatusCode::REQUEST_TIMEOUT, ErrorCode::BlobUploadInvalid, error.to_string())
+        }
+        UploadError::Interrupted | UploadError::Superseded => {
+            bad(ErrorCode::BlobUploadInvalid, error.to_string())
+        }
+        UploadError::Store(error) => store(error),
+    }
+}
+
+fn store(error: &StoreError) -> (StatusCode, ErrorCode, Message) {
+    match error.kind {
+        StoreErrorKind::NoSpace => reply(
+            StatusCode::INSUFFICIENT_STORAGE,
+            ErrorCode::Unknown,
+            "the registry's storage is full",
+        ),
+        StoreErrorKind::Io(_) => internal(),
+    }
+}
+
+fn internal() -> (StatusCode, ErrorCode, Message) {
+    reply(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::Unknown, "internal error")
+}
+
+fn bad(code: ErrorCode, message: impl Into<Message>) -> (StatusCode, ErrorCode, Message) {
+    reply(StatusCode::BAD_REQUEST, code, message)
+}
+
+fn reply(
+    status: StatusCode,
+    code: ErrorCode,
+    message: impl Into<Message>,
+) -> (StatusCode, ErrorCode, Message) {
+    (status, code, message.into())
+}
+
+fn mismatch(expected: &Digest, actual: &Digest) -> String {
+    format!("the content has digest {actual}, not {expected}")
+}
+
+/// Names the first few of what may be thousands.
+fn list(digests: &[Digest]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<_> = digests.iter().take(SHOWN).map(ToString::to_string).collect();
+    match digests.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, code, message) = self.reply();
+        if status.is_server_error() {
+            tracing::error!(error = %chain(&self), "request failed");
+        }
+        let body = serde_json::json!({ "errors": [{ "code": code, "message": message }] });
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        let location = self.location().map(|location| (LOCATION, location.to_owned()));
+        for (name, value) in self.header().into_iter().chain(location) {
+            if let Ok(value) = HeaderValue::try_from(value) {
+                headers.insert(name, value);
+            }
+        }
+        response
+    }
+}

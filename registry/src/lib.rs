@@ -1,0 +1,20 @@
+//! An OCI registry on a directory.
+//!
+//! Reading order: [`config`] says what can be set, [`server`] accepts connections and drains them,
+//! [`api`] answers every request over [`route`] and [`range`], and [`error`] is the one place where
+//! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
+//! [`store`] keeps them: content by digest, and small records that say which repository may show
+//! which content. [`tasks`] is the work that shutdown waits for.
+
+pub mod api;
+pub mod app;
+pub mod config;
+pub mod error;
+pub mod manifest;
+pub mod range;
+pub mod route;
+pub mod server;
+pub mod store;
+pub mod tasks;
+pub mod telemetry;
+pub mod upload;

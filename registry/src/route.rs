@@ -1,0 +1,136 @@
+//! Which endpoint a path names.
+//!
+//! Repository names hold `/`, and may hold any word the API uses, so a path is read from the
+//! right: what stands last says what stands before it.
+
+use std::borrow::Cow;
+
+/// An endpoint and the parts of its path, percent-decoded and not yet checked.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Route<'a> {
+    /// `/livez`: the process runs.
+    Live,
+    /// `/readyz`: the process serves.
+    Ready,
+    /// `/v2/`: the API is spoken here.
+    Base,
+    /// `/v2/_catalog`: repositories.
+    Catalog,
+    /// `/v2/<name>/tags/list`.
+    Tags(Cow<'a, str>),
+    /// `/v2/<name>/blobs/<digest>`.
+    Blob(Cow<'a, str>, Cow<'a, str>),
+    /// `/v2/<name>/blobs/uploads/`: begins an upload.
+    Uploads(Cow<'a, str>),
+    /// `/v2/<name>/blobs/uploads/<id>`: an upload.
+    Upload(Cow<'a, str>, Cow<'a, str>),
+    /// `/v2/<name>/manifests/<tag or digest>`.
+    Manifest(Cow<'a, str>, Cow<'a, str>),
+    /// `/v2/<name>/referrers/<digest>`.
+    Referrers(Cow<'a, str>, Cow<'a, str>),
+}
+
+impl<'a> Route<'a> {
+    /// Reads a path. Returns nothing when it is no endpoint of this registry.
+    pub fn of(path: &'a str) -> Option<Self> {
+        match path {
+            "/livez" => return Some(Self::Live),
+            "/readyz" => return Some(Self::Ready),
+            "/v2" | "/v2/" => return Some(Self::Base),
+            "/v2/_catalog" => return Some(Self::Catalog),
+            _ => {}
+        }
+        let path = path.strip_prefix("/v2/")?;
+        if let Some(name) = strip(path, "/blobs/uploads/").or_else(|| strip(path, "/blobs/uploads"))
+        {
+            return Some(Self::Uploads(decode(name)?));
+        }
+        if let Some(name) = strip(path, "/tags/list") {
+            return Some(Self::Tags(decode(name)?));
+        }
+        let (rest, last) = path.rsplit_once('/')?;
+        let (name, kind) = rest.rsplit_once('/')?;
+        let last = decode(last).filter(|last| !last.is_empty())?;
+        match kind {
+            "blobs" => Some(Self::Blob(decode(name)?, last)),
+            "manifests" => Some(Self::Manifest(decode(name)?, last)),
+            "referrers" => Some(Self::Referrers(decode(name)?, last)),
+            "uploads" => Some(Self::Upload(decode(strip(name, "/blobs")?)?, last)),
+            _ => None,
+        }
+    }
+
+    /// Returns the endpoint's name for logs. It never holds an upload's id.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Live => "livez",
+            Self::Ready => "readyz",
+            Self::Base => "base",
+            Self::Catalog => "catalog",
+            Self::Tags(_) => "tags",
+            Self::Blob(..) => "blob",
+            Self::Uploads(_) => "uploads",
+            Self::Upload(..) => "upload",
+            Self::Manifest(..) => "manifest",
+            Self::Referrers(..) => "referrers",
+        }
+    }
+
+    /// Returns the repository's name as it was asked for.
+    pub fn repository(&self) -> Option<&str> {
+        match self {
+            Self::Live | Self::Ready | Self::Base | Self::Catalog => None,
+            Self::Tags(name)
+            | Self::Uploads(name)
+            | Self::Blob(name, _)
+            | Self::Upload(name, _)
+            | Self::Manifest(name, _)
+            | Self::Referrers(name, _) => Some(name),
+        }
+    }
+
+    /// Returns the digest or tag as it was asked for.
+    pub fn reference(&self) -> Option<&str> {
+        match self {
+            Self::Blob(_, reference)
+            | Self::Manifest(_, reference)
+            | Self::Referrers(_, reference) => Some(reference),
+            // The last part of an upload's path is its secret.
+            Self::Upload(..)
+            | Self::Live
+            | Self::Ready
+            | Self::Base
+            | Self::Catalog
+            | Self::Tags(_)
+            | Self::Uploads(_) => None,
+        }
+    }
+}
+
+/// Takes `suffix` off when a name is left before it.
+fn strip<'a>(path: &'a str, suffix: &str) -> Option<&'a str> {
+    path.strip_suffix(suffix).filter(|name| !name.is_empty())
+}
+
+/// Undoes percent-encoding: some clients write `sha256%3A…`. Returns nothing for what is not
+/// percent-encoded UTF-8.
+fn decode(text: &str) -> Option<Cow<'_, str>> {
+    if !text.contains('%') {
+        return Some(Cow::Borrowed(text));
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut pieces = text.split('%');
+    bytes.extend_from_slice(pieces.next()?.as_bytes());
+    for piece in pieces {
+        let (hex, rest) = piece.split_at_checked(2)?;
+        if !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        bytes.push(u8::from_str_radix(hex, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok().map(Cow::Owned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! Accepts connections, and at the end lets requests finish.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use kybernate_spec::chain;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use self::patience::Patience;
+use crate::api::router;
+use crate::app::{App, AppState};
+use crate::store::Store;
+use crate::tasks::Tasks;
+
+mod patience;
+
+/// Connections at once; idle ones cost ~20 KiB each.
+const CONNECTIONS_MAX: usize = 4096;
+/// How long a client may take to send a request's head, so also how long an idle connection stays.
+/// Above the 90 s after which Go's client closes its own, so that we do not close it under a request.
+const HEAD_TIME_MAX: Duration = Duration::from_mins(2);
+/// How long a failed accept (too many files open) is waited out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often what has expired is swept.
+const SWEEP_EVERY: Duration = Duration::from_mins(10);
+
+/// A registry that serves.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    tasks: Tasks,
+}
+
+impl Server {
+    /// Serves `store` on `listener` until it is shut down.
+    pub fn start(store: Store, listener: TcpListener) -> io::Result<Self> {
+        let tasks = Tasks::default();
+        let address = listener.local_addr()?;
+        let app = App::new(store, tasks.clone());
+        let sweeping = Arc::clone(&app);
+        tasks.spawn(|cancel| sweep(sweeping, cancel));
+        tasks.spawn(|cancel| accept(app, listener, cancel));
+        Ok(Self { address, tasks })
+    }
+
+    /// Returns where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts nothing more and waits up to `grace` for requests to finish. Returns whether all did.
+    pub async fn shut_down(self, grace: Duration) -> bool {
+        self.tasks.shut_down(grace).await
+    }
+}
+
+async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let accepted = async {
+            let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+            let (stream, _peer) = listener.accept().await?;
+            // Replies of a few bytes must not wait for the client's delayed acknowledgement.
+            stream.set_nodelay(true)?;
+            Ok::<_, io::Error>((stream, place))
+        };
+        let accepted = tokio::select! {
+            accepted = accepted => accepted,
+            () = cancel.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, place)) => {
+                let app = Arc::clone(&app);
+                let tasks = app.tasks.clone();
+                tasks.spawn(|cancel| converse(app, stream, place, cancel));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection");
+                let _ended = tokio::time::timeout(ACCEPT_PAUSE, cancel.cancelled()).await;
+            }
+        }
+    }
+}
+
+async fn converse(
+    app: AppState,
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+    cancel: CancellationToken,
+) {
+    let service = TowerToHyperService::new(router(app));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .serve_connection(TokioIo::new(Patience::new(stream)), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = cancel.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        // Clients hang up in the middle of ranges they have enough of: no reason to worry.
+        tracing::debug!(error = %chain(&error), "a connection ended early");
+    }
+}
+
+async fn sweep(app: AppState, cancel: CancellationToken) {
+    let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    loop {
+        tokio::select! {
+            _tick = ticks.tick() => {}
+            () = cancel.cancelled() => return,
+        }
+        if let Err(error) = app.uploads.expire(SystemTime::now()).await {
+            tracing::error!(error = %chain(&error), "failed to sweep");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Content on disk: blobs by digest, and records that say which repository may show them.
+//!
+//! Every function here blocks and belongs on the blocking pool, except [`BlobReader`], which knows
+//! when it would block. Nothing is written in place: a file is written under a temporary name,
+//! synced, renamed, and its directory synced, before the function returns. There is no database
+//! and no index file: the directories are the lists.
+
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use fs_err as fs;
+use kybernate_spec::{Digest, RepositoryName, chain};
+
+use self::buffer::BufferPool;
+use self::durable::Directories;
+use self::layout::Layout;
+use self::record::Record;
+
+mod blob;
+mod buffer;
+mod checksum;
+mod clean;
+mod commit;
+mod durable;
+mod layout;
+mod listing;
+mod manifest;
+mod open;
+mod reader;
+mod record;
+mod referrer;
+mod tag;
+mod upload_file;
+
+pub use self::listing::{Page, Window};
+pub use self::manifest::{NewManifest, StoredManifest};
+pub use self::open::OpenError;
+pub use self::reader::{BlobReader, ReadError};
+pub use self::upload_file::{UploadId, UploadIdError};
+
+pub(crate) use self::blob::OpenBlob;
+pub(crate) use self::buffer::Buffer;
+pub(crate) use self::checksum::{CHUNK_BYTES, ChunkSums, SumRun};
+pub(crate) use self::commit::Commit;
+pub(crate) use self::upload_file::UploadFile;
+
+/// Locks for names and digests; two names that share one merely wait for each other.
+const STRIPES: usize = 64;
+
+/// A registry's content in a directory, locked for as long as the value lives.
+#[derive(Debug)]
+pub struct Store {
+    layout: Layout,
+    directories: Directories,
+    pool: Arc<BufferPool>,
+    temporary: AtomicU64,
+    /// Held while content is put in place or moved away, so that healing never meets moving.
+    shelves: [Mutex<()>; STRIPES],
+    /// Read by whoever writes a repository's manifests and tags, written by whoever deletes.
+    repositories: [RwLock<()>; STRIPES],
+    _lock: fs::File,
+}
+
+/// Why the store could not do something.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to {operation}")]
+pub struct StoreError {
+    /// What it was doing.
+    pub operation: &'static str,
+    /// What happened.
+    #[source]
+    pub kind: StoreErrorKind,
+}
+
+/// What happened to a store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreErrorKind {
+    /// The device is full or the quota used up. Retrying helps once there is room.
+    #[error("no space left")]
+    NoSpace,
+    /// Storage failed otherwise.
+    #[error("storage input or output failed")]
+    Io(#[source] io::Error),
+}
+
+impl StoreError {
+    /// Says what was being done when `error` came.
+    pub(crate) fn during(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| {
+            let kind = match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    StoreErrorKind::NoSpace
+                }
+                _ => StoreErrorKind::Io(error),
+            };
+            Self { operation, kind }
+        }
+    }
+}
+
+impl Store {
+    fn new(layout: Layout, lock: fs::File) -> Self {
+        Self {
+            layout,
+            directories: Directories::default(),
+            pool: Arc::default(),
+            temporary: AtomicU64::new(0),
+            shelves: std::array::from_fn(|_| Mutex::new(())),
+            repositories: std::array::from_fn(|_| RwLock::new(())),
+            _lock: lock,
+        }
+    }
+
+    /// Returns an empty buffer; [`CHUNK_BYTES`] of capacity come from a pool.
+    pub(crate) fn buffer(&self, capacity: usize) -> Buffer {
+        self.pool.take(capacity)
+    }
+
+    /// Writes a file whole or not at all. Its entry is durable once its directory is synced.
+    fn place(&self, bytes: &[u8], path: &Path) -> io::Result<()> {
+        self.place_with(path, |file| file.write_all_at(bytes, 0))
+    }
+
+    fn place_with(
+        &self,
+        path: &Path,
+        write: impl FnOnce(&std::fs::File) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let number = self.temporary.fetch_add(1, Ordering::Relaxed);
+        let temporary = self.layout.temporary().join(number.to_string());
+        let placed = write_synced(&temporary, write).and_then(|()| fs::rename(&temporary, path));
+        if placed.is_err() {
+            remove_quietly(&temporary);
+        }
+        placed
+    }
+
+    /// Writes a record whole or not at all; durable once its directory is synced.
+    fn place_record<R: Record>(&self, record: &R, path: &Path) -> io::Result<()> {
+        let bytes = record::encode(record).map_err(io::Error::other)?;
+        self.place(&bytes, path)
+    }
+
+    fn shelf_lock(&self, digest: &Digest) -> &Mutex<()> {
+        pick(&self.shelves, digest.hex().as_bytes())
+    }
+
+    fn repository_lock(&self, name: &RepositoryName) -> &RwLock<()> {
+        pick(&self.repositories, name.as_str().as_bytes())
+    }
+}
+
+fn write_synced(
+    path: &Path,
+    write: impl FnOnce(&std::fs::File) -> io::Result<()>,
+) -> io::Result<()> {
+    let file = fs::File::create_new(path)?;
+    write(file.file())?;
+    file.sync_data()
+}
+
+/// Reads a record. One that is damaged is told and absent.
+fn read_record<R: Record>(path: &Path) -> io::Result<Option<R>> {
+    let Some(bytes) = absent(fs::read(path))? else { return Ok(None) };
+    match record::decode(&bytes) {
+        Ok(record) => Ok(Some(record)),
+        Err(error) => {
+            tracing::error!(?path, error = %chain(&error), "a record is damaged and counts as absent");
+            Ok(None)
+        }
+    }
+}
+
+/// Removes what is of no use any more. What stays is removed by the next start or clean-up.
+fn remove_quietly(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, "a temporary file stays behind");
+    }
+}
+
+/// Opens a file that may be missing.
+fn open_if_there(path: &Path) -> io::Result<Option<fs::File>> {
+    absent(fs::File::open(path))
+}
+
+/// Turns "no such file" into nothing, also when a directory above is missing or is a file.
+fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn pick<'a, T>(stripes: &'a [T; STRIPES], key: &[u8]) -> &'a T {
+    let sum = checksum::sum(key) % 64;
+    let [first, ..] = stripes;
+    usize::try_from(sum).ok().and_then(|at| stripes.get(at)).unwrap_or(first)
+}

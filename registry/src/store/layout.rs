@@ -1,0 +1,123 @@
+//! Where everything is below the root.
+//!
+//! ```text
+//! kybernate-registry.json                          version of this layout
+//! blobs/<alg>/<hh>/<hex>                           content, named by its digest
+//! blobs/<alg>/<hh>/<hex>.crc                       its checksums, see `checksum`
+//! repositories/<name>/_blobs/<alg>/<hex>           the repository may show this blob (empty file)
+//! repositories/<name>/_manifests/<alg>/<hex>       … and this manifest (record with its media type)
+//! repositories/<name>/_tags/<tag>                  the tag's manifest (record)
+//! repositories/<name>/_referrers/<alg>/<hex>/<alg>-<hex>   a referrer of the first (its descriptor)
+//! uploads/<id>-<repository>                        bytes of an unfinished upload
+//! tmp/                                             records being written; emptied at start
+//! corrupt/                                         content that did not match, moved out of the way
+//! ```
+//!
+//! No component of a repository name begins with `_`, so the names cannot meet.
+
+use std::path::{Path, PathBuf};
+
+use kybernate_spec::{Algorithm, Digest, RepositoryName, Tag};
+
+/// The paths of one store.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+/// Directories of links inside a repository, told from components of its name by the `_`.
+pub(crate) const BLOBS: &str = "_blobs";
+pub(crate) const MANIFESTS: &str = "_manifests";
+pub(crate) const TAGS: &str = "_tags";
+const REFERRERS: &str = "_referrers";
+
+impl Layout {
+    pub(crate) fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn version_file(&self) -> PathBuf {
+        self.root.join(super::open::VERSION_FILE)
+    }
+
+    pub(crate) fn algorithm(&self, algorithm: Algorithm) -> PathBuf {
+        self.root.join("blobs").join(algorithm.name())
+    }
+
+    /// The directory of a blob.
+    pub(crate) fn shelf(&self, digest: &Digest) -> PathBuf {
+        let first = digest.hex().get(..2).unwrap_or_default();
+        self.algorithm(digest.algorithm()).join(first)
+    }
+
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.shelf(digest).join(digest.hex())
+    }
+
+    pub(crate) fn checksums(&self, digest: &Digest) -> PathBuf {
+        self.shelf(digest).join(format!("{}.crc", digest.hex()))
+    }
+
+    pub(crate) fn repositories(&self) -> PathBuf {
+        self.root.join("repositories")
+    }
+
+    pub(crate) fn repository(&self, name: &RepositoryName) -> PathBuf {
+        self.repositories().join(name.as_str())
+    }
+
+    pub(crate) fn blob_links(&self, name: &RepositoryName, algorithm: Algorithm) -> PathBuf {
+        self.repository(name).join(BLOBS).join(algorithm.name())
+    }
+
+    pub(crate) fn blob_link(&self, name: &RepositoryName, digest: &Digest) -> PathBuf {
+        self.blob_links(name, digest.algorithm()).join(digest.hex())
+    }
+
+    pub(crate) fn manifest_links(&self, name: &RepositoryName, algorithm: Algorithm) -> PathBuf {
+        self.repository(name).join(MANIFESTS).join(algorithm.name())
+    }
+
+    pub(crate) fn manifest_link(&self, name: &RepositoryName, digest: &Digest) -> PathBuf {
+        self.manifest_links(name, digest.algorithm()).join(digest.hex())
+    }
+
+    pub(crate) fn tags(&self, name: &RepositoryName) -> PathBuf {
+        self.repository(name).join(TAGS)
+    }
+
+    pub(crate) fn tag(&self, name: &RepositoryName, tag: &Tag) -> PathBuf {
+        self.tags(name).join(tag.as_str())
+    }
+
+    pub(crate) fn referrers(&self, name: &RepositoryName, subject: &Digest) -> PathBuf {
+        let algorithm = subject.algorithm().name();
+        self.repository(name).join(REFERRERS).join(algorithm).join(subject.hex())
+    }
+
+    pub(crate) fn uploads(&self) -> PathBuf {
+        self.root.join("uploads")
+    }
+
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    pub(crate) fn corrupt(&self) -> PathBuf {
+        self.root.join("corrupt")
+    }
+}
+
+/// Returns a digest as one file name.
+pub(crate) fn file_name(digest: &Digest) -> String {
+    format!("{}-{}", digest.algorithm(), digest.hex())
+}
+
+/// Reads what [`file_name`] made.
+pub(crate) fn parse_file_name(name: &str) -> Option<Digest> {
+    name.replacen('-', ":", 1).parse().ok()
+}

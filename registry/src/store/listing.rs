@@ -1,0 +1,120 @@
+//! Lists in pages, read from directories, in memory that does not grow with the directory.
+
+use std::collections::BinaryHeap;
+use std::io;
+use std::path::Path;
+
+use fs_err as fs;
+use kybernate_spec::{RepositoryName, Tag};
+
+use super::layout::{BLOBS, MANIFESTS, TAGS};
+use super::{Store, StoreError, absent};
+
+/// Which part of a list is wanted, in byte order of the names.
+#[derive(Debug, Clone)]
+pub struct Window {
+    /// The name before the first wanted one.
+    pub after: Option<String>,
+    /// How many names are wanted at most.
+    pub limit: usize,
+}
+
+/// A part of a list.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    /// The names or things, in order.
+    pub items: Vec<T>,
+    /// The name to ask after for the next part, when there is more.
+    pub next: Option<String>,
+}
+
+/// Keeps the first names of a window while they come in any order.
+#[derive(Debug)]
+pub(super) struct Collector {
+    window: Window,
+    smallest: BinaryHeap<String>,
+    more: bool,
+}
+
+impl Collector {
+    pub(super) fn new(window: Window) -> Self {
+        Self { window, smallest: BinaryHeap::new(), more: false }
+    }
+
+    pub(super) fn push(&mut self, name: &str) {
+        if self.window.after.as_deref().is_some_and(|after| name <= after) {
+            return;
+        }
+        if self.smallest.len() >= self.window.limit {
+            self.more = true;
+            if self.smallest.peek().is_none_or(|largest| name >= largest.as_str()) {
+                return;
+            }
+            self.smallest.pop();
+        }
+        self.smallest.push(name.to_owned());
+    }
+
+    pub(super) fn finish(self) -> Page<String> {
+        let items = self.smallest.into_sorted_vec();
+        let next = if self.more { items.last().cloned() } else { None };
+        Page { items, next }
+    }
+}
+
+impl Store {
+    /// Lists the tags of a repository, or nothing when there is no such repository.
+    pub fn tags(
+        &self,
+        repository: &RepositoryName,
+        window: Window,
+    ) -> Result<Option<Page<String>>, StoreError> {
+        let list = || -> io::Result<_> {
+            if !is_repository(&self.layout.repository(repository)) {
+                return Ok(None);
+            }
+            let mut tags = Collector::new(window);
+            if let Some(entries) = absent(fs::read_dir(self.layout.tags(repository)))? {
+                for entry in entries {
+                    let name = entry?.file_name();
+                    if let Some(name) = name.to_str().filter(|name| name.parse::<Tag>().is_ok()) {
+                        tags.push(name);
+                    }
+                }
+            }
+            Ok(Some(tags.finish()))
+        };
+        list().map_err(StoreError::during("list tags"))
+    }
+
+    /// Lists the repositories.
+    pub fn repositories(&self, window: Window) -> Result<Page<String>, StoreError> {
+        let list = || -> io::Result<_> {
+            let root = self.layout.repositories();
+            let mut names = Collector::new(window);
+            let mut unread = vec![root.clone()];
+            while let Some(dir) = unread.pop() {
+                let name = dir.strip_prefix(&root).ok().and_then(Path::to_str).unwrap_or_default();
+                if name.parse::<RepositoryName>().is_ok() && is_repository(&dir) {
+                    names.push(name);
+                }
+                for entry in fs::read_dir(&dir)? {
+                    let entry = entry?;
+                    let ours = entry.file_name().to_string_lossy().starts_with('_');
+                    if !ours && entry.file_type()?.is_dir() {
+                        unread.push(entry.path());
+                    }
+                }
+            }
+            Ok(names.finish())
+        };
+        list().map_err(StoreError::during("list repositories"))
+    }
+}
+
+fn is_repository(dir: &Path) -> bool {
+    [BLOBS, MANIFESTS, TAGS].iter().any(|kind| dir.join(kind).is_dir())
+}
+
+#[cfg(test)]
+mod tests;

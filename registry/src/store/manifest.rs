@@ -1,0 +1,189 @@
+//! Manifests: content like any other, and per repository a record of how it was pushed.
+
+use std::io::{self, Read as _};
+use std::sync::PoisonError;
+
+use bytes::Bytes;
+use fs_err as fs;
+use kybernate_spec::{Descriptor, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryName, Tag};
+use serde::{Deserialize, Serialize};
+
+use super::record::Record;
+use super::{Store, StoreError, absent, read_record};
+use crate::manifest::References;
+
+/// A manifest of a repository.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredManifest {
+    /// Its digest.
+    pub digest: Digest,
+    /// The media type it was pushed with.
+    pub media_type: String,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// A manifest to store.
+#[derive(Debug)]
+pub struct NewManifest {
+    /// Its digest, already proven.
+    pub digest: Digest,
+    /// The media type it is pushed with.
+    pub media_type: String,
+    /// Its bytes.
+    pub content: Bytes,
+    /// What it refers to.
+    pub references: References,
+    /// Tags to point at it.
+    pub tags: Vec<Tag>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ManifestRecord {
+    media_type: String,
+    size: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    subject: Option<Digest>,
+}
+
+impl Record for ManifestRecord {
+    const KIND: &'static str = "manifest";
+}
+
+impl Store {
+    /// Stores a manifest, enters it with its subject, and points its tags at it. When this returns
+    /// nothing, all of it survives power loss; otherwise it returns the references that the
+    /// repository does not have, and nothing has changed. Blocks.
+    pub fn put_manifest(
+        &self,
+        repository: &RepositoryName,
+        new: &NewManifest,
+    ) -> Result<Vec<Digest>, StoreError> {
+        // Many may write at once, since each file is replaced whole; none while one deletes.
+        let lock = self.repository_lock(repository);
+        let _held = lock.read().unwrap_or_else(PoisonError::into_inner);
+        let missing = self.missing(repository, &new.references)?;
+        if missing.is_empty() {
+            self.write_manifest(repository, new).map_err(StoreError::during("store a manifest"))?;
+        }
+        Ok(missing)
+    }
+
+    fn missing(
+        &self,
+        repository: &RepositoryName,
+        references: &References,
+    ) -> Result<Vec<Digest>, StoreError> {
+        let mut missing = Vec::new();
+        for blob in &references.blobs {
+            if self.blob(repository, blob)?.is_none() {
+                missing.push(blob.clone());
+            }
+        }
+        for manifest in &references.manifests {
+            if self.manifest(repository, manifest)?.is_none() {
+                missing.push(manifest.clone());
+            }
+        }
+        Ok(missing)
+    }
+
+    fn write_manifest(&self, repository: &RepositoryName, new: &NewManifest) -> io::Result<()> {
+        let NewManifest { digest, media_type, content, references, tags } = new;
+        let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
+        self.put_content(digest, content)?;
+        if let Some(subject) = &references.subject {
+            let mut referrer = Descriptor::new(media_type, digest.clone(), size);
+            referrer.artifact_type.clone_from(&references.artifact_type);
+            referrer.annotations.clone_from(&references.annotations);
+            self.put_referrer(repository, subject, &referrer)?;
+        }
+        let links = self.layout.manifest_links(repository, digest.algorithm());
+        self.directories.ensure(&links)?;
+        let record = ManifestRecord {
+            media_type: media_type.clone(),
+            size,
+            subject: references.subject.clone(),
+        };
+        self.place_record(&record, &links.join(digest.hex()))?;
+        self.directories.sync(&self.layout.shelf(digest))?;
+        self.directories.sync(&links)?;
+        // Only now: after power loss a tag must not name a manifest that was lost.
+        self.put_tags(repository, tags, digest)
+    }
+
+    /// Returns what is known of a manifest without reading it. One known to be corrupt is absent.
+    pub fn manifest(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<Option<StoredManifest>, StoreError> {
+        let find = || -> io::Result<_> {
+            let link = self.layout.manifest_link(repository, digest);
+            let Some(record) = read_record::<ManifestRecord>(&link)? else { return Ok(None) };
+            let content = absent(fs::metadata(self.layout.blob(digest)))?;
+            Ok(content.filter(|content| content.len() == record.size).map(|_| record))
+        };
+        let record = find().map_err(StoreError::during("look at a manifest"))?;
+        Ok(record.map(|record| StoredManifest {
+            digest: digest.clone(),
+            media_type: record.media_type,
+            size: record.size,
+        }))
+    }
+
+    /// Reads a manifest and checks it against its digest. One that does not match is moved away
+    /// and absent.
+    pub fn read_manifest(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<Option<(StoredManifest, Bytes)>, StoreError> {
+        let failed = StoreError::during("read a manifest");
+        let Some(manifest) = self.manifest(repository, digest)? else { return Ok(None) };
+        let content = self.read_content(digest).map_err(failed)?;
+        Ok(content.map(|content| (manifest, content)))
+    }
+
+    fn read_content(&self, digest: &Digest) -> io::Result<Option<Bytes>> {
+        let path = self.layout.blob(digest);
+        let Some(file) = super::open_if_there(&path)? else { return Ok(None) };
+        let mut content = Vec::new();
+        file.file().take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut content)?;
+        let mut hasher = Hasher::new(digest.algorithm());
+        hasher.update(&content);
+        if hasher.finish() != *digest {
+            self.quarantine(digest, &file, "a manifest does not match its digest");
+            return Ok(None);
+        }
+        Ok(Some(content.into()))
+    }
+
+    /// Removes a manifest, the tags that name it, and its place among its subject's referrers.
+    /// Returns whether it was there.
+    pub fn delete_manifest(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<bool, StoreError> {
+        let lock = self.repository_lock(repository);
+        let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
+        let delete = || -> io::Result<_> {
+            let link = self.layout.manifest_link(repository, digest);
+            if !link.exists() {
+                return Ok(false);
+            }
+            let subject = read_record::<ManifestRecord>(&link)?.and_then(|record| record.subject);
+            // Tags first: killed in between, the manifest is there and can be deleted again.
+            self.remove_tags_of(repository, digest)?;
+            absent(fs::remove_file(&link))?;
+            self.directories.sync(&self.layout.manifest_links(repository, digest.algorithm()))?;
+            if let Some(subject) = subject {
+                self.remove_referrer(repository, &subject, digest)?;
+            }
+            Ok(true)
+        };
+        delete().map_err(StoreError::during("delete a manifest"))
+    }
+}

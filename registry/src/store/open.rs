@@ -1,0 +1,149 @@
+//! Opening a store: one server at a time, on a layout it knows.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use fs_err as fs;
+use kybernate_spec::Algorithm;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::Store;
+use super::layout::Layout;
+
+/// The file that says what the directory is.
+pub(crate) const VERSION_FILE: &str = "kybernate-registry.json";
+/// The layout this program reads and writes.
+const LAYOUT: u32 = 1;
+/// What a store's root may hold before its version file is there: a first start that was killed.
+const OURS: [&str; 5] = ["blobs", "repositories", "uploads", "tmp", "corrupt"];
+
+/// Why a directory cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another server has it.
+    #[error("the store at {0:?} is already served by another process")]
+    Locked(PathBuf),
+    /// Written by a program that knows more.
+    #[error("the store at {root:?} has layout {found}, this program knows layout {LAYOUT}")]
+    Layout {
+        /// The root.
+        root: PathBuf,
+        /// The version found.
+        found: u32,
+    },
+    /// The version file is not ours.
+    #[error("{0:?} does not describe a store")]
+    Malformed(PathBuf, #[source] serde_json::Error),
+    /// The directory belongs to something else.
+    #[error("{root:?} holds {found:?} and is no store: give an empty or new directory")]
+    Foreign {
+        /// The root.
+        root: PathBuf,
+        /// What is in the way.
+        found: String,
+    },
+    /// Input or output failed.
+    #[error("failed to open the store at {0:?}")]
+    Io(PathBuf, #[source] io::Error),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Version {
+    layout: u32,
+}
+
+impl Store {
+    /// Opens the store at `root`, which is made when it is missing. Blocks.
+    ///
+    /// The store is locked until the value is dropped, also against other processes.
+    pub fn open(root: &Path) -> Result<Self, OpenError> {
+        let failed = |error| OpenError::Io(root.to_owned(), error);
+        let root = make_root(root).map_err(failed)?;
+        let lock = fs::File::open(&root).map_err(failed)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::Locked(root)),
+            Err(error) => return Err(failed(error.into())),
+        }
+        let known = check_version(&root)?;
+        let store = Self::new(Layout::new(root.clone()), lock);
+        let prepared = store.make_directories().and_then(|()| store.clean(SystemTime::now()));
+        prepared.map_err(failed)?;
+        if !known {
+            store.write_version().map_err(failed)?;
+        }
+        Ok(store)
+    }
+
+    fn make_directories(&self) -> io::Result<()> {
+        let layout = &self.layout;
+        self.directories.remember(layout.root());
+        for dir in [layout.repositories(), layout.uploads(), layout.temporary(), layout.corrupt()] {
+            self.directories.ensure(&dir)?;
+        }
+        for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
+            let dir = layout.algorithm(algorithm);
+            self.directories.ensure(&dir)?;
+            let shelves = (0..=255).map(|first: u8| dir.join(format!("{first:02x}")));
+            for shelf in shelves.clone() {
+                match fs::create_dir(&shelf) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                        return Err(error);
+                    }
+                    _ => {}
+                }
+            }
+            // One sync for all of them: the first push to each shelf need not wait for its own.
+            self.directories.sync(&dir)?;
+            shelves.for_each(|shelf| self.directories.remember(&shelf));
+        }
+        Ok(())
+    }
+
+    fn write_version(&self) -> io::Result<()> {
+        let bytes = serde_json::to_vec(&Version { layout: LAYOUT })?;
+        self.place(&bytes, &self.layout.version_file())?;
+        self.directories.sync(self.layout.root())
+    }
+}
+
+/// Makes the root and what is missing above it, and returns its absolute path.
+fn make_root(root: &Path) -> io::Result<PathBuf> {
+    let root = std::path::absolute(root)?;
+    let missing: Vec<_> = root.ancestors().take_while(|dir| !dir.exists()).collect();
+    for dir in missing.into_iter().rev() {
+        fs::create_dir(dir)?;
+        if let Some(parent) = dir.parent() {
+            fs::File::open(parent)?.sync_all()?;
+        }
+    }
+    Ok(root)
+}
+
+/// Returns whether there is a version file; a directory of somebody else is refused.
+fn check_version(root: &Path) -> Result<bool, OpenError> {
+    let failed = |error| OpenError::Io(root.to_owned(), error);
+    let path = root.join(VERSION_FILE);
+    match fs::read(&path) {
+        Ok(bytes) => {
+            let version: Version = serde_json::from_slice(&bytes)
+                .map_err(|error| OpenError::Malformed(path, error))?;
+            if version.layout != LAYOUT {
+                return Err(OpenError::Layout { root: root.to_owned(), found: version.layout });
+            }
+            Ok(true)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            for entry in fs::read_dir(root).map_err(failed)? {
+                let found = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+                if !OURS.contains(&&*found) && found != "lost+found" {
+                    return Err(OpenError::Foreign { root: root.to_owned(), found });
+                }
+            }
+            Ok(false)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}

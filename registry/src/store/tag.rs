@@ -1,0 +1,76 @@
+//! Tags: one small file each.
+
+use std::io;
+use std::sync::PoisonError;
+
+use fs_err as fs;
+use kybernate_spec::{Digest, RepositoryName, Tag};
+use serde::{Deserialize, Serialize};
+
+use super::record::Record;
+use super::{Store, StoreError, absent, read_record};
+
+#[derive(Debug, Serialize, Deserialize)]
+struct TagRecord {
+    digest: Digest,
+}
+
+impl Record for TagRecord {
+    const KIND: &'static str = "tag";
+}
+
+impl Store {
+    /// Returns the manifest a tag names.
+    pub fn tag(&self, name: &RepositoryName, tag: &Tag) -> Result<Option<Digest>, StoreError> {
+        let record = read_record::<TagRecord>(&self.layout.tag(name, tag));
+        Ok(record.map_err(StoreError::during("read a tag"))?.map(|record| record.digest))
+    }
+
+    /// Points tags at a manifest, each of them atomically, durably at the end.
+    pub(super) fn put_tags(
+        &self,
+        name: &RepositoryName,
+        tags: &[Tag],
+        digest: &Digest,
+    ) -> io::Result<()> {
+        if tags.is_empty() {
+            return Ok(());
+        }
+        let dir = self.layout.tags(name);
+        self.directories.ensure(&dir)?;
+        let record = TagRecord { digest: digest.clone() };
+        for tag in tags {
+            self.place_record(&record, &dir.join(tag.as_str()))?;
+        }
+        self.directories.sync(&dir)
+    }
+
+    /// Removes a tag. Returns whether it was there.
+    pub fn delete_tag(&self, name: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
+        let lock = self.repository_lock(name);
+        let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
+        let delete = || {
+            let removed = absent(fs::remove_file(self.layout.tag(name, tag)))?.is_some();
+            if removed {
+                self.directories.sync(&self.layout.tags(name))?;
+            }
+            Ok(removed)
+        };
+        delete().map_err(StoreError::during("delete a tag"))
+    }
+
+    /// Removes every tag that names `digest`. It reads all tags of the repository: deleting a
+    /// manifest is rare, and an index kept for it would be one more thing that can be wrong.
+    pub(super) fn remove_tags_of(&self, name: &RepositoryName, digest: &Digest) -> io::Result<()> {
+        let dir = self.layout.tags(name);
+        let Some(entries) = absent(fs::read_dir(&dir))? else { return Ok(()) };
+        for entry in entries {
+            let path = entry?.path();
+            let tag = read_record::<TagRecord>(&path)?;
+            if tag.is_some_and(|tag| tag.digest == *digest) {
+                absent(fs::remove_file(path))?;
+            }
+        }
+        self.directories.sync(&dir)
+    }
+}

@@ -1,0 +1,159 @@
+//! Files of unfinished uploads.
+//!
+//! Their names hold the upload's secret, so this module uses `std::fs`, whose errors do not name
+//! the path: nothing that is logged may contain an upload's id.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kybernate_spec::{Digest, RepositoryName};
+
+use super::{Store, StoreError, absent};
+
+/// Longest life of an upload.
+pub(crate) const UPLOAD_LIFE: Duration = Duration::from_hours(24);
+
+/// Names an upload: the second it began, and 128 random bits that suffice to go on with it.
+///
+/// ```text
+/// 66f0a1b2 0123456789abcdef0123456789abcdef       8 + 32 hexadecimal digits, without the space
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct UploadId(Box<str>);
+
+/// The text is not an upload's name.
+#[derive(Debug, thiserror::Error)]
+#[error("not an upload id")]
+pub struct UploadIdError;
+
+/// The file of one upload; it need not exist.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct UploadFile {
+    path: PathBuf,
+}
+
+impl UploadId {
+    const LENGTH: usize = 40;
+
+    /// Makes a new one.
+    pub(crate) fn random(now: SystemTime) -> io::Result<Self> {
+        let mut secret = [0; 16];
+        getrandom::fill(&mut secret)?;
+        let began = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() & 0xffff_ffff;
+        Ok(Self(format!("{began:08x}{:032x}", u128::from_be_bytes(secret)).into()))
+    }
+
+    /// Returns the text. It is a secret: never logged.
+    pub fn secret(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether the upload's life is over.
+    pub(crate) fn is_expired(&self, now: SystemTime) -> bool {
+        let began = self.0.get(..8).and_then(|text| u64::from_str_radix(text, 16).ok());
+        let began = UNIX_EPOCH + Duration::from_secs(began.unwrap_or(0));
+        now.duration_since(began).is_ok_and(|age| age > UPLOAD_LIFE)
+    }
+}
+
+impl FromStr for UploadId {
+    type Err = UploadIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let good = text.len() == Self::LENGTH
+            && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if good { Ok(Self(text.into())) } else { Err(UploadIdError) }
+    }
+}
+
+impl fmt::Debug for UploadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UploadId(secret)")
+    }
+}
+
+impl fmt::Debug for UploadFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UploadFile(secret)")
+    }
+}
+
+impl Store {
+    /// Names the file of an upload. The repository is part of the name, so an upload begun in one
+    /// cannot be finished in another.
+    pub(crate) fn upload_file(&self, repository: &RepositoryName, id: &UploadId) -> UploadFile {
+        let repository = Digest::of(repository.as_str().as_bytes());
+        let repository = repository.hex().get(..16).unwrap_or_default().to_owned();
+        UploadFile { path: self.layout.uploads().join(format!("{}-{repository}", id.secret())) }
+    }
+
+    /// Forgets an upload whose name in the directory is `name` when its life is over.
+    pub(super) fn expire_upload(&self, name: &str, now: SystemTime) -> bool {
+        let id = name.get(..UploadId::LENGTH).and_then(|id| id.parse::<UploadId>().ok());
+        let expired = id.is_none_or(|id| id.is_expired(now));
+        if expired {
+            UploadFile { path: self.layout.uploads().join(name) }.remove();
+        }
+        expired
+    }
+}
+
+impl UploadFile {
+    /// Makes the file; an upload exists from then on, also across restarts.
+    pub(crate) fn create(&self) -> Result<File, StoreError> {
+        let made = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path);
+        made.map_err(StoreError::during("begin an upload"))
+    }
+
+    /// Opens the file when the upload exists.
+    pub(crate) fn open(&self) -> Result<Option<File>, StoreError> {
+        let opened = absent(OpenOptions::new().read(true).write(true).open(&self.path));
+        opened.map_err(StoreError::during("open an upload"))
+    }
+
+    /// Returns how many bytes it has when the upload exists.
+    pub(crate) fn length(&self) -> Result<Option<u64>, StoreError> {
+        let found = absent(std::fs::metadata(&self.path));
+        Ok(found.map_err(StoreError::during("look at an upload"))?.map(|found| found.len()))
+    }
+
+    /// Opens the file of checksums beside it, made when it is missing.
+    pub(crate) fn checksums(&self) -> io::Result<File> {
+        let path = self.checksums_path();
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+    }
+
+    /// Removes the upload. Returns whether it was there.
+    pub(crate) fn remove(&self) -> bool {
+        super::remove_quietly(&self.checksums_path());
+        match std::fs::remove_file(&self.path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => {
+                tracing::warn!(%error, "the file of an upload stays behind");
+                true
+            }
+        }
+    }
+
+    /// Puts the upload's bytes at `to`.
+    pub(super) fn rename(&self, to: PathBuf) -> io::Result<()> {
+        std::fs::rename(&self.path, to)
+    }
+
+    /// Puts the upload's checksums at `to`.
+    pub(super) fn rename_checksums(&self, to: PathBuf) -> io::Result<()> {
+        std::fs::rename(self.checksums_path(), to)
+    }
+
+    fn checksums_path(&self) -> PathBuf {
+        self.path.with_extension("crc")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,362 @@
+//! Uploads: sessions that take bytes in, prove them, and commit them.
+//!
+//! ```text
+//! open ──▶ Open(progress) ──append──▶ Open(progress) ──finish──▶ Closed     file becomes a blob
+//!             ▲                                  └──cancel────▶ Closed      file removed
+//!  restart    │ read again
+//! ─────────▶ Dormant
+//! ```
+//!
+//! A session is known by its file. The hash and the checksums of what is in the file are kept in
+//! memory, so that a commit reads nothing; after a restart they are made again from the file.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use axum::body::Body;
+use kybernate_spec::{Algorithm, Digest, RepositoryName};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
+
+use self::append::{Appended, Target, append};
+use self::progress::Progress;
+use crate::app::blocking;
+use crate::range::ContentRange;
+use crate::store::{Store, StoreError, UploadFile, UploadId};
+
+mod append;
+mod progress;
+
+pub(crate) use self::append::next_frame;
+
+/// Sessions known at once. Idle ones cost ~1 KiB each.
+const SESSIONS_MAX: usize = 10_000;
+
+/// The unfinished uploads of a store.
+#[derive(Debug)]
+pub struct Uploads {
+    store: Arc<Store>,
+    // Held for a look-up only, never across an `.await`, hence not a tokio mutex.
+    sessions: Mutex<HashMap<UploadId, Arc<Session>>>,
+}
+
+/// The body of a request that adds to an upload.
+#[derive(Debug)]
+pub struct Arrival<'a> {
+    /// The bytes.
+    pub body: &'a mut Body,
+    /// Where they belong, when the client says so.
+    pub range: Option<ContentRange>,
+    /// How many they are, when the client says so.
+    pub length: Option<u64>,
+}
+
+/// Why an upload could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum UploadError {
+    /// There is no such upload, any more or yet.
+    #[error("no such upload")]
+    Unknown,
+    /// Too many uploads are open.
+    #[error("too many uploads are open")]
+    TooMany,
+    /// The chunk does not follow what is there.
+    #[error("the chunk does not begin at byte {received}")]
+    OutOfOrder {
+        /// How many bytes are there.
+        received: u64,
+    },
+    /// The body has not as many bytes as its `Content-Range` says.
+    #[error("the body has not the length its Content-Range says")]
+    Length,
+    /// The bytes are not what the client says they are. The upload is gone.
+    #[error("the content has digest {actual}, not {expected}")]
+    Digest {
+        /// What the client says.
+        expected: Digest,
+        /// What was received.
+        actual: Digest,
+    },
+    /// No byte came for too long.
+    #[error("the client sent nothing for too long")]
+    Stalled,
+    /// The connection ended before the body did.
+    #[error("the client went away")]
+    Interrupted,
+    /// Another request on the same upload took over.
+    #[error("another request took the upload over")]
+    Superseded,
+    /// The store failed. The upload is gone.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+#[derive(Debug)]
+struct Session {
+    file: UploadFile,
+    // Held across a whole body, hence a tokio mutex; a newer request asks the holder to let go.
+    state: Arc<AsyncMutex<State>>,
+    arrivals: watch::Sender<u64>,
+    /// Bytes in the file that will stay, for whoever asks while the state is held.
+    received: AtomicU64,
+}
+
+/// The right to change an upload, until a newer request asks for it.
+#[derive(Debug)]
+struct Turn {
+    state: OwnedMutexGuard<State>,
+    superseded: watch::Receiver<u64>,
+}
+
+#[derive(Debug)]
+enum State {
+    Dormant,
+    Open(Box<Progress>),
+    Closed,
+}
+
+impl Uploads {
+    pub(crate) fn new(store: Arc<Store>) -> Self {
+        Self { store, sessions: Mutex::default() }
+    }
+
+    /// Begins an upload.
+    pub async fn open(
+        &self,
+        repository: &RepositoryName,
+        algorithm: Algorithm,
+    ) -> Result<UploadId, UploadError> {
+        if self.lock().len() >= SESSIONS_MAX {
+            return Err(UploadError::TooMany);
+        }
+        let id = UploadId::random(SystemTime::now())
+            .map_err(StoreError::during("choose an upload's id"))?;
+        let file = self.store.upload_file(repository, &id);
+        let made = file.clone();
+        blocking(&self.store, move |_| made.create().map(drop)).await?;
+        let state = State::Open(Box::new(Progress::new(algorithm)));
+        self.lock().insert(id.clone(), Arc::new(Session::new(file, state, 0)));
+        Ok(id)
+    }
+
+    /// Returns how many bytes an upload has.
+    pub async fn received(
+        &self,
+        repository: &RepositoryName,
+        id: &UploadId,
+    ) -> Result<u64, UploadError> {
+        Ok(self.session(repository, id).await?.received.load(Ordering::Relaxed))
+    }
+
+    /// Adds the body of a PATCH and returns how many bytes the upload has then. What came before
+    /// an interruption is kept. Not cancellation-safe: run it in a task of its own.
+    pub async fn patch(
+        &self,
+        repository: &RepositoryName,
+        id: &UploadId,
+        arrival: Arrival<'_>,
+    ) -> Result<u64, UploadError> {
+        let session = self.session(repository, id).await?;
+        let mut turn = session.take_over().await;
+        let before = self.progress(&session, &mut turn).await?;
+        before.expects(&arrival)?;
+        let result = self.try_patch(&session, &mut turn, before, arrival).await;
+        self.or_forget(id, &session, &mut turn, result).await?
+    }
+
+    /// The outer error ends the upload, the inner one only the request.
+    async fn try_patch(
+        &self,
+        session: &Session,
+        turn: &mut Turn,
+        before: Progress,
+        arrival: Arrival<'_>,
+    ) -> Result<Result<u64, UploadError>, UploadError> {
+        let start = before.received;
+        let Appended { outcome, remainder } = self.append(session, turn, before, arrival).await?;
+        if matches!(outcome, Err(UploadError::Length)) {
+            remainder.rewind(start).await?;
+            return Ok(Err(UploadError::Length));
+        }
+        let progress = remainder.flush(&self.store).await?;
+        let received = progress.received;
+        session.received.store(received, Ordering::Relaxed);
+        *turn.state = State::Open(Box::new(progress));
+        Ok(outcome.map(|()| received))
+    }
+
+    /// Adds the body of a PUT, proves the digest and commits. An interrupted body counts as never
+    /// sent. Not cancellation-safe: run it in a task of its own.
+    ///
+    /// A client that lost the reply may repeat the request: a blob that the repository has is
+    /// success, as [`UploadError::Unknown`] with [`Uploads::is_there`] tells.
+    pub async fn finish(
+        &self,
+        repository: &RepositoryName,
+        id: &UploadId,
+        digest: &Digest,
+        arrival: Arrival<'_>,
+    ) -> Result<(), UploadError> {
+        let session = self.session(repository, id).await?;
+        let mut turn = session.take_over().await;
+        let before = self.progress(&session, &mut turn).await?;
+        before.expects(&arrival)?;
+        let target = (repository, digest);
+        let result = self.try_finish(&session, &turn, before, arrival, target).await;
+        self.or_forget(id, &session, &mut turn, result).await??;
+        *turn.state = State::Closed;
+        self.lock().remove(id);
+        Ok(())
+    }
+
+    /// The outer error ends the upload, the inner one only the request.
+    async fn try_finish(
+        &self,
+        session: &Session,
+        turn: &Turn,
+        before: Progress,
+        arrival: Arrival<'_>,
+        (repository, digest): (&RepositoryName, &Digest),
+    ) -> Result<Result<(), UploadError>, UploadError> {
+        let start = before.received;
+        let before = before.or_for(digest.algorithm());
+        let Appended { outcome, remainder } = self.append(session, turn, before, arrival).await?;
+        if outcome.is_err() {
+            remainder.rewind(start).await?;
+            return Ok(outcome);
+        }
+        let commit = remainder.finish(&self.store, digest, repository, &session.file).await?;
+        blocking(&self.store, move |store| store.commit(&commit)).await?;
+        Ok(Ok(()))
+    }
+
+    /// Whether a repository has a blob already.
+    pub async fn is_there(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<bool, StoreError> {
+        let (repository, digest) = (repository.clone(), digest.clone());
+        blocking(&self.store, move |store| Ok(store.blob(&repository, &digest)?.is_some())).await
+    }
+
+    /// Gives an upload up.
+    pub async fn cancel(
+        &self,
+        repository: &RepositoryName,
+        id: &UploadId,
+    ) -> Result<(), UploadError> {
+        let session = self.session(repository, id).await?;
+        let mut turn = session.take_over().await;
+        if matches!(*turn.state, State::Closed) {
+            return Err(UploadError::Unknown);
+        }
+        self.forget(id, &session, &mut turn).await;
+        Ok(())
+    }
+
+    /// Forgets uploads whose life is over, here and on disk.
+    pub async fn expire(&self, now: SystemTime) -> Result<(), StoreError> {
+        self.lock().retain(|id, _| !id.is_expired(now));
+        blocking(&self.store, move |store| store.sweep(now)).await
+    }
+
+    async fn append(
+        &self,
+        session: &Session,
+        turn: &Turn,
+        before: Progress,
+        arrival: Arrival<'_>,
+    ) -> Result<Appended, UploadError> {
+        let file = session.file.clone();
+        let file =
+            blocking(&self.store, move |_| file.open()).await?.ok_or(UploadError::Unknown)?;
+        let target = Target { store: &self.store, file: Arc::new(file), upload: &session.file };
+        append(target, before, arrival, turn.superseded.clone()).await
+    }
+
+    /// Returns the session of an upload, also of one that was begun before a restart.
+    async fn session(
+        &self,
+        repository: &RepositoryName,
+        id: &UploadId,
+    ) -> Result<Arc<Session>, UploadError> {
+        if id.is_expired(SystemTime::now()) {
+            return Err(UploadError::Unknown);
+        }
+        let file = self.store.upload_file(repository, id);
+        if let Some(session) = self.lock().get(id) {
+            let same = session.file == file;
+            return same.then(|| Arc::clone(session)).ok_or(UploadError::Unknown);
+        }
+        let looked_for = file.clone();
+        let length = blocking(&self.store, move |_| looked_for.length()).await?;
+        let length = length.ok_or(UploadError::Unknown)?;
+        let mut sessions = self.lock();
+        if sessions.len() >= SESSIONS_MAX {
+            return Err(UploadError::TooMany);
+        }
+        let session = sessions
+            .entry(id.clone())
+            .or_insert_with(|| Arc::new(Session::new(file, State::Dormant, length)));
+        Ok(Arc::clone(session))
+    }
+
+    /// Returns where the upload stands; one from before a restart is read again.
+    async fn progress(&self, session: &Session, turn: &mut Turn) -> Result<Progress, UploadError> {
+        match &*turn.state {
+            State::Open(progress) => Ok(Progress::clone(progress)),
+            State::Closed => Err(UploadError::Unknown),
+            State::Dormant => {
+                let file = session.file.clone();
+                let progress = blocking(&self.store, move |store| Progress::read(store, &file));
+                let progress = progress.await?.ok_or(UploadError::Unknown)?;
+                *turn.state = State::Open(Box::new(progress.clone()));
+                Ok(progress)
+            }
+        }
+    }
+
+    /// Gives the upload up when `result` is an error: after one, its file is not what we think.
+    async fn or_forget<T>(
+        &self,
+        id: &UploadId,
+        session: &Session,
+        turn: &mut Turn,
+        result: Result<T, UploadError>,
+    ) -> Result<T, UploadError> {
+        if result.is_err() {
+            self.forget(id, session, turn).await;
+        }
+        result
+    }
+
+    async fn forget(&self, id: &UploadId, session: &Session, turn: &mut Turn) {
+        *turn.state = State::Closed;
+        self.lock().remove(id);
+        let file = session.file.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || file.remove()).await {
+            tracing::error!(%error, "failed to remove an upload");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<UploadId, Arc<Session>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Session {
+    fn new(file: UploadFile, state: State, received: u64) -> Self {
+        let state = Arc::new(AsyncMutex::new(state));
+        Self { file, state, arrivals: watch::Sender::new(0), received: received.into() }
+    }
+
+    /// Asks whoever holds the upload to let go and waits for it: a client that comes again has
+    /// given its earlier connection up, also when we have not noticed.
+    async fn take_over(&self) -> Turn {
+        self.arrivals.send_modify(|count| *count = count.wrapping_add(1));
+        let superseded = self.arrivals.subscribe();
+        Turn { state: Arc::clone(&self.state).lock_owned().await, superseded }
+    }
+}
