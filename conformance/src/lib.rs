@@ -6,6 +6,7 @@
 
 pub mod cli;
 pub mod command;
+pub mod image;
 pub mod node;
 pub mod process;
 pub mod root;

@@ -1,0 +1,109 @@
+//! The image's layers: tars whose bytes depend on nothing but their content.
+
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use kybernate_spec::{Descriptor, Digest, media_type};
+use tar::{Builder, EntryType, Header};
+
+/// Directories of the base layer, parents first.
+const DIRECTORIES: [(&str, u32); 11] = [
+    ("bin/", 0o755),
+    ("dev/", 0o755),
+    ("etc/", 0o755),
+    ("proc/", 0o755),
+    ("root/", 0o700),
+    ("run/", 0o755),
+    ("state/", 0o755),
+    ("sys/", 0o755),
+    ("tmp/", 0o1777),
+    ("var/", 0o755),
+    ("var/tmp/", 0o1777),
+];
+
+/// Text files of the base layer.
+const FILES: [(&str, &str); 3] = [
+    ("etc/group", "root:x:0:\n"),
+    ("etc/os-release", "ID=kybernate-demo\nNAME=\"Kybernate demo\"\nVERSION_ID=1\n"),
+    ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
+];
+
+/// What busybox is called as well.
+const LINKS: &str = "cat chmod cp date dd df echo env false find free grep head id kill ln ls mkdir \
+                     mount mv ps rm sh sha256sum sleep stat tail top true wc";
+
+/// A layer, held whole: the image is a few MiB.
+pub(super) struct Layer {
+    /// The compressed layer, as the manifest names it.
+    pub(super) descriptor: Descriptor,
+    /// Digest of the uncompressed tar.
+    pub(super) diff_id: Digest,
+    /// The layer's line in the history.
+    pub(super) created_by: &'static str,
+    /// The bytes that `descriptor` describes.
+    pub(super) compressed: Vec<u8>,
+}
+
+/// Returns the layer with busybox and the directories every process expects.
+pub(super) fn base(busybox: &[u8]) -> io::Result<Layer> {
+    let mut tar = Builder::new(Vec::new());
+    for (name, mode) in DIRECTORIES {
+        append_dir(&mut tar, name, mode)?;
+    }
+    append_file(&mut tar, "bin/busybox", 0o755, busybox)?;
+    for name in LINKS.split_ascii_whitespace() {
+        let mut header = header(EntryType::Symlink, 0o777, 0);
+        tar.append_link(&mut header, format!("bin/{name}"), "busybox")?;
+    }
+    for (name, text) in FILES {
+        append_file(&mut tar, name, 0o644, text.as_bytes())?;
+    }
+    Layer::compress(&tar.into_inner()?, "kybernate-conformance: busybox")
+}
+
+/// Returns the layer with nothing but `/workload`.
+pub(super) fn workload(program: &[u8]) -> io::Result<Layer> {
+    let mut tar = Builder::new(Vec::new());
+    append_file(&mut tar, "workload", 0o755, program)?;
+    Layer::compress(&tar.into_inner()?, "kybernate-conformance: workload")
+}
+
+/// Appends a directory; `name` ends with `/`.
+pub(super) fn append_dir(tar: &mut Builder<impl Write>, name: &str, mode: u32) -> io::Result<()> {
+    tar.append_data(&mut header(EntryType::Directory, mode, 0), name, io::empty())
+}
+
+/// Appends a file.
+pub(super) fn append_file(
+    tar: &mut Builder<impl Write>,
+    name: &str,
+    mode: u32,
+    content: &[u8],
+) -> io::Result<()> {
+    let size = u64::try_from(content.len()).map_err(io::Error::other)?;
+    tar.append_data(&mut header(EntryType::Regular, mode, size), name, content)
+}
+
+impl Layer {
+    fn compress(tar: &[u8], created_by: &'static str) -> io::Result<Self> {
+        // flate2's header has neither time nor name nor operating system.
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+        gzip.write_all(tar)?;
+        let compressed = gzip.finish()?;
+        let descriptor = Descriptor::of(media_type::OCI_LAYER_GZIP, &compressed);
+        Ok(Self { descriptor, diff_id: Digest::of(tar), created_by, compressed })
+    }
+}
+
+/// A header with the owner and time of nobody.
+fn header(kind: EntryType, mode: u32, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(size);
+    header
+}
