@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::node::command_in;
+use crate::demo;
+use crate::node::{Lifetime, command_in};
 use crate::process::{children, started};
 use crate::testbed::{State, Testbed, preflight, testbeds};
 
@@ -23,6 +24,13 @@ pub struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    /// Moves a running container from one node to another, and shows what is refused.
+    #[command(after_help = "Example: kybernate-conformance demo --mib 300")]
+    Demo {
+        /// Memory of the container, in MiB.
+        #[arg(long, default_value_t = 300)]
+        mib: u32,
+    },
     /// Starts, enters and ends two real nodes.
     #[command(subcommand)]
     Node(NodeCommand),
@@ -58,6 +66,13 @@ enum NodeCommand {
 /// Does what the command line says.
 pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
+        Command::Demo { mib } => {
+            if let Err(reason) = preflight() {
+                bail!(reason);
+            }
+            demo::run(&programs()?, mib)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Node(NodeCommand::Up { json }) => up(json),
         Command::Node(NodeCommand::Exec { node, words }) => exec(&node, &words),
         Command::Node(NodeCommand::Down { node }) => down(&node),
@@ -87,7 +102,7 @@ fn up(json: bool) -> anyhow::Result<ExitCode> {
     }
     ensure!(kept().is_none(), "nodes are up already; `node down` ends them");
     let directory = testbeds().join("up");
-    let testbed = Testbed::start_in(&directory, &programs()?, true, &say)?;
+    let testbed = Testbed::start_in(&directory, &programs()?, Lifetime::Kept, &say)?;
     let state = kept().context("the testbed was not recorded")?;
     if json {
         println!("{}", serde_json::to_string_pretty(&state)?);

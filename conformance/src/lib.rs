@@ -2,12 +2,15 @@
 //!
 //! Reading order: [`root`] makes the file systems that nodes are overlays of, [`node`] starts one,
 //! [`testbed`] two with a network between them; [`process`] and [`command`] are how programs are
-//! started and ended.
+//! started and ended. [`image`] builds the workload's image; [`scenario`] puts registry, agents and
+//! keys together for the demo, the tests and the benchmark.
 
 pub mod cli;
 pub mod command;
+mod demo;
 pub mod image;
 pub mod node;
 pub mod process;
 pub mod root;
+pub mod scenario;
 pub mod testbed;

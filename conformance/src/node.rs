@@ -40,8 +40,17 @@ pub struct NodeConfig {
     pub hub: u32,
     /// Address of the node on the hub's bridge.
     pub address: String,
-    /// Whether the node outlives the process that started it.
-    pub stay: bool,
+    /// How long the node lives.
+    pub lifetime: Lifetime,
+}
+
+/// How long nodes and their network live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// As long as the value in the process that started them, at most.
+    Owner,
+    /// Until `node down`.
+    Kept,
 }
 
 /// A running node. Ends when dropped, unless it was told to stay.
@@ -99,6 +108,7 @@ impl Node {
         for part in ["upper", "work", "root", "containerd", "kybernate"] {
             fs::create_dir_all(config.directory.join(part))?;
         }
+        let stays = config.lifetime == Lifetime::Kept;
         let cgroup = cgroup_name(&config.directory);
         let hierarchies = make_cgroups(&cgroup)?;
         let mut unshare = Command::new("sh");
@@ -113,8 +123,8 @@ impl Node {
             .env("NODE_SHARE", &config.share)
             .env("NODE_CGROUPS", hierarchies.v1.join(" "))
             .env("NODE_CGROUP2", hierarchies.v2.as_deref().unwrap_or_default())
-            .env("NODE_STAY", if config.stay { "yes" } else { "" })
-            .stdin(if config.stay { Stdio::null() } else { Stdio::piped() })
+            .env("NODE_STAY", if stays { "yes" } else { "" })
+            .stdin(if stays { Stdio::null() } else { Stdio::piped() })
             .stderr(fs::File::create(config.directory.join("init.log"))?.into_parts().0);
         let mut outer = Service::start(&mut unshare)?;
         let ready = outer.wait_for_line("ready");
@@ -122,10 +132,10 @@ impl Node {
         let init = *children(outer.pid())
             .first()
             .ok_or_else(|| io::Error::other("the node's first process is gone"))?;
-        if config.stay {
+        if stays {
             outer.stay();
         }
-        let node = Self { stays: config.stay, config, outer, init };
+        let node = Self { config, outer, init, stays };
         node.connect()?;
         Ok(node)
     }

@@ -70,7 +70,6 @@ impl Release {
 }
 
 /// Returns where roots and running testbeds are kept: `KYBERNATE_CACHE`, or `/var/cache/kybernate`.
-#[expect(clippy::disallowed_methods, reason = "the one place where the environment is read")]
 pub fn cache() -> PathBuf {
     std::env::var_os("KYBERNATE_CACHE")
         .map_or_else(|| PathBuf::from("/var/cache/kybernate"), PathBuf::from)

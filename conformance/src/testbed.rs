@@ -9,7 +9,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::command::{self, CommandError};
-use crate::node::{Node, NodeConfig, NodeError, NodeErrorKind, clean};
+use crate::node::{Lifetime, Node, NodeConfig, NodeError, NodeErrorKind, clean};
 use crate::process::{Service, started};
 use crate::root::{self, Release};
 
@@ -51,21 +51,22 @@ pub struct State {
 
 impl Hub {
     /// Starts the network.
-    pub fn start(stay: bool) -> io::Result<Self> {
+    pub fn start(lifetime: Lifetime) -> io::Result<Self> {
+        let stays = lifetime == Lifetime::Kept;
         let script = format!(
             "set -e; ip link set lo up; ip link add br0 type bridge; \
              ip address add {HUB_ADDRESS}/24 dev br0; ip link set br0 up; echo ready; {}",
-            if stay { "exec sleep infinity" } else { "exec cat" }
+            if stays { "exec sleep infinity" } else { "exec cat" }
         );
-        let mut command = Command::new("unshare");
-        command.args(["--net", "--kill-child", "--fork", "sh", "-c", &script]);
-        command.stdin(if stay { Stdio::null() } else { Stdio::piped() });
-        let mut service = Service::start(&mut command)?;
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--net", "--kill-child", "--fork", "sh", "-c", &script]);
+        unshare.stdin(if stays { Stdio::null() } else { Stdio::piped() });
+        let mut service = Service::start(&mut unshare)?;
         service.wait_for_line("ready")?;
-        if stay {
+        if stays {
             service.stay();
         }
-        Ok(Self { service, stays: stay })
+        Ok(Self { service, stays })
     }
 
     /// Returns the process that holds the namespace.
@@ -84,21 +85,21 @@ impl Hub {
 impl Testbed {
     /// Starts both nodes, beside each other. `bin` holds the programs under test.
     pub fn start(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, NodeError> {
-        Self::start_in(&fresh_directory(), bin, false, say)
+        Self::start_in(&fresh_directory(), bin, Lifetime::Owner, say)
     }
 
-    /// Starts both nodes in a given directory; with `stay` they outlive this process.
+    /// Starts both nodes in a given directory.
     pub fn start_in(
         directory: &Path,
         bin: &Path,
-        stay: bool,
+        lifetime: Lifetime,
         say: &(dyn Fn(&str) + Sync),
     ) -> Result<Self, NodeError> {
         let wrong = |kind| NodeError { node: "a and b".to_owned(), operation: "prepare", kind };
         sweep().map_err(wrong)?;
         let share = directory.join("share");
         fs::create_dir_all(&share).map_err(|error| wrong(error.into()))?;
-        let hub = Hub::start(stay).map_err(|error| wrong(error.into()))?;
+        let hub = Hub::start(lifetime).map_err(|error| wrong(error.into()))?;
         let config = |name: &str, release, address: &str| NodeConfig {
             name: name.to_owned(),
             release,
@@ -107,7 +108,7 @@ impl Testbed {
             share: share.clone(),
             hub: hub.pid(),
             address: address.to_owned(),
-            stay,
+            lifetime,
         };
         let a = config("a", Release::Trixie, "10.77.0.11");
         let b = config("b", Release::Forky, "10.77.0.12");

@@ -1,0 +1,342 @@
+//! What the demo, the end-to-end tests and the benchmark share: two nodes with agents, a registry
+//! between them, keys, and the workload's image.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use fs_err as fs;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::command::{self, CommandError, wait_until};
+use crate::image::{self, ImageError};
+use crate::node::{Node, NodeError};
+use crate::process::{Service, children, signal, started};
+use crate::testbed::{HUB_ADDRESS, Testbed};
+
+/// Port of our registry on the hub.
+const REGISTRY_PORT: u16 = 5000;
+/// Port of Debian's docker-registry on the hub.
+const PEER_PORT: u16 = 5001;
+/// Password of the keys a scenario makes; they live as long as it does.
+const PASSWORD: &str = "scenario";
+/// Starting a program takes milliseconds; a loaded machine may need longer.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Everything that runs.
+#[derive(Debug)]
+pub struct Scenario {
+    /// The nodes and the network.
+    pub testbed: Testbed,
+    /// Our registry.
+    pub registry: Option<Service>,
+    /// The agent on node a.
+    pub agent_a: Option<Agent>,
+    /// The agent on node b.
+    pub agent_b: Option<Agent>,
+    bin: PathBuf,
+}
+
+/// An agent running on a node.
+#[derive(Debug)]
+pub struct Agent {
+    /// Enters the node and waits for the agent.
+    _service: Service,
+    pid: u32,
+    birth: Option<u64>,
+}
+
+/// Why a scenario could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// A node failed.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A program failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The workload's image could not be built.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// Input or output failed.
+    #[error("input or output failed")]
+    Io(#[from] io::Error),
+    /// A program printed something else than JSON.
+    #[error("failed to read what was printed: {0:?}")]
+    Json(String, #[source] serde_json::Error),
+    /// Something did not happen in time.
+    #[error("{0} did not happen in time")]
+    Timeout(String),
+}
+
+impl Scenario {
+    /// Starts the testbed, the registry and both agents, makes keys and pushes the workload's image.
+    pub fn start(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, ScenarioError> {
+        let testbed = Testbed::start(bin, say)?;
+        let share = testbed.share();
+        for name in ["node-a", "node-b", "stranger"] {
+            keygen(bin, &share.join(name))?;
+        }
+        fs::write(share.join("password"), PASSWORD)?;
+        let mut scenario =
+            Self { testbed, registry: None, agent_a: None, agent_b: None, bin: bin.to_owned() };
+        scenario.registry = Some(scenario.start_registry()?);
+        scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, "")?);
+        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, "")?);
+        let busybox = scenario.testbed.b.path("/usr/bin/busybox");
+        image::build(&share.join("image"), &busybox, "base")?;
+        scenario.push_image(&scenario.image())?;
+        Ok(scenario)
+    }
+
+    /// Ends everything and makes sure that nothing is left.
+    pub fn end(mut self) -> Result<(), ScenarioError> {
+        self.registry.take();
+        self.agent_a.take();
+        self.agent_b.take();
+        Ok(self.testbed.end()?)
+    }
+
+    /// Returns `host:port/` of our registry and a path in it.
+    pub fn reference(&self, path: &str) -> String {
+        format!("{HUB_ADDRESS}:{REGISTRY_PORT}/{path}")
+    }
+
+    /// Returns `host:port/` of docker-registry and a path in it.
+    pub fn peer_reference(&self, path: &str) -> String {
+        format!("{HUB_ADDRESS}:{PEER_PORT}/{path}")
+    }
+
+    /// Returns the workload's image in our registry.
+    pub fn image(&self) -> String {
+        self.reference("demo/counter:base")
+    }
+
+    /// Returns the directory our registry keeps everything in.
+    pub fn registry_root(&self) -> PathBuf {
+        self.testbed.private().join("registry")
+    }
+
+    /// Returns the directory docker-registry keeps everything in.
+    pub fn peer_root(&self) -> PathBuf {
+        self.testbed.private().join("peer")
+    }
+
+    /// Starts our registry.
+    pub fn start_registry(&self) -> Result<Service, ScenarioError> {
+        self.start_registry_at(&self.registry_root())
+    }
+
+    /// Starts our registry on another directory.
+    pub fn start_registry_at(&self, root: &Path) -> Result<Service, ScenarioError> {
+        fs::create_dir_all(root)?;
+        let mut command = self.testbed.hub.command(&self.bin.join("kybernate-registry"));
+        command.args(["serve", "--listen", &format!("{HUB_ADDRESS}:{REGISTRY_PORT}"), "--root"]);
+        command.arg(root).stderr(self.log("registry.log")?);
+        let mut service = Service::start(&mut command)?;
+        service.wait_for_line("listening on")?;
+        Ok(service)
+    }
+
+    /// Starts Debian's docker-registry beside ours.
+    pub fn start_peer(&self) -> Result<Service, ScenarioError> {
+        let root = self.peer_root();
+        fs::create_dir_all(&root)?;
+        let address = format!("{HUB_ADDRESS}:{PEER_PORT}");
+        let config = format!(
+            "version: 0.1\nlog: {{level: error}}\nhttp: {{addr: \"{address}\"}}\n\
+             storage: {{filesystem: {{rootdirectory: \"{}\"}}, delete: {{enabled: true}}}}\n",
+            root.display()
+        );
+        let file = self.testbed.private().join("peer.yml");
+        fs::write(&file, config)?;
+        let mut command = self.testbed.hub.command(Path::new("docker-registry"));
+        command.arg("serve").arg(&file).stderr(self.log("peer.log")?);
+        let service = Service::start(&mut command)?;
+        let url = format!("http://{address}/v2/");
+        let answers = || self.testbed.b.run(&["curl", "-sf", "-m", "2", &url]).is_ok();
+        if wait_until(START_TIMEOUT, answers) {
+            return Ok(service);
+        }
+        Err(ScenarioError::Timeout("an answer of docker-registry".to_owned()))
+    }
+
+    /// Starts an agent with this scenario's keys; `more` is added to its configuration. A node
+    /// signs with its own key and trusts both nodes' keys.
+    pub fn start_agent(&self, node: &Node, more: &str) -> Result<Agent, ScenarioError> {
+        let name = node.name();
+        let mut config = format!(
+            "node = \"{name}\"\n{more}\n[[sign_keys]]\nname = \"node-{name}\"\n\
+             file = \"/srv/share/node-{name}.key\"\npassword_file = \"/srv/share/password\"\n"
+        );
+        for signer in ["a", "b"] {
+            config += "[[trust]]
+repository = \"*\"
+";
+            config += &[
+                "key = \"/srv/share/node-",
+                signer,
+                ".pub\"
+",
+            ]
+            .concat();
+        }
+        fs::create_dir_all(node.path("/etc/kybernate"))?;
+        fs::write(node.path("/etc/kybernate/agent.toml"), config)?;
+        let mut command = node.command(&["kybernate-agent", "serve"]);
+        command.stderr(self.log(&format!("agent-{name}.log"))?);
+        let service = Service::start(&mut command)?;
+        let answers = || node.run(&["kyb", "ps", "--json"]).is_ok();
+        if !wait_until(START_TIMEOUT, answers) {
+            return Err(ScenarioError::Timeout(format!("an answer of the agent on {name}")));
+        }
+        let pid = children(service.pid()).first().copied().unwrap_or_default();
+        Ok(Agent { _service: service, pid, birth: started(pid) })
+    }
+
+    /// Pushes the workload's image.
+    pub fn push_image(&self, reference: &str) -> Result<(), ScenarioError> {
+        let words =
+            ["oras", "copy", "--from-oci-layout", "--to-plain-http", "/srv/share/image:base"];
+        self.testbed.b.run(&[&words[..], &[reference]].concat())?;
+        Ok(())
+    }
+
+    /// Pulls the workload's image on a node and starts a container of it.
+    pub fn run_workload(
+        &self,
+        node: &Node,
+        id: &str,
+        mib: u32,
+        options: &[&str],
+    ) -> Result<(), ScenarioError> {
+        let (image, mib) = (self.image(), mib.to_string());
+        node.run(&["ctr", "image", "pull", "--plain-http", &image])?;
+        let workload = ["/workload", "run", "--state", "/state", "--mib", &mib];
+        node.run(&[&["ctr", "run", "-d"], options, &[&image, id], &workload[..]].concat())?;
+        self.wait_for(node, id, |status| counter(status) > Some(0))?;
+        Ok(())
+    }
+
+    /// Returns what the workload says of itself, checked by itself.
+    pub fn status(&self, node: &Node, id: &str) -> Result<Value, ScenarioError> {
+        let exec = format!("status-{}", std::process::id());
+        let words = ["ctr", "task", "exec", "--exec-id", &exec, id];
+        let status = ["/workload", "status", "--state", "/state"];
+        let text = node.run(&[&words[..], &status].concat())?;
+        serde_json::from_str(&text).map_err(|error| ScenarioError::Json(text, error))
+    }
+
+    /// Waits until the workload's status is as wanted, and returns it.
+    pub fn wait_for(
+        &self,
+        node: &Node,
+        id: &str,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Result<Value, ScenarioError> {
+        let mut last = Err(ScenarioError::Timeout(format!("a status of {id}")));
+        wait_until(START_TIMEOUT, || {
+            last = self.status(node, id);
+            last.as_ref().is_ok_and(&wanted)
+        });
+        match last {
+            Ok(status) if wanted(&status) => Ok(status),
+            Ok(status) => Err(ScenarioError::Timeout(format!("progress of {id}: {status}"))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until the workload has ticked on, so that it runs, and returns its status.
+    pub fn wait_for_ticks(&self, node: &Node, id: &str) -> Result<Value, ScenarioError> {
+        let now = self.status(node, id)?;
+        let next = counter(&now).map(|counter| counter + 2);
+        self.wait_for(node, id, |status| counter(status) >= next)
+    }
+
+    /// Runs `kyb` on a node, however it ends.
+    pub fn kyb(&self, node: &Node, words: &[&str]) -> Result<Output, ScenarioError> {
+        let environment = format!("COSIGN_PASSWORD={PASSWORD}");
+        Ok(node.output(&[&["env", &environment, "kyb"], words].concat())?)
+    }
+
+    /// Runs `kyb … --json` on a node; it must succeed.
+    pub fn kyb_json(&self, node: &Node, words: &[&str]) -> Result<Value, ScenarioError> {
+        let environment = format!("COSIGN_PASSWORD={PASSWORD}");
+        let text = node.run(&[&["env", &environment, "kyb"], words, &["--json"]].concat())?;
+        serde_json::from_str(&text).map_err(|error| ScenarioError::Json(text, error))
+    }
+
+    /// Ends a container and forgets it.
+    pub fn remove(&self, node: &Node, id: &str) -> Result<(), ScenarioError> {
+        node.output(&["ctr", "task", "kill", "-s", "KILL", id])?;
+        let gone = || node.run(&["ctr", "task", "rm", "-f", id]).is_ok() || !has_task(node, id);
+        if !wait_until(START_TIMEOUT, gone) {
+            return Err(ScenarioError::Timeout(format!("the end of {id}")));
+        }
+        node.run(&["ctr", "container", "rm", id])?;
+        Ok(())
+    }
+
+    /// Returns everything on a node that an operation could have left: containers, tasks,
+    /// snapshots, leases, and files of the agent's staging directories.
+    pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
+        let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr lease ls; \
+            find /var/lib/kybernate /run/kybernate -mindepth 1 \
+            -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log'; \
+            pgrep -a 'criu|runc|kybernate-agent'";
+        let output = node.output(&["sh", "-c", script])?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn log(&self, name: &str) -> io::Result<std::fs::File> {
+        let path = self.testbed.private().join(name);
+        let file = fs::OpenOptions::new().create(true).append(true).open(path)?;
+        Ok(file.into_parts().0)
+    }
+}
+
+impl Agent {
+    /// Returns the agent's process id, seen from outside.
+    pub const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Kills the agent, as the kernel would when memory runs out.
+    pub fn kill(self) {
+        signal(self.pid, Signal::KILL);
+        wait_until(START_TIMEOUT, || !self.runs());
+    }
+
+    fn runs(&self) -> bool {
+        self.birth.is_some() && started(self.pid) == self.birth
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if self.runs() {
+            signal(self.pid, Signal::TERM);
+            if !wait_until(START_TIMEOUT, || !self.runs()) {
+                signal(self.pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Returns the counter in a workload's status.
+pub fn counter(status: &Value) -> Option<u64> {
+    status.get("counter").and_then(Value::as_u64)
+}
+
+fn has_task(node: &Node, id: &str) -> bool {
+    let tasks = node.run(&["ctr", "task", "ls", "-q"]);
+    tasks.is_ok_and(|tasks| tasks.lines().any(|line| line == id))
+}
+
+fn keygen(bin: &Path, prefix: &Path) -> Result<(), CommandError> {
+    let mut kyb = Command::new(bin.join("kyb"));
+    kyb.arg("keygen").arg(prefix).env("COSIGN_PASSWORD", PASSWORD);
+    command::run(&mut kyb).map(drop)
+}

@@ -1,0 +1,186 @@
+//! What goes wrong: the source runs on, nothing is named, nothing is left, and the next try works.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::process::Service;
+use kybernate_conformance::scenario::Scenario;
+
+use crate::harness::{checkpoint, restore, said, start};
+
+/// A checkpoint that must fail with `reason`; the source runs on, and nothing is named or left.
+fn fails(scenario: &Scenario, node: &Node, id: &str, reference: &str, reason: &str) -> Output {
+    let before = scenario.traces(node).unwrap();
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", id, reference, "--plain-http", "--sign-key", &key];
+    let output = scenario.kyb(node, &words).unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(reason), "{text:?} does not mention {reason:?}");
+    scenario.wait_for_ticks(node, id).unwrap();
+    assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+    output
+}
+
+fn has_tag(scenario: &Scenario, reference: &str) -> bool {
+    scenario.testbed.b.run(&["crane", "digest", "--insecure", reference]).is_ok()
+}
+
+#[test]
+fn a_registry_that_is_away_or_full_harms_nothing() {
+    let mut scenario = start();
+    scenario.run_workload(&scenario.testbed.a, "job", 32, &[]).unwrap();
+    let reference = scenario.reference("failure/job:v1");
+
+    scenario.registry.take().unwrap().stop().unwrap();
+    fails(&scenario, &scenario.testbed.a, "job", &reference, "10.77.0.1:5000");
+
+    // A registry with room for a tenth of the pages.
+    let full = scenario.testbed.private().join("full");
+    fs::create_dir(&full).unwrap();
+    let mount = |words: &[&str]| {
+        assert!(Command::new(words[0]).args(&words[1..]).status().unwrap().success());
+    };
+    let place = full.to_str().unwrap().to_owned();
+    mount(&["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", &place]);
+    let registry = scenario.start_registry_at(&full).unwrap();
+    fails(&scenario, &scenario.testbed.a, "job", &reference, "full");
+    assert!(!has_tag(&scenario, &reference));
+    registry.stop().unwrap();
+    mount(&["umount", &place]);
+
+    scenario.registry = Some(scenario.start_registry().unwrap());
+    assert!(!has_tag(&scenario, &reference));
+    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
+    assert!(has_tag(&scenario, &reference));
+    scenario.end().unwrap();
+}
+
+/// Starts a checkpoint without waiting for its end.
+fn begin(scenario: &Scenario, node: &Node, id: &str, reference: &str, more: &[&str]) -> Service {
+    let words = ["kyb", "checkpoint", id, reference, "--plain-http", "--sign-key", "node-a"];
+    Service::start(&mut scenario.testbed.a.command(&[&words[..], more].concat()))
+        .unwrap_or_else(|error| panic!("{}: {error}", node.name()))
+}
+
+fn is(node: &Node, id: &str, status: &str) -> bool {
+    let tasks = node.run(&["ctr", "task", "ls"]).unwrap();
+    tasks.lines().any(|line| line.starts_with(id) && line.contains(status))
+}
+
+#[test]
+fn the_source_runs_on_when_the_agent_dies_for_good() {
+    let mut scenario = start();
+    scenario.run_workload(&scenario.testbed.a, "job", 256, &[]).unwrap();
+    let reference = scenario.reference("failure/killed:v1");
+    let a = &scenario.testbed.a;
+    let kyb = begin(&scenario, a, "job", &reference, &["--pause-deadline", "20s"]);
+    assert!(wait_until(Duration::from_secs(20), || is(a, "job", "PAUSED")));
+    scenario.agent_a.take().unwrap().kill();
+    drop(kyb);
+    let a = &scenario.testbed.a;
+    assert!(wait_until(Duration::from_secs(25), || is(a, "job", "RUNNING")), "still paused");
+    scenario.wait_for_ticks(a, "job").unwrap();
+    assert!(!has_tag(&scenario, &reference));
+
+    scenario.agent_a = Some(scenario.start_agent(a, "").unwrap());
+    let a = &scenario.testbed.a;
+    checkpoint(&scenario, a, "job", &reference);
+    let output = restore(&scenario, &scenario.testbed.b, &reference, "job", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(&scenario.testbed.b, "job").unwrap();
+    scenario.end().unwrap();
+}
+
+#[test]
+fn the_source_runs_on_when_kyb_is_killed() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 128, &[]).unwrap();
+    let reference = scenario.reference("failure/interrupted:v1");
+    let kyb = begin(&scenario, a, "job", &reference, &[]);
+    assert!(wait_until(Duration::from_secs(20), || is(a, "job", "PAUSED")));
+    a.run(&["pkill", "-KILL", "-x", "kyb"]).unwrap();
+    drop(kyb);
+    scenario.wait_for_ticks(a, "job").unwrap();
+    // The operation is the agent's and goes on without its client; a second one waits or is told.
+    assert!(wait_until(Duration::from_secs(30), || has_tag(&scenario, &reference)));
+    checkpoint(&scenario, a, "job", &scenario.reference("failure/interrupted:v2"));
+    scenario.end().unwrap();
+}
+
+#[test]
+fn what_does_not_exist_is_named() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let reference = scenario.reference("failure/nothing:v1");
+    let words = ["checkpoint", "nobody", &reference, "--plain-http", "--sign-key", "node-a"];
+    let output = scenario.kyb(a, &words).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("nobody"), "{}", said(&output));
+
+    let before = scenario.traces(b).unwrap();
+    let output = restore(&scenario, b, &reference, "nothing", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("failure/nothing"), "{}", said(&output));
+    // An ordinary image is no checkpoint.
+    let output = restore(&scenario, b, &scenario.image(), "nothing", &[]);
+    assert_ne!(output.status.code(), Some(0));
+    assert!(said(&output).contains("checkpoint"), "{}", said(&output));
+    assert_eq!(scenario.traces(b).unwrap(), before);
+
+    let target = "oci:/tmp/layout:v1";
+    let output = scenario.kyb(a, &["pack", "/etc", target]).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("/etc"), "{}", said(&output));
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_truncated_dump_is_named_and_nothing_is_made() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    a.run(&["ctr", "task", "checkpoint", "--image-path", "/srv/share/dump", "job"]).unwrap();
+    let packed = scenario.kyb(a, &["pack", "/srv/share/dump", "oci:/tmp/whole:v1"]).unwrap();
+    assert!(packed.status.success(), "{}", said(&packed));
+    let unpack = ["unpack", "oci:/tmp/whole:v1", "/tmp/again", "--insecure-no-signature"];
+    let unpacked = scenario.kyb(a, &unpack).unwrap();
+    assert!(unpacked.status.success(), "{}", said(&unpacked));
+    let same = "cd /tmp/again && for f in *; do cmp $f /srv/share/dump/$f || exit 1; done";
+    a.run(&["sh", "-c", same]).unwrap();
+
+    a.run(&["truncate", "-s", "-4096", "/srv/share/dump/pages-1.img"]).unwrap();
+    let output = scenario.kyb(a, &["pack", "/srv/share/dump", "oci:/tmp/cut:v1"]).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("pages-1.img"), "{}", said(&output));
+    assert!(!a.path("/tmp/cut/index.json").exists());
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_node_without_criu_says_so_before_anything_is_touched() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    a.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.away"]).unwrap();
+    let reference = scenario.reference("failure/no-criu:v1");
+    fails(&scenario, a, "job", &reference, "CRIU");
+    a.run(&["mv", "/usr/sbin/criu.away", "/usr/sbin/criu"]).unwrap();
+    checkpoint(&scenario, a, "job", &reference);
+    scenario.end().unwrap();
+}
+
+#[test]
+fn an_agent_without_root_says_so() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    let words = ["setpriv", "--reuid=65534", "--clear-groups", "kybernate-agent", "serve"];
+    let output = a.output(&[&words[..], &["--socket", "/tmp/agent.sock"]].concat()).unwrap();
+    assert!(!output.status.success());
+    assert!(said(&output).contains("root"), "{}", said(&output));
+    scenario.end().unwrap();
+}

@@ -1,0 +1,73 @@
+//! Builds the programs under test and starts scenarios.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
+use kybernate_conformance::testbed::preflight;
+
+/// Returns the directory of the programs, built as this test is.
+pub(crate) fn bin() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let own = std::env::current_exe().unwrap();
+        let target = own.parent().unwrap().parent().unwrap().to_owned();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--workspace", "--bins", "--locked", "--quiet"]);
+        if target.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().unwrap().success(), "the programs do not build");
+        target
+    };
+    BUILT.get_or_init(build).clone()
+}
+
+/// Starts everything; fails with the reason where the machine cannot.
+pub(crate) fn start() -> Scenario {
+    preflight().unwrap();
+    Scenario::start(&bin(), &|text| println!("{text}")).unwrap()
+}
+
+/// Returns what a program said, both ways.
+pub(crate) fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
+}
+
+/// Takes a checkpoint of `id` on a node, which must succeed, and returns its digest.
+pub(crate) fn checkpoint(scenario: &Scenario, node: &Node, id: &str, reference: &str) -> String {
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", id, reference, "--plain-http", "--sign-key", &key];
+    let taken = scenario.kyb_json(node, &words).unwrap();
+    taken["digest"].as_str().unwrap().to_owned()
+}
+
+/// Restores a reference on a node, however that ends.
+pub(crate) fn restore(
+    scenario: &Scenario,
+    node: &Node,
+    reference: &str,
+    name: &str,
+    more: &[&str],
+) -> Output {
+    let words = ["restore", reference, "--plain-http", "--name", name];
+    scenario.kyb(node, &[&words[..], more].concat()).unwrap()
+}
+
+/// Restores a reference and expects a refusal for `reason` that leaves nothing behind.
+pub(crate) fn refused(
+    scenario: &Scenario,
+    node: &Node,
+    reference: &str,
+    more: &[&str],
+    reason: &str,
+) {
+    let before = scenario.traces(node).unwrap();
+    let output = restore(scenario, node, reference, "refused", more);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(reason), "{text:?} does not mention {reason:?}");
+    assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+}

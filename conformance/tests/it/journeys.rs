@@ -1,0 +1,86 @@
+//! Checkpoints that are taken here and restored there.
+
+use std::process::Command;
+
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Scenario, counter};
+
+use crate::harness::{bin, checkpoint, restore, said, start};
+
+/// The demo asserts each thing it tells: the way from a to b, what other tools see, the refusals.
+#[test]
+fn the_demo_tells_its_story() {
+    let mut demo = Command::new(bin().join("kybernate-conformance"));
+    let output = demo.args(["demo", "--mib", "64"]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// Moves the workload and checks that the same process goes on.
+fn journey(scenario: &Scenario, from: &Node, to: &Node, name: &str) {
+    let source = format!("source-{name}");
+    scenario.run_workload(from, &source, 24, &[]).unwrap();
+    let before = scenario.wait_for_ticks(from, &source).unwrap();
+    let reference = scenario.reference(&format!("journey/{name}:v1"));
+    checkpoint(scenario, from, &source, &reference);
+    let still = scenario.wait_for_ticks(from, &source).unwrap();
+    assert_eq!(still["boot_id_of_process"], before["boot_id_of_process"]);
+
+    let output = restore(scenario, to, &reference, name, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let after = scenario.wait_for_ticks(to, name).unwrap();
+    assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
+    assert!(counter(&after) > counter(&before));
+    for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+        assert_eq!(after[fact], true, "{after}");
+    }
+}
+
+#[test]
+fn a_container_moves_to_a_newer_node_and_to_its_own() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    journey(&scenario, a, b, "a-to-b");
+    journey(&scenario, a, a, "a-to-a");
+    journey(&scenario, b, b, "b-to-b");
+    // What was restored can be taken again.
+    let reference = scenario.reference("journey/again:v1");
+    checkpoint(&scenario, b, "a-to-b", &reference);
+    let output = restore(&scenario, b, &reference, "again", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(b, "again").unwrap();
+    scenario.end().unwrap();
+}
+
+#[test]
+fn stopping_ends_the_source_only_when_the_checkpoint_is_durable() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let reference = scenario.reference("stop/job:v1");
+    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a", "--stop"];
+    let output = scenario.kyb(a, &words).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let tasks = a.run(&["ctr", "task", "ls"]).unwrap();
+    assert!(!tasks.contains("RUNNING") && !tasks.contains("PAUSED"), "{tasks}");
+    let output = restore(&scenario, &scenario.testbed.b, &reference, "job", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(&scenario.testbed.b, "job").unwrap();
+    scenario.end().unwrap();
+}
+
+#[test]
+fn files_in_dev_shm_move_too() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "shm", 16, &[]).unwrap();
+    let write = "echo kept > /dev/shm/note; echo changed > /state/note; rm /etc/os-release";
+    a.run(&["ctr", "task", "exec", "--exec-id", "w", "shm", "sh", "-c", write]).unwrap();
+    let reference = scenario.reference("shm/job:v1");
+    checkpoint(&scenario, a, "shm", &reference);
+    let output = restore(&scenario, b, &reference, "shm", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let read = "cat /dev/shm/note /state/note; ls /etc/os-release || echo gone";
+    let found = b.run(&["ctr", "task", "exec", "--exec-id", "r", "shm", "sh", "-c", read]).unwrap();
+    assert_eq!(found, "kept\nchanged\ngone\n");
+    scenario.end().unwrap();
+}

@@ -1,0 +1,16 @@
+//! Checks of the workspace itself, and of its programs on two real nodes.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a failed step here is a failed test, and its words are wanted"
+)]
+
+mod failures;
+mod harness;
+mod journeys;
+mod nodes;
+mod refusals;
+mod workspace;
