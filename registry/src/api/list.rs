@@ -47,13 +47,15 @@ pub(super) async fn referrers(
     let (repository, subject) = (repository(name)?, digest(subject)?);
     let query = call.query()?;
     let window = window(&query, REFERRERS_MAX)?;
-    let wanted = parameter(&query, "artifactType").filter(|text| !text.is_empty());
+    // A '+' typed into a query reads as a space, which no media type has.
+    let wanted = parameter(&query, "artifactType").map(|text| text.replace(' ', "+"));
+    let wanted = wanted.filter(|text| !text.is_empty());
     let mut path = format!("/v2/{repository}/referrers/{subject}?n={}", window.limit);
-    if let Some(wanted) = wanted {
+    if let Some(wanted) = &wanted {
         path.push_str("&artifactType=");
         path.push_str(&encode(wanted));
     }
-    let filter = wanted.map(str::to_owned);
+    let filter = wanted.clone();
     let list = call
         .on_store(move |store| store.referrers(&repository, &subject, filter.as_deref(), window));
     let page = list.await?;

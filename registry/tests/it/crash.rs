@@ -1,0 +1,94 @@
+//! `kill -9` in the middle of pushes: what was acknowledged is there and whole, nothing else is
+//! half there.
+
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use std::sync::{Arc, Mutex};
+
+use http::Method;
+use kybernate_spec::{Digest, media_type};
+
+use crate::harness::{Remote, image, noise, wait_until};
+use crate::process::Process;
+
+#[derive(Debug, Clone, Default)]
+struct Acknowledged {
+    tried: Vec<(String, Digest)>,
+    blobs: Vec<(String, Digest)>,
+    tags: Vec<(String, Digest)>,
+}
+
+/// Pushes blobs and images until the registry goes away.
+async fn push_until_it_dies(remote: Remote, worker: u64, seen: Arc<Mutex<Acknowledged>>) {
+    for number in 0.. {
+        let nth = worker * 1_000_000 + number;
+        let length = usize::try_from(nth.wrapping_mul(7919) % 1_500_000).unwrap();
+        let layer = noise(length, nth);
+        let repository = format!("w/{worker}");
+        seen.lock().unwrap().tried.push((repository.clone(), Digest::of(&layer)));
+        for content in [b"{}".to_vec(), layer.clone()] {
+            let digest = Digest::of(&content);
+            let path = format!("/v2/{repository}/blobs/uploads/?digest={digest}");
+            match remote.try_send(Method::POST, &path, &[], content).await {
+                Ok(reply) if reply.status == 201 => {
+                    seen.lock().unwrap().blobs.push((repository.clone(), digest));
+                }
+                _ => return,
+            }
+        }
+        let manifest = image(&layer, None);
+        let path = format!("/v2/{repository}/manifests/t{number}");
+        let headers = [("content-type", media_type::OCI_MANIFEST)];
+        match remote.try_send(Method::PUT, &path, &headers, manifest.clone()).await {
+            Ok(reply) if reply.status == 201 => {
+                seen.lock().unwrap().tags.push((path, Digest::of(&manifest)));
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Checks that what was acknowledged is whole, and what was not is whole or absent.
+async fn check_everything(remote: &Remote, seen: &Acknowledged) {
+    for (repository, digest) in &seen.blobs {
+        let reply = remote.blob(repository, digest).await;
+        assert_eq!(reply.status, 200, "acknowledged {digest} is lost");
+        assert_eq!(Digest::of(&reply.body), *digest);
+    }
+    for (repository, digest) in &seen.tried {
+        let reply = remote.blob(repository, digest).await;
+        assert!(reply.status == 404 || Digest::of(&reply.body) == *digest, "{digest} is torn");
+    }
+    for (path, digest) in &seen.tags {
+        let reply = remote.get(path).await;
+        assert_eq!(reply.status, 200, "acknowledged {path} is lost");
+        assert_eq!(Digest::of(&reply.body), *digest);
+    }
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_kill_9() {
+    let root = tempfile::tempdir().unwrap();
+    let seen = Arc::new(Mutex::new(Acknowledged::default()));
+    for round in 1..=3u64 {
+        let process = Process::start(root.path(), &["--log", "warn"]).await;
+        let pushing = (0..4).map(|worker| {
+            push_until_it_dies(process.remote.clone(), worker + 10 * round, Arc::clone(&seen))
+        });
+        let pushing = futures::future::join_all(pushing);
+        let enough = usize::try_from(round).unwrap() * 40;
+        let killing = async {
+            let acknowledged = async || seen.lock().unwrap().blobs.len() >= enough;
+            wait_until("enough is pushed", acknowledged).await;
+            process.kill().await;
+        };
+        futures::future::join(pushing, killing).await;
+
+        let process = Process::start(root.path(), &["--log", "warn"]).await;
+        let left = std::fs::read_dir(root.path().join("tmp")).unwrap().count();
+        assert_eq!(left, 0, "half-written records are swept");
+        let so_far = seen.lock().unwrap().clone();
+        check_everything(&process.remote, &so_far).await;
+        process.kill().await;
+    }
+}

@@ -1,0 +1,15 @@
+//! The registry over real sockets, on real directories.
+
+mod corruption;
+mod crash;
+mod full;
+mod harness;
+mod list;
+mod manifest;
+mod process;
+mod pull;
+mod push;
+mod referrers;
+mod restart;
+mod retry;
+mod serve;

@@ -1,0 +1,166 @@
+//! Pulling blobs: headers, ranges, refusals, whose wire text is pinned.
+
+use http::Method;
+use kybernate_spec::Digest;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::harness::{Remote, TestRegistry, noise};
+
+const MIB: usize = 1 << 20;
+
+#[tokio::test]
+async fn the_api_says_that_it_is_spoken() {
+    let registry = TestRegistry::start().await;
+    for path in ["/v2/", "/v2", "/livez", "/readyz"] {
+        assert_eq!(registry.get(path).await.status, 200, "{path}");
+        assert_eq!(registry.head(path).await.status, 200, "{path}");
+    }
+    let version = "docker-distribution-api-version";
+    assert_eq!(registry.get("/v2/").await.header(version), "registry/2.0");
+    assert_eq!(registry.get("/nothing").await.header(version), "registry/2.0");
+}
+
+#[tokio::test]
+async fn refusals_speak_the_specification() {
+    let registry = TestRegistry::start().await;
+    let check = async |method: Method, path: &str| {
+        let reply = registry.send(method, path, &[], "").await;
+        format!("{} {}", reply.status, String::from_utf8_lossy(&reply.body))
+    };
+    insta::assert_snapshot!(
+        check(Method::GET, "/v2/model/blobs/sha256:XYZ").await,
+        @r#"400 {"errors":[{"code":"DIGEST_INVALID","message":"digest \"sha256:XYZ\" is not 64 lowercase hexadecimal digits after the algorithm"}]}"#
+    );
+    insta::assert_snapshot!(
+        check(Method::GET, "/v2/Model/tags/list").await,
+        @r#"400 {"errors":[{"code":"NAME_INVALID","message":"\"Model\" is not a repository name: each path component must be lowercase letters and digits, separated by one '.', one or two '_', or dashes"}]}"#
+    );
+    insta::assert_snapshot!(
+        check(Method::GET, "/v2/model/tags/list").await,
+        @r#"404 {"errors":[{"code":"NAME_UNKNOWN","message":"no such repository"}]}"#
+    );
+    insta::assert_snapshot!(
+        check(Method::GET, "/v2/model/manifests/v1").await,
+        @r#"404 {"errors":[{"code":"MANIFEST_UNKNOWN","message":"the repository has no such manifest"}]}"#
+    );
+    insta::assert_snapshot!(
+        check(Method::GET, "/v1/").await,
+        @r#"404 {"errors":[{"code":"UNSUPPORTED","message":"no such endpoint"}]}"#
+    );
+    insta::assert_snapshot!(
+        check(Method::PUT, "/v2/").await,
+        @r#"405 {"errors":[{"code":"UNSUPPORTED","message":"the endpoint does not know this method"}]}"#
+    );
+    let reply = registry.send(Method::POST, "/v2/a/manifests/v1", &[], "").await;
+    assert_eq!(reply.header("allow"), "GET, HEAD, PUT, DELETE");
+}
+
+#[tokio::test]
+async fn a_head_tells_what_a_get_sends() {
+    let registry = TestRegistry::start().await;
+    let content = noise(3 * MIB + 1, 1);
+    let digest = registry.push("a", &content).await;
+    let path = format!("/v2/a/blobs/{digest}");
+    let (head, get) = (registry.head(&path).await, registry.get(&path).await);
+    assert!(get.body == content);
+    let names =
+        ["content-length", "content-type", "docker-content-digest", "etag", "accept-ranges"];
+    for name in names {
+        assert_eq!(head.header(name), get.header(name), "{name}");
+    }
+    assert_eq!(head.header("content-length"), content.len().to_string());
+    assert!(head.body.is_empty());
+}
+
+#[tokio::test]
+async fn ranges_are_served_from_any_chunk() {
+    let registry = TestRegistry::start().await;
+    let content = noise(3 * MIB + 100, 2);
+    let digest = registry.push("a", &content).await;
+    let path = format!("/v2/a/blobs/{digest}");
+    let end = content.len();
+    let ranges = [
+        ("bytes=0-0", 0..1),
+        ("bytes=500-1499", 500..1500),
+        ("bytes=1048570-1048590", MIB - 6..MIB + 15),
+        ("bytes=2097152-", 2 * MIB..end),
+        ("bytes=5-", 5..end),
+        ("bytes=-100", end - 100..end),
+        ("bytes=-99999999999", 0..end),
+        ("bytes=3145728-99999999999", 3 * MIB..end),
+    ];
+    for (range, expected) in ranges {
+        let reply = registry.send(Method::GET, &path, &[("range", range)], "").await;
+        assert_eq!(reply.status, 206, "{range}");
+        let told = format!("bytes {}-{}/{end}", expected.start, expected.end - 1);
+        assert_eq!(reply.header("content-range"), told);
+        assert_eq!(reply.header("content-length"), expected.len().to_string());
+        assert!(reply.body == content[expected], "{range}");
+    }
+    for range in ["bytes=500-0", "bytes=-0", &*format!("bytes={end}-"), "bytes=9999999999-"] {
+        let reply = registry.send(Method::GET, &path, &[("range", range)], "").await;
+        reply.refused(416, "SIZE_INVALID");
+        assert_eq!(reply.header("content-range"), format!("bytes */{end}"));
+    }
+    for ignored in ["bytes=0-1,5-6", "lines=1-2", "bytes=x"] {
+        let reply = registry.send(Method::GET, &path, &[("range", ignored)], "").await;
+        assert_eq!((reply.status, reply.body.len()), (200, end), "{ignored}");
+    }
+    let other = [("range", "bytes=0-0"), ("if-range", "\"other\"")];
+    assert_eq!(registry.send(Method::GET, &path, &other, "").await.status, 200);
+    let tag = format!("\"{digest}\"");
+    let same = [("range", "bytes=0-0"), ("if-range", &*tag)];
+    assert_eq!(registry.send(Method::GET, &path, &same, "").await.status, 206);
+}
+
+/// containerd asks for open-ended ranges and hangs up when it has enough.
+#[tokio::test]
+async fn a_client_may_hang_up_in_the_middle() {
+    let registry = TestRegistry::start().await;
+    let content = noise(20 * MIB, 3);
+    let digest = registry.push("a", &content).await;
+    let address = registry.url.strip_prefix("http://").unwrap().to_owned();
+    for start in 0..8 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let request = format!(
+            "GET /v2/a/blobs/{digest} HTTP/1.1\r\nHost: r\r\nRange: bytes={}-\r\n\r\n",
+            start * MIB
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut some = vec![0; 100_000];
+        stream.read_exact(&mut some).await.unwrap();
+    }
+    assert!(registry.blob("a", &digest).await.body == content);
+}
+
+#[tokio::test]
+async fn a_percent_encoded_digest_is_understood() {
+    let registry = TestRegistry::start().await;
+    let digest = registry.push("a", b"x").await;
+    let encoded = digest.to_string().replace(':', "%3A");
+    assert_eq!(registry.get(&format!("/v2/a/blobs/{encoded}")).await.status, 200);
+}
+
+#[tokio::test]
+async fn small_replies_on_one_connection_do_not_wait_for_each_other() {
+    let registry = TestRegistry::start().await;
+    let digest = registry.push("a", b"x").await;
+    let one = Remote { client: registry.client.clone(), url: registry.url.clone() };
+    let began = std::time::Instant::now();
+    for _ in 0..50 {
+        assert_eq!(one.blob("a", &digest).await.body.as_ref(), b"x");
+    }
+    // With Nagle's algorithm each reply would wait 40 ms for a delayed acknowledgement.
+    assert!(began.elapsed() < std::time::Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn the_empty_blob_is_a_blob() {
+    let registry = TestRegistry::start().await;
+    let digest = registry.push("a", b"").await;
+    assert_eq!(digest, Digest::of(b""));
+    let reply = registry.blob("a", &digest).await;
+    assert_eq!((reply.status, reply.body.len()), (200, 0));
+    assert_eq!(reply.header("content-length"), "0");
+}

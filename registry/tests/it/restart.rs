@@ -1,0 +1,98 @@
+//! What a restart keeps.
+
+use kybernate_registry::store::{OpenError, Store};
+use kybernate_spec::Digest;
+
+use crate::harness::{TestRegistry, image, noise, sha512};
+
+const MIB: usize = 1 << 20;
+
+#[tokio::test]
+async fn everything_acknowledged_is_there_after_a_restart() {
+    let registry = TestRegistry::start().await;
+    let content = noise(2 * MIB + 1, 1);
+    let digest = registry.push("a", &content).await;
+    let subject = registry.push_image("a", "v1", b"layer", None).await;
+    registry.push_image("a", "r", b"other", Some(&subject)).await;
+    let lists = async |registry: &TestRegistry| {
+        let mut lists = Vec::new();
+        for path in
+            ["/v2/_catalog", "/v2/a/tags/list", &*format!("/v2/a/referrers/{}", subject.digest)]
+        {
+            lists.push(registry.get(path).await.json());
+        }
+        lists
+    };
+    let before = lists(&registry).await;
+
+    let registry = registry.restart().await;
+    assert_eq!(lists(&registry).await, before);
+    assert!(registry.blob("a", &digest).await.body == content);
+    assert_eq!(registry.get("/v2/a/manifests/v1").await.body, image(b"layer", None));
+}
+
+#[tokio::test]
+async fn an_upload_goes_on_after_a_restart() {
+    for sha_512 in [false, true] {
+        let registry = TestRegistry::start().await;
+        let content = noise(3 * MIB + 1, 2);
+        let digest = if sha_512 { sha512(&content) } else { Digest::of(&content) };
+        let empty = registry.begin("a").await;
+        let upload = registry.begin("a").await;
+        registry.patch(&upload, 0, &content[..MIB + 7]).await;
+
+        let registry = registry.restart().await;
+        let status = registry.get(&upload).await;
+        assert_eq!((status.status, status.header("range")), (204, "0-1048582"));
+        registry.patch(&upload, MIB + 7, &content[MIB + 7..]).await;
+        assert_eq!(registry.put(&upload, &digest, "").await.status, 201);
+        assert!(registry.blob("a", &digest).await.body == content);
+        assert_eq!(registry.put(&empty, &Digest::of(b"x"), "x").await.status, 201);
+    }
+}
+
+#[tokio::test]
+async fn what_a_killed_process_was_writing_is_swept() {
+    let registry = TestRegistry::start().await;
+    let began = "00000001"; // The second after 1970 began.
+    let old = registry.path(&format!("uploads/{began}{}-0123456789abcdef", "a".repeat(32)));
+    fs_err::write(&old, "old").unwrap();
+    fs_err::write(old.with_extension("crc"), "old").unwrap();
+    fs_err::write(registry.path("tmp/7"), "half a record").unwrap();
+    let young = registry.begin("a").await;
+
+    let registry = registry.restart().await;
+    assert!(!old.exists());
+    assert!(!old.with_extension("crc").exists());
+    assert_eq!(std::fs::read_dir(registry.path("tmp")).unwrap().count(), 0);
+    assert_eq!(registry.get(&young).await.status, 204);
+    let path = format!("/v2/a/blobs/uploads/{began}{}", "a".repeat(32));
+    registry.get(&path).await.refused(404, "BLOB_UPLOAD_UNKNOWN");
+}
+
+#[tokio::test]
+async fn a_store_is_served_by_one_process_at_a_time() {
+    let registry = TestRegistry::start().await;
+    let root = registry.path("");
+    assert!(matches!(Store::open(&root), Err(OpenError::Locked(_))));
+    let kept = registry.stop().await;
+    Store::open(&root).unwrap();
+    drop(kept);
+}
+
+#[test]
+fn a_directory_that_is_not_ours_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    fs_err::write(root.path().join("precious"), "data").unwrap();
+    assert!(matches!(Store::open(root.path()), Err(OpenError::Foreign { .. })));
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "nothing was made in it");
+
+    let root = tempfile::tempdir().unwrap();
+    drop(Store::open(root.path()).unwrap());
+    let version = root.path().join("kybernate-registry.json");
+    insta::assert_snapshot!(fs_err::read_to_string(&version).unwrap(), @r#"{"layout":1}"#);
+    fs_err::write(&version, r#"{"layout":2}"#).unwrap();
+    assert!(matches!(Store::open(root.path()), Err(OpenError::Layout { found: 2, .. })));
+    fs_err::write(&version, "{").unwrap();
+    assert!(matches!(Store::open(root.path()), Err(OpenError::Malformed(..))));
+}

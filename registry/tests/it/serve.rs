@@ -1,0 +1,104 @@
+//! The program: usage, the line it prints, logs, and how it ends.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt as _;
+
+use kybernate_spec::Digest;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::harness::{blob_path, noise, wait_until};
+use crate::process::{Process, command};
+
+const MIB: usize = 1 << 20;
+
+#[tokio::test]
+async fn wrong_usage_is_told_at_once_with_code_64() {
+    let wrong = ["serve", "--root", "/dev/null", "--listen", "nowhere", "--log-format", "xml"];
+    let output = command(&wrong).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    let told = String::from_utf8(output.stderr).unwrap();
+    for option in ["--root", "--listen", "--log-format"] {
+        assert!(told.contains(option), "{told}");
+    }
+    let output = command(&["serve", "--no-such-option"]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    let output = command(&["serve", "--help"]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(told.contains("KYBERNATE_REGISTRY_ROOT") && told.contains("Example"), "{told}");
+}
+
+#[tokio::test]
+async fn a_second_server_on_a_root_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let first = Process::start(root.path(), &[]).await;
+    let path = root.path().to_str().unwrap();
+    let second = command(&["serve", "--root", path, "--listen", "127.0.0.1:0"]);
+    let output = { second }.output().await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("already served by another process"), "{told}");
+    assert_eq!(first.remote.get("/v2/").await.status, 200);
+    first.kill().await;
+}
+
+#[tokio::test]
+async fn corruption_is_logged_and_secrets_are_not() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &["--log-format", "json", "--log", "debug"]).await;
+    let remote = process.remote.clone();
+    let content = noise(2 * MIB, 1);
+    let upload = remote.begin("a").await;
+    remote.patch(&upload, 0, &content[..1000]).await;
+    remote.patch(&upload, 0, &content[..1000]).await.refused(416, "BLOB_UPLOAD_INVALID");
+    remote.get(&upload).await;
+    let digest = Digest::of(&content);
+    assert_eq!(remote.put(&upload, &digest, content[1000..].to_vec()).await.status, 201);
+    let file = OpenOptions::new().write(true).open(blob_path(root.path(), &digest)).unwrap();
+    file.write_all_at(&[content[5] ^ 1], 5).unwrap();
+    remote.blob("a", &digest).await.refused(404, "BLOB_UNKNOWN");
+    drop(remote);
+
+    let log = String::from_utf8(process.terminate().await.stderr).unwrap();
+    let secret = upload.rsplit_once('/').unwrap().1;
+    assert!(!log.contains(secret), "{log}");
+    let told = |line: &&str| line.contains("corrupt") && line.contains(digest.hex());
+    let line = log.lines().find(told).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(line["level"], "ERROR");
+    assert_eq!(line["blob.digest"], digest.to_string());
+}
+
+#[tokio::test]
+async fn a_push_that_has_begun_may_finish_while_the_server_ends() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &[]).await;
+    let content = noise(MIB, 2);
+    let digest = Digest::of(&content);
+    let address = process.remote.url.strip_prefix("http://").unwrap().to_owned();
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    let head = format!(
+        "POST /v2/a/blobs/uploads/?digest={digest} HTTP/1.1\r\nHost: r\r\nContent-Length: {MIB}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&content[..1000]).await.unwrap();
+    let uploads = root.path().join("uploads");
+    let begun = async || std::fs::read_dir(&uploads).unwrap().count() == 1;
+    wait_until("the push has begun", begun).await;
+
+    let finishing = async {
+        let refused = async || TcpStream::connect(&address).await.is_err();
+        wait_until("nothing new is accepted", refused).await;
+        stream.write_all(&content[1000..]).await.unwrap();
+        let mut reply = vec![0; 12];
+        stream.read_exact(&mut reply).await.unwrap();
+        assert_eq!(reply, b"HTTP/1.1 201");
+    };
+    let (output, ()) = futures::future::join(process.terminate(), finishing).await;
+    assert_eq!(output.status.code(), Some(0));
+
+    let process = Process::start(root.path(), &[]).await;
+    assert!(process.remote.blob("a", &digest).await.body == content);
+    process.kill().await;
+}
