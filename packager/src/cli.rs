@@ -1,0 +1,103 @@
+//! The command line of `kyb`.
+
+mod agent;
+mod checkpoint;
+mod copy;
+mod failure;
+mod inspect;
+mod keygen;
+mod keys;
+mod pack;
+mod ps;
+mod restore;
+mod sign;
+mod unpack;
+mod verify;
+
+use clap::{Args, Parser, Subcommand};
+use kybernate_packager::store::{ConnectOptions, Store, StoreError};
+use kybernate_spec::{Location, Tag};
+
+pub(crate) use self::failure::{Failure, Rule};
+use crate::terminal::Terminal;
+
+/// Takes, moves, inspects and restores checkpoints of containers.
+///
+/// A reference is host[:port]/name[:tag][@digest], or oci:DIR[:tag] for an image layout on disk.
+/// Credentials come from Docker's config.json and its helpers.
+///
+/// Exit codes: 0 done, 1 failed, 2 refused by a rule (signature, integrity, compatibility,
+/// identity, policy), 64 wrong usage.
+#[derive(Debug, Parser)]
+#[command(name = "kyb", version, max_term_width = 100, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// Print facts as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Checkpoint(checkpoint::Checkpoint),
+    Restore(restore::Restore),
+    Ps(ps::Ps),
+    Pack(pack::Pack),
+    Unpack(unpack::Unpack),
+    Copy(copy::Copy),
+    Inspect(inspect::Inspect),
+    Sign(sign::Sign),
+    Verify(verify::Verify),
+    Keygen(keygen::Keygen),
+}
+
+/// How to reach a registry.
+#[derive(Clone, Copy, Debug, Args)]
+struct Connection {
+    /// Speak plain HTTP also to registries that are not on this machine.
+    #[arg(long)]
+    plain_http: bool,
+}
+
+impl Cli {
+    /// Whether results are printed as JSON.
+    pub(crate) const fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Runs the command.
+    pub(crate) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        match self.command {
+            Command::Checkpoint(command) => command.run(terminal).await,
+            Command::Restore(command) => command.run(terminal).await,
+            Command::Ps(command) => command.run(terminal).await,
+            Command::Pack(command) => Box::pin(command.run(terminal)).await,
+            Command::Unpack(command) => Box::pin(command.run(terminal)).await,
+            Command::Copy(command) => command.run(terminal).await,
+            Command::Inspect(command) => command.run(terminal).await,
+            Command::Sign(command) => command.run(terminal).await,
+            Command::Verify(command) => command.run(terminal).await,
+            Command::Keygen(command) => command.run(terminal).await,
+        }
+    }
+}
+
+impl Connection {
+    async fn open(self, location: &Location) -> Result<Store, StoreError> {
+        Store::open(location, &ConnectOptions { plain_http: self.plain_http }).await
+    }
+}
+
+/// Returns the tag that something new gets: the one written, or `latest`, as for images.
+fn tag_for(location: &Location) -> Result<Tag, Failure> {
+    if location.digest().is_some() {
+        return Err(Failure::usage(format!(
+            "{location} names a digest: say a tag, the digest follows from the content"
+        )));
+    }
+    match location.tag() {
+        Some(tag) => Ok(tag.clone()),
+        None => "latest".parse().map_err(Failure::failed),
+    }
+}

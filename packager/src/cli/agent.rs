@@ -1,0 +1,173 @@
+//! This node's agent.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use hyper_util::rt::TokioIo;
+use kybernate_packager::agent_api::agent_client::AgentClient;
+use kybernate_packager::agent_api::{
+    AGENT_SOCKET, Operation, OperationState, StepTime, WatchRequest,
+};
+use kybernate_packager::progress::Snapshot;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tower::service_fn;
+
+use super::{Failure, Rule};
+use crate::terminal::Terminal;
+
+/// How often a broken watch is begun again without news between: an agent restarts in seconds, and
+/// its operations go on.
+const BREAKS_MAX: u32 = 30;
+
+/// Pause between those.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How to reach the agent.
+#[derive(Clone, Debug, Args)]
+pub(super) struct AgentSocket {
+    /// The agent's socket.
+    #[arg(long, value_name = "PATH", env = "KYBERNATE_AGENT_SOCKET", default_value = AGENT_SOCKET)]
+    agent_socket: PathBuf,
+}
+
+impl AgentSocket {
+    /// Connects to the agent.
+    pub(super) async fn connect(&self) -> Result<AgentClient<Channel>, Failure> {
+        let path = self.agent_socket.clone();
+        let connector = service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The address is never looked at: the socket is the address.
+        let endpoint = Endpoint::from_static("http://agent.local");
+        let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
+            let text = kybernate_spec::chain(&error).to_string();
+            let path = self.agent_socket.display();
+            Failure::failed(format!("failed to reach the agent at {path}: {text}"))
+        })?;
+        Ok(AgentClient::new(channel))
+    }
+
+    /// Shows an operation until it ends.
+    pub(super) async fn follow(
+        &self,
+        terminal: &Terminal,
+        begun: Operation,
+    ) -> Result<Operation, Failure> {
+        let mut display = terminal.display();
+        let mut latest = begun;
+        let mut breaks = 0;
+        while !ended(&latest) {
+            let news = self.watch(&mut latest, |now| display.update(&snapshot(now))).await;
+            breaks = if news.is_ok_and(|news| news) { 0 } else { breaks + 1 };
+            if !ended(&latest) {
+                if breaks > BREAKS_MAX {
+                    return Err(Failure::failed(format!(
+                        "lost the agent; operation {} may still be under way",
+                        latest.id
+                    )));
+                }
+                pause().await;
+            }
+        }
+        display.update(&snapshot(&latest));
+        display.end();
+        outcome(latest)
+    }
+
+    /// Watches an operation while the connection holds. Returns whether there was any news.
+    async fn watch(
+        &self,
+        latest: &mut Operation,
+        mut show: impl FnMut(&Operation),
+    ) -> Result<bool, Failure> {
+        let mut client = self.connect().await?;
+        let request = WatchRequest { operation_id: latest.id.clone() };
+        let mut stream = client.watch(request).await.map_err(refused)?.into_inner();
+        let mut news = false;
+        while let Some(operation) = stream.message().await.map_err(refused)? {
+            news = true;
+            *latest = operation;
+            show(latest);
+        }
+        Ok(news)
+    }
+}
+
+/// Tells what a status of the agent means for the exit code.
+pub(super) fn refused(status: Status) -> Failure {
+    let text = status.message().to_owned();
+    match status.code() {
+        Code::InvalidArgument => Failure::usage(text),
+        Code::PermissionDenied => Failure::Refused(Rule::Policy, text.into()),
+        _ => Failure::failed(text),
+    }
+}
+
+/// Writes an operation's times as JSON has them.
+pub(super) fn times(operation: &Operation) -> serde_json::Value {
+    let time = |time: &StepTime| (time.step.clone(), time.microseconds.into());
+    serde_json::Value::Object(operation.times.iter().map(time).collect())
+}
+
+fn ended(operation: &Operation) -> bool {
+    matches!(
+        operation.state(),
+        OperationState::Done | OperationState::Failed | OperationState::Refused
+    )
+}
+
+fn outcome(operation: Operation) -> Result<Operation, Failure> {
+    match operation.state() {
+        OperationState::Done => Ok(operation),
+        OperationState::Refused => {
+            let rule = Rule::named(&operation.refused_by).unwrap_or(Rule::Policy);
+            Err(Failure::Refused(rule, operation.error.into()))
+        }
+        _ => Err(Failure::failed(operation.error)),
+    }
+}
+
+/// Looks at an operation as at any other progress.
+fn snapshot(operation: &Operation) -> Snapshot {
+    let progress = operation.progress.unwrap_or_default();
+    let time = |time: &StepTime| (known_step(&time.step), Duration::from_micros(time.microseconds));
+    Snapshot {
+        step: known_step(&operation.step),
+        done: progress.bytes_done,
+        total: progress.bytes_total,
+        transferred: operation.sizes.map_or(0, |sizes| sizes.transferred_bytes),
+        times: operation.times.iter().map(time).collect(),
+    }
+}
+
+/// Returns the step as the proto file lists it.
+fn known_step(step: &str) -> &'static str {
+    const STEPS: [&str; 16] = [
+        "preflight",
+        "dump",
+        "capture",
+        "resume",
+        "pack",
+        "push",
+        "sign",
+        "tag",
+        "resolve",
+        "verify",
+        "compare",
+        "gate",
+        "pull",
+        "materialise",
+        "create",
+        "restore",
+    ];
+    STEPS.into_iter().find(|known| *known == step).unwrap_or("other")
+}
+
+async fn pause() {
+    #[expect(clippy::disallowed_methods, reason = "between attempts to reach a restarting agent")]
+    tokio::time::sleep(PAUSE).await;
+}

@@ -1,0 +1,176 @@
+//! `kyb checkpoint`
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use kybernate_packager::agent_api::{
+    AfterCheckpoint, CheckpointRequest, GetNodeRequest, Operation, Runnable,
+};
+use kybernate_packager::key::SigningKey;
+use kybernate_packager::sign::sign;
+use kybernate_spec::{Digest, Location};
+use serde_json::json;
+
+use super::agent::{AgentSocket, refused, times};
+use super::pack::When;
+use super::{Connection, Failure, keys, tag_for};
+use crate::terminal::{Terminal, bytes};
+
+/// Take a checkpoint of a running container.
+///
+/// This node's agent dumps the container, packs it, pushes it and signs it; the tag comes last. The
+/// container is paused only while it is dumped. The operation is the agent's: it goes on when this
+/// command is interrupted.
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
+#[command(after_help = "Example:\n  \
+    kyb checkpoint job registry.example.com/team/job:v1 --sign-key team.key")]
+pub(super) struct Checkpoint {
+    /// containerd's id of the container.
+    container: String,
+    /// Where the checkpoint goes.
+    #[arg(value_name = "REF")]
+    reference: Location,
+    /// Let the container run on (the default).
+    #[arg(long, conflicts_with = "stop")]
+    leave_running: bool,
+    /// Stop the container once the checkpoint is stored.
+    #[arg(long)]
+    stop: bool,
+    /// The agent's key of this name, or a private key FILE that this command signs with. Without
+    /// it, the agent's only key.
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "unsigned")]
+    sign_key: Option<String>,
+    /// Do not sign.
+    #[arg(long)]
+    unsigned: bool,
+    /// containerd's namespace.
+    #[arg(long, default_value = "default")]
+    namespace: String,
+    /// Whether the runnable image is part of it.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    runnable: When,
+    /// Do not let it hang under its source image.
+    #[arg(long)]
+    no_subject: bool,
+    /// When the container runs on, whatever has happened.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    pause_deadline: Duration,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    agent: AgentSocket,
+}
+
+/// Who signs.
+enum Signer {
+    Agent(String),
+    Us(Box<SigningKey>),
+    Nobody,
+}
+
+impl Checkpoint {
+    pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        let tag = tag_for(&self.reference)?;
+        let Location::Registry(reference) = &self.reference else {
+            return Err(Failure::usage("the agent pushes to registries, not to layouts"));
+        };
+        let mut client = self.agent.connect().await?;
+        let signer = match (&self.sign_key, self.unsigned) {
+            (_, true) => Signer::Nobody,
+            (Some(key), _) if is_file(key) => {
+                Signer::Us(Box::new(keys::open(Path::new(key)).await?))
+            }
+            (Some(name), _) => Signer::Agent(name.clone()),
+            (None, _) => {
+                let node = client.get_node(GetNodeRequest {}).await.map_err(refused)?.into_inner();
+                Signer::Agent(only_key(node.sign_keys)?)
+            }
+        };
+        let tagged = kybernate_spec::Reference { tag: Some(tag.clone()), ..reference.clone() };
+        let request = self.request(tagged.to_string(), &signer)?;
+        let begun = client.checkpoint(request).await.map_err(refused)?.into_inner();
+        let done = self.agent.follow(terminal, begun).await?;
+        if let Signer::Us(key) = &signer {
+            let digest: Digest = done.digest.parse().map_err(Failure::failed)?;
+            let store = self.connection.open(&self.reference).await?;
+            let index = store.manifest(&digest).await?.descriptor;
+            sign(&store, &index, key).await?;
+            store.tag(&index, &tag).await?;
+        }
+        tell(terminal, &done, &signer)
+    }
+
+    fn request(&self, reference: String, signer: &Signer) -> Result<CheckpointRequest, Failure> {
+        let after = if self.stop { AfterCheckpoint::Stop } else { AfterCheckpoint::LeaveRunning };
+        let runnable = match self.runnable {
+            When::Auto => Runnable::Auto,
+            When::Always => Runnable::Always,
+            When::Never => Runnable::Never,
+        };
+        Ok(CheckpointRequest {
+            container: self.container.clone(),
+            containerd_namespace: self.namespace.clone(),
+            reference,
+            after: after.into(),
+            sign_key: match signer {
+                Signer::Agent(name) => name.clone(),
+                Signer::Us(_) | Signer::Nobody => String::new(),
+            },
+            runnable: runnable.into(),
+            no_subject: self.no_subject,
+            plain_http: self.connection.plain_http,
+            pause_deadline_seconds: u32::try_from(self.pause_deadline.as_secs())
+                .map_err(Failure::usage)?,
+            unsigned: matches!(signer, Signer::Nobody),
+        })
+    }
+}
+
+/// Whether a key is a file: its name has a slash, or there is such a file.
+fn is_file(key: &str) -> bool {
+    key.contains('/') || PathBuf::from(key).exists()
+}
+
+fn only_key(mut names: Vec<String>) -> Result<String, Failure> {
+    match (names.pop(), names.is_empty()) {
+        (Some(name), true) => Ok(name),
+        (None, _) => Err(Failure::usage(
+            "the agent has no key: give a key FILE with --sign-key, or say --unsigned",
+        )),
+        (Some(_), false) => {
+            Err(Failure::usage("the agent has more than one key: choose one with --sign-key"))
+        }
+    }
+}
+
+fn tell(terminal: &Terminal, done: &Operation, signer: &Signer) -> Result<(), Failure> {
+    let sizes = done.sizes.unwrap_or_default();
+    let made_by = match signer {
+        Signer::Agent(name) => format!("signed with the agent's key {name}"),
+        Signer::Us(key) => format!("signed by {}", key.public().hint()),
+        Signer::Nobody => "not signed".to_owned(),
+    };
+    let facts = json!({
+        "operation": done.id,
+        "container": done.container,
+        "reference": done.reference,
+        "digest": done.digest,
+        "signed": !matches!(signer, Signer::Nobody),
+        "timesMicroseconds": times(done),
+        "sizes": {
+            "dumpBytes": sizes.dump_bytes,
+            "pageBytes": sizes.page_bytes,
+            "transferredBytes": sizes.transferred_bytes,
+        },
+    });
+    let text = format!(
+        "checkpoint {}\n           {} of dump, {} of pages stored, {} sent; {made_by}",
+        done.digest,
+        bytes(sizes.dump_bytes),
+        bytes(sizes.page_bytes),
+        bytes(sizes.transferred_bytes),
+    );
+    terminal.print(&facts, &text).map_err(Failure::failed)
+}

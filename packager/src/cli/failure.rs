@@ -1,0 +1,194 @@
+//! How a command ends when not well. What is a refusal and what is a failure is decided here.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+use kybernate_packager::artifact::ArtifactError;
+use kybernate_packager::copy::CopyError;
+use kybernate_packager::key::{KeyError, KeyErrorKind};
+use kybernate_packager::pack::PackError;
+use kybernate_packager::sign::SignError;
+use kybernate_packager::store::{StoreError, StoreErrorKind};
+use kybernate_packager::unpack::UnpackError;
+use kybernate_packager::verify::VerifyError;
+use kybernate_packager::walk::WalkError;
+use kybernate_spec::chain;
+use serde::Serialize;
+
+/// Any error.
+type AnyError = Box<dyn Error + Send + Sync>;
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something went wrong; another try may succeed.
+    Failed(AnyError),
+    /// A rule forbids it.
+    Refused(Rule, AnyError),
+    /// The command line cannot be understood.
+    Usage(AnyError),
+}
+
+/// The rules that refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Rule {
+    /// Nobody who is trusted signed it.
+    Signature,
+    /// Its bytes are not what they should be.
+    Integrity,
+    /// It would not run here.
+    Compatibility,
+    /// It asks for more privileges than it gets.
+    Identity,
+    /// The node's configuration does not allow it.
+    Policy,
+}
+
+impl Failure {
+    /// Something went wrong.
+    pub(crate) fn failed(error: impl Into<AnyError>) -> Self {
+        Self::Failed(error.into())
+    }
+
+    /// The command line is wrong.
+    pub(crate) fn usage(error: impl Into<AnyError>) -> Self {
+        Self::Usage(error.into())
+    }
+
+    /// Returns what scripts see.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Failed(_) => ExitCode::from(1),
+            Self::Refused(..) => ExitCode::from(2),
+            Self::Usage(_) => ExitCode::from(64),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => write!(f, "error: {}", chain(&**error)),
+            Self::Refused(rule, error) => write!(f, "refused ({rule}): {}", chain(&**error)),
+            Self::Usage(error) => write!(f, "usage: {}", chain(&**error)),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Signature => "signature",
+            Self::Integrity => "integrity",
+            Self::Compatibility => "compatibility",
+            Self::Identity => "identity",
+            Self::Policy => "policy",
+        })
+    }
+}
+
+impl Rule {
+    /// Reads the name that an agent gives a rule.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let rules =
+            [Self::Signature, Self::Integrity, Self::Compatibility, Self::Identity, Self::Policy];
+        rules.into_iter().find(|rule| rule.to_string() == name)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        match error.kind {
+            StoreErrorKind::Mismatch(_)
+            | StoreErrorKind::TooLarge { .. }
+            | StoreErrorKind::Malformed(_) => Self::Refused(Rule::Integrity, error.into()),
+            StoreErrorKind::NotFound
+            | StoreErrorKind::Unauthorized
+            | StoreErrorKind::Full
+            | StoreErrorKind::Io(_)
+            | StoreErrorKind::Registry(_) => Self::failed(error),
+        }
+    }
+}
+
+impl From<ArtifactError> for Failure {
+    fn from(error: ArtifactError) -> Self {
+        match error {
+            ArtifactError::Store(error) => error.into(),
+            ArtifactError::NotACheckpoint(..) => Self::failed(error),
+            ArtifactError::Version(_) => Self::Refused(Rule::Compatibility, error.into()),
+            ArtifactError::Shape(_) | ArtifactError::Malformed(..) => {
+                Self::Refused(Rule::Integrity, error.into())
+            }
+        }
+    }
+}
+
+impl From<UnpackError> for Failure {
+    fn from(error: UnpackError) -> Self {
+        match error {
+            UnpackError::Store(error) => error.into(),
+            error if error.is_integrity() => Self::Refused(Rule::Integrity, error.into()),
+            error => Self::failed(error),
+        }
+    }
+}
+
+impl From<VerifyError> for Failure {
+    fn from(error: VerifyError) -> Self {
+        if error.is_refusal() {
+            return Self::Refused(Rule::Signature, error.into());
+        }
+        Self::failed(error)
+    }
+}
+
+impl From<WalkError> for Failure {
+    fn from(error: WalkError) -> Self {
+        match error {
+            WalkError::Store(error) => error.into(),
+            WalkError::Malformed(..) | WalkError::TooMany | WalkError::TooDeep => {
+                Self::Refused(Rule::Integrity, error.into())
+            }
+        }
+    }
+}
+
+impl From<CopyError> for Failure {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Store(error) => error.into(),
+            CopyError::Walk(error) => error.into(),
+        }
+    }
+}
+
+impl From<PackError> for Failure {
+    fn from(error: PackError) -> Self {
+        match error {
+            PackError::Store(error) => error.into(),
+            error => Self::failed(error),
+        }
+    }
+}
+
+impl From<SignError> for Failure {
+    fn from(error: SignError) -> Self {
+        match error {
+            SignError::Store(error) => error.into(),
+            SignError::Key(error) => error.into(),
+            SignError::Json(_) => Self::failed(error),
+        }
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        match error.kind {
+            KeyErrorKind::NoPassword => Self::usage(error),
+            _ => Self::failed(error),
+        }
+    }
+}

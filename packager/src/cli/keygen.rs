@@ -1,0 +1,40 @@
+//! `kyb keygen`
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+
+use super::{Failure, keys};
+use crate::terminal::Terminal;
+
+/// Make a key pair that signs checkpoints.
+///
+/// The files are cosign's: a P-256 private key, encrypted with a password, and its public key. The
+/// password comes from `COSIGN_PASSWORD` or is asked for. Existing files are never replaced.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  kyb keygen team\n  makes team.key and team.pub")]
+pub(super) struct Keygen {
+    /// What the files' names begin with.
+    #[arg(default_value = "kyb")]
+    prefix: PathBuf,
+}
+
+impl Keygen {
+    pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        let (key, [private, public]) = keys::make(&self.prefix).await?;
+        let fingerprint = key.public().fingerprint();
+        let facts = json!({
+            "private": private,
+            "public": public,
+            "fingerprint": fingerprint,
+            "hint": key.public().hint(),
+        });
+        let text = format!(
+            "private key  {}\npublic key   {}\nfingerprint  {fingerprint}",
+            private.display(),
+            public.display(),
+        );
+        terminal.print(&facts, &text).map_err(Failure::failed)
+    }
+}

@@ -1,0 +1,211 @@
+//! `kyb pack`
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use kybernate_packager::outline::Outline;
+use kybernate_packager::pack::{PackRequest, Packed, Runnable, SourceImage, VolumeCapture, pack};
+use kybernate_packager::progress::Progress;
+use kybernate_packager::sign::sign;
+use kybernate_packager::store::{Store, StoredManifest};
+use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig};
+use kybernate_spec::{Descriptor, Location};
+use serde_json::json;
+
+use super::{Connection, Failure, keys, tag_for};
+use crate::terminal::{Terminal, bytes};
+
+/// Turn a dump directory of CRIU into a checkpoint.
+///
+/// Without facts nothing is known of the node it was taken on, and it is restored only where that
+/// is allowed. The tag comes last, after the signature.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    kyb pack ./dump registry.example.com/team/job:v1 --facts facts.json --sign-key team.key")]
+pub(super) struct Pack {
+    /// The directory CRIU wrote.
+    #[arg(value_name = "DUMP_DIR")]
+    dump: PathBuf,
+    /// Where to.
+    #[arg(value_name = "REF")]
+    reference: Location,
+    /// The facts, as JSON: the config of a checkpoint, sizes left out.
+    #[arg(long, value_name = "FILE")]
+    facts: Option<PathBuf>,
+    /// The container image it was started from: makes the checkpoint runnable as an image.
+    #[arg(long, value_name = "REF")]
+    image: Option<Location>,
+    /// What the container wrote to its root file system: an uncompressed tar.
+    #[arg(long, value_name = "TAR", requires = "image")]
+    rootfs_diff: Option<PathBuf>,
+    /// The content of a mount: its path in the container and an uncompressed tar.
+    #[arg(long, value_name = "DESTINATION=TAR", value_parser = volume)]
+    volume: Vec<VolumeCapture>,
+    /// Whether the runnable image is part of it.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    runnable: When,
+    /// Do not let it hang under its source image.
+    #[arg(long)]
+    no_subject: bool,
+    /// Sign it with this private key. Its password comes from `COSIGN_PASSWORD` or is asked for.
+    #[arg(long, value_name = "FILE")]
+    sign_key: Option<PathBuf>,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Whether the runnable image is part of a checkpoint.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum When {
+    /// When the source image's layers can be had.
+    Auto,
+    /// Always, or it is an error.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Pack {
+    pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        let tag = tag_for(&self.reference)?;
+        // Whatever can be wrong with the command line is found before anything is sent.
+        let key = match &self.sign_key {
+            Some(path) => Some(keys::open(path).await?),
+            None => None,
+        };
+        let config = facts(self.facts.as_deref())?;
+        let image = match &self.image {
+            Some(image) => Some(self.source(image, &config).await?),
+            None => None,
+        };
+        let request = PackRequest {
+            dump: self.dump,
+            config,
+            image,
+            rootfs_diff: self.rootfs_diff,
+            volumes: self.volume,
+            runnable: self.runnable.into(),
+            subject: !self.no_subject,
+            scratch: None,
+        };
+        let store = self.connection.open(&self.reference).await?;
+        let progress = Progress::default();
+        let work = async {
+            let packed = pack(request, &store, &progress).await?;
+            if let Some(key) = &key {
+                progress.step("sign");
+                sign(&store, &packed.index, key).await?;
+            }
+            progress.step("tag");
+            store.tag(&packed.index, &tag).await?;
+            Ok::<_, Failure>(packed)
+        };
+        let packed = terminal.show(&progress, Box::pin(work)).await?;
+        let transferred = progress.snapshot().transferred;
+        tell(terminal, &self.reference, &packed, key.is_some(), transferred)
+    }
+
+    /// Finds the source image's manifest for the platform of the dump.
+    async fn source(
+        &self,
+        image: &Location,
+        config: &CheckpointConfig,
+    ) -> Result<SourceImage, Failure> {
+        let store = self.connection.open(image).await?;
+        let manifest = platform(&store, store.resolve(image).await?, config).await?;
+        let mount_from = match (&self.reference, image) {
+            (Location::Registry(target), Location::Registry(source))
+                if target.registry == source.registry =>
+            {
+                Some(source.repository.clone())
+            }
+            _ => None,
+        };
+        Ok(SourceImage { manifest, blobs: Arc::new(store), mount_from })
+    }
+}
+
+impl From<When> for Runnable {
+    fn from(when: When) -> Self {
+        match when {
+            When::Auto => Self::Auto,
+            When::Always => Self::Always,
+            When::Never => Self::Never,
+        }
+    }
+}
+
+fn tell(
+    terminal: &Terminal,
+    reference: &Location,
+    packed: &Packed,
+    signed: bool,
+    transferred: u64,
+) -> Result<(), Failure> {
+    let digest = &packed.index.digest;
+    let sizes = &packed.sizes;
+    let facts = json!({
+        "reference": reference.to_string(),
+        "digest": digest,
+        "signed": signed,
+        "runnable": packed.runnable,
+        "sizes": sizes,
+        "bytesSent": transferred,
+    });
+    let text = format!(
+        "packed {digest}\n       {} of dump, {} of pages stored, {} sent; {}, {}",
+        bytes(sizes.dump_bytes),
+        bytes(sizes.page_bytes),
+        bytes(transferred),
+        if signed { "signed" } else { "not signed" },
+        if packed.runnable { "runnable" } else { "not runnable" },
+    );
+    terminal.print(&facts, &text).map_err(Failure::failed)
+}
+
+/// Follows an index to the image for the platform that the facts name, else for this machine's.
+async fn platform(
+    store: &Store,
+    stored: StoredManifest,
+    config: &CheckpointConfig,
+) -> Result<StoredManifest, Failure> {
+    if stored.descriptor.is_manifest() {
+        return Ok(stored);
+    }
+    let here = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let wanted = config.node.as_ref().map_or(here, |node| node.architecture.as_str());
+    let outline = Outline::parse(&stored.content, None).map_err(Failure::failed)?;
+    let fits = |child: &&Descriptor| {
+        child.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == wanted)
+    };
+    let child = outline.manifests.iter().find(fits).ok_or_else(|| {
+        Failure::failed(format!("the source image has no variant for linux/{wanted}"))
+    })?;
+    Ok(store.manifest(&child.digest).await?)
+}
+
+fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
+    let Some(path) = path else { return Ok(CheckpointConfig::default()) };
+    let size = fs_err::metadata(path).map_err(Failure::failed)?.len();
+    if size > CONFIG_BYTES_MAX {
+        return Err(Failure::failed(format!("{} is too large to be facts", path.display())));
+    }
+    let text = fs_err::read(path).map_err(Failure::failed)?;
+    serde_json::from_slice(&text).map_err(|error| {
+        Failure::failed(format!("failed to read facts from {}: {error}", path.display()))
+    })
+}
+
+fn volume(text: &str) -> Result<VolumeCapture, String> {
+    match text.split_once('=') {
+        Some((destination, tar)) if destination.starts_with('/') && !tar.is_empty() => {
+            Ok(VolumeCapture { destination: destination.to_owned(), tar: tar.into() })
+        }
+        _ => Err("it must be /path/in/container=file.tar".to_owned()),
+    }
+}

@@ -1,0 +1,94 @@
+//! `kyb ps`
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use kybernate_packager::agent_api::{Container, ListRequest, Operation};
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::agent::{AgentSocket, refused};
+use crate::terminal::Terminal;
+
+/// List the containers of this node and what the agent is doing.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  kyb ps --namespace k8s.io")]
+pub(super) struct Ps {
+    /// Only this namespace of containerd.
+    #[arg(long)]
+    namespace: Option<String>,
+    #[command(flatten)]
+    agent: AgentSocket,
+}
+
+impl Ps {
+    pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        let mut client = self.agent.connect().await?;
+        let request = ListRequest { containerd_namespace: self.namespace.unwrap_or_default() };
+        let list = client.list(request).await.map_err(refused)?.into_inner();
+        let facts = json!({
+            "containers": list.containers.iter().map(container).collect::<Vec<_>>(),
+            "operations": list.operations.iter().map(operation).collect::<Vec<_>>(),
+        });
+        let mut text = row(&["CONTAINER", "NAMESPACE", "STATUS", "PID", "IMAGE"]);
+        for one in &list.containers {
+            let pid = one.pid.to_string();
+            text.push_str(&row(&[
+                &one.id,
+                &one.containerd_namespace,
+                &one.status,
+                &pid,
+                &one.image,
+            ]));
+        }
+        if !list.operations.is_empty() {
+            text.push('\n');
+            text.push_str(&row(&["OPERATION", "CONTAINER", "STATE", "STEP", "REFERENCE"]));
+        }
+        for one in &list.operations {
+            let state = state(one);
+            text.push_str(&row(&[&one.id, &one.container, &state, &one.step, &one.reference]));
+        }
+        terminal.print(&facts, &text).map_err(Failure::failed)
+    }
+}
+
+fn container(one: &Container) -> Value {
+    json!({
+        "id": one.id,
+        "namespace": one.containerd_namespace,
+        "image": one.image,
+        "status": one.status,
+        "pid": one.pid,
+        "restoredFrom": one.restored_from,
+    })
+}
+
+fn operation(one: &Operation) -> Value {
+    json!({
+        "id": one.id,
+        "container": one.container,
+        "namespace": one.containerd_namespace,
+        "reference": one.reference,
+        "state": state(one),
+        "step": one.step,
+        "digest": one.digest,
+        "error": one.error,
+        "refusedBy": one.refused_by,
+        "startedAt": one.started_at,
+        "finishedAt": one.finished_at,
+    })
+}
+
+fn state(one: &Operation) -> String {
+    let name = one.state().as_str_name();
+    name.trim_start_matches("OPERATION_STATE_").to_lowercase()
+}
+
+fn row(cells: &[&str; 5]) -> String {
+    let [first, second, third, fourth, last] = cells;
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _written = writeln!(text, "{first:<24} {second:<16} {third:<10} {fourth:<12} {last}");
+    text
+}

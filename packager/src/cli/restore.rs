@@ -1,0 +1,142 @@
+//! `kyb restore`
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kybernate_packager::agent_api::{Allowances, Mount, RestoreRequest};
+use kybernate_spec::Location;
+use serde_json::json;
+
+use super::agent::{AgentSocket, refused, times};
+use super::{Connection, Failure, keys};
+use crate::terminal::{Terminal, bytes};
+
+/// Restore a checkpoint into a new container on this node.
+///
+/// This node's agent verifies the signature, compares the facts with the node, decodes who the
+/// processes would be, and only then restores. Whatever goes beyond the defaults is refused unless
+/// it is allowed here by name.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  \
+    kyb restore registry.example.com/team/job:v1 --name job-2 --key team.pub")]
+pub(super) struct Restore {
+    /// What to restore.
+    #[arg(value_name = "REF")]
+    reference: Location,
+    /// containerd's id of the new container. Without it, the source's name.
+    #[arg(long)]
+    name: Option<String>,
+    /// containerd's namespace of the new container.
+    #[arg(long, default_value = "default")]
+    namespace: String,
+    /// Public keys to trust for this restore, instead of the node's policy; may be given more than
+    /// once.
+    #[arg(long = "key", value_name = "FILE", conflicts_with = "insecure_no_signature")]
+    keys: Vec<PathBuf>,
+    /// Restore whoever made it. The node's configuration must permit that too.
+    #[arg(long)]
+    insecure_no_signature: bool,
+    #[command(flatten)]
+    allow: Allow,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    agent: AgentSocket,
+}
+
+/// What the restored container may have beyond the defaults.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Allowances")]
+struct Allow {
+    /// Mount a directory or file of the host.
+    #[arg(long = "allow-mount", value_name = "SRC:DST[:ro]", value_parser = mount)]
+    mounts: Vec<Mount>,
+    /// Use a device of the host.
+    #[arg(long = "allow-device", value_name = "PATH")]
+    devices: Vec<String>,
+    /// Keep a capability, as `CAP_NET_ADMIN`.
+    #[arg(long = "allow-cap", value_name = "CAP")]
+    capabilities: Vec<String>,
+    /// Join a namespace of the host: network, pid, ipc or uts.
+    #[arg(long = "allow-host-namespace", value_name = "NAMESPACE",
+        value_parser = ["network", "pid", "ipc", "uts"])]
+    host_namespaces: Vec<String>,
+    /// Run without a seccomp filter.
+    #[arg(long = "allow-no-seccomp")]
+    no_seccomp: bool,
+    /// Be able to gain privileges.
+    #[arg(long = "allow-new-privileges")]
+    new_privileges: bool,
+    /// Have been packed without facts.
+    #[arg(long = "allow-unknown-facts")]
+    unknown_facts: bool,
+}
+
+impl Restore {
+    pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        let Location::Registry(reference) = &self.reference else {
+            return Err(Failure::usage("the agent pulls from registries, not from layouts"));
+        };
+        let keys = keys::read(&self.keys).await?;
+        let allow = self.allow;
+        let request = RestoreRequest {
+            reference: reference.to_string(),
+            containerd_namespace: self.namespace,
+            name: self.name.unwrap_or_default(),
+            allow: Some(Allowances {
+                mounts: allow.mounts,
+                devices: allow.devices,
+                capabilities: allow.capabilities,
+                host_namespaces: allow.host_namespaces,
+                no_seccomp: allow.no_seccomp,
+                new_privileges: allow.new_privileges,
+                unknown_facts: allow.unknown_facts,
+            }),
+            plain_http: self.connection.plain_http,
+            insecure_no_signature: self.insecure_no_signature,
+            public_keys: keys.iter().map(kybernate_packager::key::PublicKey::to_pem).collect(),
+        };
+        let mut client = self.agent.connect().await?;
+        let begun = client.restore(request).await.map_err(refused)?.into_inner();
+        let done = self.agent.follow(terminal, begun).await?;
+        let sizes = done.sizes.unwrap_or_default();
+        let facts = json!({
+            "operation": done.id,
+            "reference": done.reference,
+            "digest": done.digest,
+            "container": done.restored_container,
+            "pid": done.restored_pid,
+            "timesMicroseconds": times(&done),
+            "sizes": {
+                "dumpBytes": sizes.dump_bytes,
+                "pageBytes": sizes.page_bytes,
+                "transferredBytes": sizes.transferred_bytes,
+            },
+        });
+        let text = format!(
+            "restored {}\nas       {}, process {}, {} received",
+            done.digest,
+            done.restored_container,
+            done.restored_pid,
+            bytes(sizes.transferred_bytes),
+        );
+        terminal.print(&facts, &text).map_err(Failure::failed)
+    }
+}
+
+fn mount(text: &str) -> Result<Mount, String> {
+    let (paths, read_only) = match text.strip_suffix(":ro") {
+        Some(paths) => (paths, true),
+        None => (text.strip_suffix(":rw").unwrap_or(text), false),
+    };
+    match paths.split_once(':') {
+        Some((source, destination))
+            if source.starts_with('/')
+                && destination.starts_with('/')
+                && !destination.contains(':') =>
+        {
+            Ok(Mount { source: source.to_owned(), destination: destination.to_owned(), read_only })
+        }
+        _ => Err("it must be /host/path:/container/path, then :ro if read only".to_owned()),
+    }
+}

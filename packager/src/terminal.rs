@@ -1,0 +1,123 @@
+//! What people and scripts see: results on stdout, progress and complaints on stderr.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::pin::pin;
+use std::time::Duration;
+
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kybernate_packager::progress::{Progress, Snapshot};
+use serde::Serialize;
+
+/// How often a bar is drawn.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Where output goes.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    json: bool,
+    bars: bool,
+}
+
+/// Shows one operation: a bar on a terminal, a line per finished step elsewhere.
+#[derive(Debug)]
+pub(crate) struct Display {
+    bar: Option<ProgressBar>,
+    told: usize,
+}
+
+impl Terminal {
+    /// Looks at what kind of place stderr is.
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, bars: std::io::stderr().is_terminal() }
+    }
+
+    /// Prints a result: `text` for people, or `value` as one JSON document.
+    pub(crate) fn print(&self, value: &impl Serialize, text: &str) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            serde_json::to_writer_pretty(&mut out, value)?;
+            return writeln!(out);
+        }
+        writeln!(out, "{}", plain(text.trim_end()))
+    }
+
+    /// Begins to show an operation.
+    pub(crate) fn display(&self) -> Display {
+        let bar = self.bars.then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.set_style(style("{spinner} {msg:12} {elapsed}"));
+            bar
+        });
+        Display { bar, told: 0 }
+    }
+
+    /// Runs `work` and shows how far it is.
+    pub(crate) async fn show<T>(&self, progress: &Progress, work: impl Future<Output = T>) -> T {
+        let mut display = self.display();
+        let mut work = pin!(work);
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                done = &mut work => {
+                    progress.finish();
+                    display.update(&progress.snapshot());
+                    display.end();
+                    return done;
+                }
+                _ = ticks.tick() => display.update(&progress.snapshot()),
+            }
+        }
+    }
+}
+
+impl Display {
+    /// Shows how things stand.
+    pub(crate) fn update(&mut self, now: &Snapshot) {
+        let Some(bar) = &self.bar else {
+            for (step, time) in now.times.iter().skip(self.told) {
+                say(&format!("{step}: {:.2} s", time.as_secs_f64()));
+            }
+            self.told = now.times.len().max(self.told);
+            return;
+        };
+        bar.set_message(now.step);
+        if now.total > 0 && bar.length().is_none() {
+            bar.set_style(style(
+                "{spinner} {msg:12} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {elapsed}",
+            ));
+        }
+        if now.total > 0 {
+            bar.set_length(now.total);
+            bar.set_position(now.done);
+        } else {
+            bar.tick();
+        }
+    }
+
+    /// Clears the bar.
+    pub(crate) fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Writes bytes the way people read them.
+pub(crate) fn bytes(bytes: u64) -> String {
+    HumanBytes(bytes).to_string()
+}
+
+/// Takes the sting out of text that others wrote: a name must not move the cursor.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_malformed| ProgressStyle::default_spinner())
+}
+
+/// Writes a line to stderr. When that fails, nobody is left to tell.
+pub(crate) fn say(text: &str) {
+    let _written = writeln!(std::io::stderr().lock(), "{}", plain(text));
+}

@@ -1,0 +1,165 @@
+//! `copy` between registries and layouts.
+
+use kybernate_packager::copy::copy;
+use kybernate_packager::key::SigningKey;
+use kybernate_packager::progress::Progress;
+use kybernate_packager::sign::sign;
+use kybernate_packager::store::{Store, StoreErrorKind};
+use kybernate_packager::verify::verify_signature;
+use kybernate_spec::{Descriptor, Location, Manifest, media_type};
+
+use crate::artifact::{checkpoint, noise, put, put_document, read};
+use crate::cosign::Tools;
+use crate::proxy::Proxy;
+use crate::registry::{Registry, open};
+
+/// A signed checkpoint of three blobs.
+async fn signed(store: &Store, key: &SigningKey) -> Descriptor {
+    let layers = [noise(3 << 20, 1), noise(2 << 20, 2), noise(1 << 20, 3)];
+    let index = checkpoint(store, &layers).await;
+    sign(store, &index, key).await.unwrap();
+    index
+}
+
+/// Whether everything is at `location`, signature included.
+async fn check(location: &Location, index: &Descriptor, key: &SigningKey) {
+    let store = open(location).await;
+    let stored = store.resolve(location).await.unwrap();
+    assert_eq!(stored.descriptor.digest, index.digest);
+    verify_signature(&store, &index.digest, &[key.public().clone()]).await.unwrap();
+    let index: kybernate_spec::Index = serde_json::from_slice(&stored.content).unwrap();
+    let child = store.manifest(&index.manifests[0].digest).await.unwrap();
+    let child: Manifest = serde_json::from_slice(&child.content).unwrap();
+    for layer in &child.layers {
+        read(store.blob(layer).await.unwrap()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_copy_is_whole_in_every_direction() {
+    let key = SigningKey::generate().unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let layout: Location = format!("oci:{}:v1", scratch.path().display()).parse().unwrap();
+    let registries = Registry::all();
+    let first = registries[0].open("a/b").await;
+    let index = signed(&first, &key).await;
+    let mut stops: Vec<Location> = vec![layout];
+    stops.extend(registries.iter().rev().map(|registry| registry.at("c/d:v1")));
+    let mut source = first;
+    for stop in &stops {
+        let target = open(stop).await;
+        let root = source.manifest(&index.digest).await.unwrap();
+        let copied = copy(&source, root, &target, stop.tag(), &Progress::default()).await.unwrap();
+        assert_eq!((copied.manifests, copied.referrers), (3, 1));
+        check(stop, &index, &key).await;
+        source = target;
+    }
+    // Once more: everything is there.
+    let target = open(&stops[0]).await;
+    let root = source.manifest(&index.digest).await.unwrap();
+    let again = copy(&source, root, &target, stops[0].tag(), &Progress::default()).await.unwrap();
+    assert_eq!((again.blobs_sent, again.bytes_sent), (0, 0));
+}
+
+#[tokio::test]
+async fn a_registry_mounts_instead_of_being_sent_bytes() {
+    for registry in Registry::all() {
+        let key = SigningKey::generate().unwrap();
+        let source = registry.open("a/b").await;
+        let index = signed(&source, &key).await;
+        let location = registry.at("c/d:v1");
+        let target = open(&location).await;
+        let root = source.manifest(&index.digest).await.unwrap();
+        let copied =
+            copy(&source, root, &target, location.tag(), &Progress::default()).await.unwrap();
+        assert_eq!((copied.blobs_sent, copied.bytes_sent), (0, 0), "{copied:?}");
+        check(&location, &index, &key).await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_try_sends_only_what_is_missing() {
+    let Some(source_registry) = Registry::docker() else { return };
+    for registry in Registry::all() {
+        let key = SigningKey::generate().unwrap();
+        let source = source_registry.open("a/b").await;
+        let index = signed(&source, &key).await;
+        // Every connection is cut early, for ever: some blob is not sent however often it is tried.
+        let proxy = Proxy::start(registry.address(), &[1 << 20; 100]).await;
+        let target = open(&proxy.at("c/d:v1")).await;
+        let location = registry.at("c/d:v1");
+        let root = source.manifest(&index.digest).await.unwrap();
+        let error = copy(&source, root.clone(), &target, location.tag(), &Progress::default())
+            .await
+            .unwrap_err();
+        drop(proxy);
+        let target = open(&location).await;
+        let missing = target.resolve(&location).await.unwrap_err();
+        assert!(matches!(missing.kind, StoreErrorKind::NotFound), "{error:?}, {missing:?}");
+        let copied =
+            copy(&source, root, &target, location.tag(), &Progress::default()).await.unwrap();
+        assert!(copied.blobs_sent > 0 && copied.blobs_present > 0, "{copied:?}");
+        check(&location, &index, &key).await;
+    }
+}
+
+#[tokio::test]
+async fn checkpoints_of_an_image_are_not_part_of_the_image() {
+    let Some(registry) = Registry::docker() else { return };
+    let source = registry.open("a/b").await;
+    let image = put_image(&source).await;
+    let child = put_image(&source).await;
+    let index = kybernate_spec::Index {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_INDEX.to_owned()),
+        artifact_type: Some(media_type::CHECKPOINT.to_owned()),
+        manifests: vec![child],
+        subject: Some(image.bare()),
+        annotations: kybernate_spec::Annotations::new(),
+    };
+    put_document(&source, media_type::OCI_INDEX, &index).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let location: Location = format!("oci:{}:v1", scratch.path().display()).parse().unwrap();
+    let target = open(&location).await;
+    let root = source.manifest(&image.digest).await.unwrap();
+    let copied = copy(&source, root, &target, location.tag(), &Progress::default()).await.unwrap();
+    assert_eq!((copied.manifests, copied.referrers), (1, 0));
+}
+
+#[tokio::test]
+async fn what_oras_copied_is_still_signed() {
+    let (Some(tools), Some(registry)) = (Tools::find(), Registry::docker()) else { return };
+    let key = SigningKey::generate().unwrap();
+    let source = registry.open("a/b").await;
+    let index = signed(&source, &key).await;
+    let from = format!("{}/a/b@{}", registry.address(), index.digest);
+    let layout = tools.home().join("layout");
+    let to = format!("{}:v1", layout.display());
+    tools.succeed("oras", &["copy", "-r", "--from-plain-http", &from, "--to-oci-layout", &to]);
+    let location: Location = format!("oci:{}:v1", layout.display()).parse().unwrap();
+    check(&location, &index, &key).await;
+
+    // And a layout of ours, copied on by oras.
+    let ours = tools.home().join("ours");
+    let location: Location = format!("oci:{}:v1", ours.display()).parse().unwrap();
+    let target = open(&location).await;
+    let root = source.manifest(&index.digest).await.unwrap();
+    copy(&source, root, &target, location.tag(), &Progress::default()).await.unwrap();
+    let from = format!("{}:v1", ours.display());
+    let to = format!("{}/e/f:v1", registry.address());
+    tools.succeed("oras", &["copy", "-r", "--from-oci-layout", &from, "--to-plain-http", &to]);
+    check(&registry.at("e/f:v1"), &index, &key).await;
+}
+
+async fn put_image(store: &Store) -> Descriptor {
+    let image = Manifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
+        config: put(store, media_type::OCI_CONFIG, "{}".into()).await,
+        layers: vec![put(store, media_type::OCI_LAYER_TAR, noise(1024, 9)).await],
+        subject: None,
+        annotations: kybernate_spec::Annotations::new(),
+    };
+    put_document(store, media_type::OCI_MANIFEST, &image).await
+}

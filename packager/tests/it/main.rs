@@ -1,0 +1,13 @@
+//! The packager against real registries, the real cosign, and the built `kyb`.
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+#![expect(clippy::panic, reason = "a failed step here is a failed test")]
+#![expect(clippy::indexing_slicing, reason = "a failed step here is a failed test")]
+#![expect(clippy::print_stderr, reason = "a skipped test says so")]
+
+mod artifact;
+mod copying;
+mod cosign;
+mod proxy;
+mod registry;
+mod remote;
+mod signing;

@@ -1,0 +1,89 @@
+//! A proxy that cuts connections.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use kybernate_spec::Location;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// Stands before a registry. It cuts the connection over which the given numbers of bytes passed,
+/// one after the other, both directions counted; then it lets everything pass.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    address: String,
+    shared: Arc<Shared>,
+    // Aborted with all its connections when dropped.
+    _accepting: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    cuts: Mutex<Vec<u64>>,
+    passed: AtomicU64,
+}
+
+impl Proxy {
+    /// Starts a proxy before `upstream`.
+    pub(crate) async fn start(upstream: &str, cuts: &[u64]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let cuts = Mutex::new(cuts.iter().rev().copied().collect());
+        let shared = Arc::new(Shared { cuts, passed: AtomicU64::new(0) });
+        let (upstream, state) = (upstream.to_owned(), Arc::clone(&shared));
+        let mut accepting = JoinSet::new();
+        accepting.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&upstream).await.unwrap();
+                connections.spawn(pass(client, server, Arc::clone(&state)));
+            }
+        });
+        Self { address, shared, _accepting: accepting }
+    }
+
+    /// Names something in the registry, through the proxy.
+    pub(crate) fn at(&self, path: &str) -> Location {
+        format!("{}/{path}", self.address).parse().unwrap()
+    }
+
+    /// Returns how many cuts have not happened yet.
+    pub(crate) fn cuts_left(&self) -> usize {
+        self.shared.cuts.lock().unwrap().len()
+    }
+
+    /// Returns how many bytes passed.
+    pub(crate) fn passed(&self) -> u64 {
+        self.shared.passed.load(Ordering::Relaxed)
+    }
+}
+
+async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>) {
+    let mut here = 0;
+    let (mut up, mut down) = (vec![0; 64 << 10], vec![0; 64 << 10]);
+    loop {
+        let done = tokio::select! {
+            read = client.read(&mut up) => forward(read, &up, &mut server).await,
+            read = server.read(&mut down) => forward(read, &down, &mut client).await,
+        };
+        let Some(bytes) = done else { return };
+        here += bytes;
+        shared.passed.fetch_add(bytes, Ordering::Relaxed);
+        let mut cuts = shared.cuts.lock().unwrap();
+        if cuts.last().is_some_and(|cut| here >= *cut) {
+            cuts.pop();
+            return;
+        }
+    }
+}
+
+async fn forward(
+    read: std::io::Result<usize>,
+    buffer: &[u8],
+    target: &mut TcpStream,
+) -> Option<u64> {
+    let read = read.ok().filter(|read| *read > 0)?;
+    target.write_all(buffer.get(..read)?).await.ok()?;
+    u64::try_from(read).ok()
+}

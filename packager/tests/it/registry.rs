@@ -1,0 +1,117 @@
+//! Registries that run for one test.
+
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use kybernate_packager::store::{ConnectOptions, Store};
+use kybernate_spec::Location;
+use tempfile::TempDir;
+
+/// Lines of a registry's log read in search of its address.
+const LINES_MAX: usize = 200;
+
+/// A registry on a port of its own, stopped when dropped.
+pub(crate) struct Registry {
+    child: Child,
+    // Keeps the pipe open: a registry that cannot write there may stop.
+    _told: BufReader<Box<dyn Read>>,
+    _root: TempDir,
+    address: String,
+}
+
+impl Registry {
+    /// Starts Debian's docker-registry 2.8: no list of referrers, so fallback tags.
+    pub(crate) fn docker() -> Option<Self> {
+        let program = Path::new("/usr/bin/docker-registry");
+        if !program.exists() {
+            eprintln!("SKIPPED: {} is not installed", program.display());
+            return None;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let data = root.path().join("data");
+        let config = root.path().join("config.yml");
+        let text = format!(
+            "version: 0.1\nlog: {{level: info, accesslog: {{disabled: true}}}}\n\
+             storage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
+             http: {{addr: \"127.0.0.1:0\"}}\n",
+            data.display()
+        );
+        fs_err::write(&config, text).unwrap();
+        let mut command = Command::new(program);
+        command.arg("serve").arg(config).stdout(Stdio::null()).stderr(Stdio::piped());
+        Some(Self::start(command, root))
+    }
+
+    /// Starts our own registry, when it has been built.
+    pub(crate) fn ours() -> Option<Self> {
+        let program = Path::new(env!("CARGO_BIN_EXE_kyb")).with_file_name("kybernate-registry");
+        if !program.exists() {
+            eprintln!("SKIPPED: {} has not been built", program.display());
+            return None;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let mut command = Command::new(program);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--root"]).arg(root.path().join("data"));
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        Some(Self::start(command, root))
+    }
+
+    /// Starts every registry there is.
+    pub(crate) fn all() -> Vec<Self> {
+        [Self::docker(), Self::ours()].into_iter().flatten().collect()
+    }
+
+    fn start(mut command: Command, root: TempDir) -> Self {
+        let mut child = command.stdin(Stdio::null()).spawn().unwrap();
+        let pipe: Box<dyn Read> = match (child.stdout.take(), child.stderr.take()) {
+            (Some(stdout), _) => Box::new(stdout),
+            (None, stderr) => Box::new(stderr.unwrap()),
+        };
+        let mut told = BufReader::new(pipe);
+        let mut seen = String::new();
+        let address = (0..LINES_MAX).find_map(|_| {
+            let begin = seen.len();
+            told.read_line(&mut seen).unwrap();
+            listening(seen.get(begin..).unwrap())
+        });
+        let address = address.unwrap_or_else(|| panic!("it names no address: {seen}"));
+        Self { child, _told: told, _root: root, address }
+    }
+
+    /// Returns `127.0.0.1:port`.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Names something in this registry.
+    pub(crate) fn at(&self, path: &str) -> Location {
+        format!("{}/{path}", self.address).parse().unwrap()
+    }
+
+    /// Opens a repository of this registry.
+    pub(crate) async fn open(&self, path: &str) -> Store {
+        open(&self.at(path)).await
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // It may have died by itself, and then the test has failed already.
+        if self.child.kill().is_ok() {
+            let _status = self.child.wait();
+        }
+    }
+}
+
+/// Opens a place with the usual options.
+pub(crate) async fn open(location: &Location) -> Store {
+    Store::open(location, &ConnectOptions::default()).await.unwrap()
+}
+
+/// Finds `127.0.0.1:port` in a line that says where a server listens.
+fn listening(line: &str) -> Option<String> {
+    let (_, rest) = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??;
+    let port: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    (!port.is_empty()).then(|| format!("127.0.0.1:{port}"))
+}
