@@ -47,7 +47,11 @@ pub(crate) struct Reply {
 
 impl TestRegistry {
     pub(crate) async fn start() -> Self {
-        Self::start_in(tempfile::tempdir().unwrap()).await
+        // In memory where there is such a place: each store makes 512 directories, and the tests
+        // of the program itself, which are about durability, run on the disk.
+        let memory = Path::new("/dev/shm");
+        let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        Self::start_in(tempfile::tempdir_in(base).unwrap()).await
     }
 
     pub(crate) async fn start_in(root: TempDir) -> Self {

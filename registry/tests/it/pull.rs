@@ -148,11 +148,11 @@ async fn small_replies_on_one_connection_do_not_wait_for_each_other() {
     let digest = registry.push("a", b"x").await;
     let one = Remote { client: registry.client.clone(), url: registry.url.clone() };
     let began = std::time::Instant::now();
-    for _ in 0..50 {
+    for _ in 0..100 {
         assert_eq!(one.blob("a", &digest).await.body.as_ref(), b"x");
     }
     // With Nagle's algorithm each reply would wait 40 ms for a delayed acknowledgement.
-    assert!(began.elapsed() < std::time::Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < std::time::Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

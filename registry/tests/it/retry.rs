@@ -71,8 +71,10 @@ async fn a_put_that_was_cut_may_be_sent_again_whole() {
     for part in [10, MIB, 3 * MIB + 5] {
         drop(send_part(&registry, &request, content.len(), &content[..part]).await);
     }
-    // The client comes again before we may have noticed that the others are gone.
-    assert_eq!(registry.put(&upload, &digest, content.clone()).await.status, 201);
+    // The client comes again before we may have noticed that the others are gone. One of them may
+    // even be read later and take over; then the client is told and tries once more.
+    let whole = async || registry.put(&upload, &digest, content.clone()).await.status == 201;
+    wait_until("the whole is taken", whole).await;
     assert!(registry.blob("a", &digest).await.body == content);
 }
 
@@ -80,10 +82,13 @@ async fn a_put_that_was_cut_may_be_sent_again_whole() {
 #[tokio::test]
 async fn a_newer_request_takes_the_upload_over() {
     let registry = TestRegistry::start().await;
-    let content = noise(2 * MIB, 4);
+    let content = noise(3 * MIB, 4);
     let upload = registry.begin("a").await;
     let request = format!("PATCH {upload}");
-    let mut dead = send_part(&registry, &request, content.len(), &content[..MIB / 2]).await;
+    let mut dead = send_part(&registry, &request, content.len(), &content[..2 * MIB]).await;
+    let file = registry.path("uploads").join(file_name(&registry));
+    let begun = async || file.metadata().unwrap().len() > 0;
+    wait_until("the older request is under way", begun).await;
 
     let digest = Digest::of(&content);
     let mut done = false;
@@ -101,6 +106,12 @@ async fn a_newer_request_takes_the_upload_over() {
     assert_eq!(reply, b"HTTP/1.1 400", "the older request is told");
     assert_eq!(registry.put(&upload, &digest, "").await.status, 201);
     assert!(registry.blob("a", &digest).await.body == content);
+}
+
+/// Returns the name of the only upload's file.
+fn file_name(registry: &TestRegistry) -> std::ffi::OsString {
+    let mut files = std::fs::read_dir(registry.path("uploads")).unwrap();
+    files.next().unwrap().unwrap().file_name()
 }
 
 /// The reason for a refusal reaches a client that is still sending.
