@@ -1,7 +1,7 @@
 //! One repository of a registry.
 //!
 //! `oci-client` moves the blobs and answers authentication challenges. Manifests and referrers go
-//! over [`documents`], which bounds what it reads and sees the headers that the specification
+//! over `documents`, which bounds what it reads and sees the headers that the specification
 //! gives a meaning to (`OCI-Subject`, `Link`, `Content-Type`).
 
 mod blobs;
