@@ -21,15 +21,19 @@ use kybernate_spec::{Location, Tag};
 pub(crate) use self::failure::{Failure, Rule};
 use crate::terminal::Terminal;
 
+const ABOUT: &str = "\
+Takes, moves, inspects and restores checkpoints of containers.
+
+A reference is host[:port]/name[:tag][@digest], or oci:DIR[:tag] for an image layout on disk. \
+Credentials come from Docker's config.json and its helpers.
+
+Exit codes: 0 done, 1 failed, 2 refused by a rule (signature, integrity, compatibility, \
+identity, policy), 64 wrong usage.";
+
 /// Takes, moves, inspects and restores checkpoints of containers.
-///
-/// A reference is host[:port]/name[:tag][@digest], or oci:DIR[:tag] for an image layout on disk.
-/// Credentials come from Docker's config.json and its helpers.
-///
-/// Exit codes: 0 done, 1 failed, 2 refused by a rule (signature, integrity, compatibility,
-/// identity, policy), 64 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "kyb", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(long_about = ABOUT)]
 pub(crate) struct Cli {
     /// Print facts as JSON.
     #[arg(long, global = true)]
