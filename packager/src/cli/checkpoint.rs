@@ -54,7 +54,7 @@ pub(super) struct Checkpoint {
     /// Do not let it hang under its source image.
     #[arg(long)]
     no_subject: bool,
-    /// When the container runs on, whatever has happened.
+    /// Longest pause: after that the container runs on, whatever has happened.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
     pause_deadline: Duration,
     #[command(flatten)]

@@ -37,11 +37,11 @@ pub(super) struct Restore {
     #[arg(long)]
     insecure_no_signature: bool,
     #[command(flatten)]
-    allow: Allow,
-    #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
     agent: AgentSocket,
+    #[command(flatten)]
+    allow: Allow,
 }
 
 /// What the restored container may have beyond the defaults.

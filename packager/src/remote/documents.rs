@@ -13,7 +13,7 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use tokio::sync::Mutex;
 
-use super::patience::{CONNECT, STALL, persist, within_stall};
+use super::patience::{CONNECT, STALL, persist, persist_briefly, within_stall};
 use crate::checked::length;
 use crate::store::StoreErrorKind;
 
@@ -73,7 +73,7 @@ impl Documents {
             .read_timeout(STALL)
             .build()?;
         let root = parse(&format!("{scheme}://{}/v2/", image.resolve_registry()))?;
-        let reply = persist(|| within_stall(http.get(root.clone()).send())).await?;
+        let reply = persist_briefly(|| within_stall(http.get(root.clone()).send())).await?;
         let open = reply.status().is_success();
         if !open {
             client.store_auth_if_needed(image.resolve_registry(), &auth).await;

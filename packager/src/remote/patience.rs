@@ -25,6 +25,18 @@ const COMMIT: Duration = Duration::from_mins(5);
 /// How often a request is repeated at most.
 pub(super) const REPEATS: usize = 5;
 
+/// How often the first request to a registry is repeated: one that is away is told soon.
+const REPEATS_FIRST: usize = 2;
+
+/// Makes the first request to a registry, and again while the failure may pass.
+pub(super) async fn persist_briefly<T, F>(attempt: impl FnMut() -> F) -> Result<T, StoreErrorKind>
+where
+    F: Future<Output = Result<T, StoreErrorKind>>,
+{
+    let pauses = pauses().with_max_times(REPEATS_FIRST);
+    attempt.retry(pauses).when(is_transient).notify(tell).await
+}
+
 /// Makes an attempt, and again after a growing pause while the failure may pass.
 pub(super) async fn persist<T, F>(attempt: impl FnMut() -> F) -> Result<T, StoreErrorKind>
 where

@@ -4,9 +4,14 @@
 #![expect(clippy::indexing_slicing, reason = "a failed step here is a failed test")]
 #![expect(clippy::print_stderr, reason = "a skipped test says so")]
 
+mod agent;
 mod artifact;
+mod commands;
 mod copying;
 mod cosign;
+mod dump;
+mod hostile;
+mod kyb;
 mod proxy;
 mod registry;
 mod remote;

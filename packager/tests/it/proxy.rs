@@ -1,4 +1,4 @@
-//! A proxy that cuts connections.
+//! A proxy that cuts or stalls connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use kybernate_spec::Location;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 /// Stands before a registry. It cuts the connection over which the given numbers of bytes passed,
@@ -21,16 +22,28 @@ pub(crate) struct Proxy {
 #[derive(Debug)]
 struct Shared {
     cuts: Mutex<Vec<u64>>,
+    stall: u64,
+    stalled: Notify,
     passed: AtomicU64,
 }
 
 impl Proxy {
-    /// Starts a proxy before `upstream`.
+    /// Starts a proxy that cuts.
     pub(crate) async fn start(upstream: &str, cuts: &[u64]) -> Self {
+        Self::before(upstream, cuts, u64::MAX).await
+    }
+
+    /// Starts a proxy over which nothing passes any more after so many bytes.
+    pub(crate) async fn stalling(upstream: &str, stall: u64) -> Self {
+        Self::before(upstream, &[], stall).await
+    }
+
+    async fn before(upstream: &str, cuts: &[u64], stall: u64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let cuts = Mutex::new(cuts.iter().rev().copied().collect());
-        let shared = Arc::new(Shared { cuts, passed: AtomicU64::new(0) });
+        let (stalled, passed) = (Notify::new(), AtomicU64::new(0));
+        let shared = Arc::new(Shared { cuts, stall, stalled, passed });
         let (upstream, state) = (upstream.to_owned(), Arc::clone(&shared));
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
@@ -53,6 +66,11 @@ impl Proxy {
         self.shared.cuts.lock().unwrap().len()
     }
 
+    /// Waits until nothing passes any more.
+    pub(crate) async fn stalled(&self) {
+        self.shared.stalled.notified().await;
+    }
+
     /// Returns how many bytes passed.
     pub(crate) fn passed(&self) -> u64 {
         self.shared.passed.load(Ordering::Relaxed)
@@ -69,7 +87,10 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>)
         };
         let Some(bytes) = done else { return };
         here += bytes;
-        shared.passed.fetch_add(bytes, Ordering::Relaxed);
+        if shared.passed.fetch_add(bytes, Ordering::Relaxed) + bytes >= shared.stall {
+            shared.stalled.notify_one();
+            std::future::pending::<()>().await;
+        }
         let mut cuts = shared.cuts.lock().unwrap();
         if cuts.last().is_some_and(|cut| here >= *cut) {
             cuts.pop();

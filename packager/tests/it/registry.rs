@@ -1,7 +1,7 @@
 //! Registries that run for one test.
 
 use std::io::{BufRead as _, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use kybernate_packager::store::{ConnectOptions, Store};
@@ -11,18 +11,30 @@ use tempfile::TempDir;
 /// Lines of a registry's log read in search of its address.
 const LINES_MAX: usize = 200;
 
+/// The user `kyb` with the password `pass-word-1`, as htpasswd has it.
+const USER: &str = "kyb:$2b$05$/M8myrSbtZEln8gmnYtA2eq45pWZTU920EiVurqNnmbL.QnZlUuY2\n";
+
 /// A registry on a port of its own, stopped when dropped.
 pub(crate) struct Registry {
     child: Child,
     // Keeps the pipe open: a registry that cannot write there may stop.
     _told: BufReader<Box<dyn Read>>,
-    _root: TempDir,
+    root: TempDir,
     address: String,
 }
 
 impl Registry {
     /// Starts Debian's docker-registry 2.8: no list of referrers, so fallback tags.
     pub(crate) fn docker() -> Option<Self> {
+        Self::docker_with("")
+    }
+
+    /// Starts one that only the user `kyb` with the password `pass-word-1` may use.
+    pub(crate) fn docker_with_password() -> Option<Self> {
+        Self::docker_with("auth: {htpasswd: {realm: r, path: USERS}}\n")
+    }
+
+    fn docker_with(more: &str) -> Option<Self> {
         let program = Path::new("/usr/bin/docker-registry");
         if !program.exists() {
             eprintln!("SKIPPED: {} is not installed", program.display());
@@ -31,10 +43,13 @@ impl Registry {
         let root = tempfile::tempdir().unwrap();
         let data = root.path().join("data");
         let config = root.path().join("config.yml");
+        let users = root.path().join("users");
+        fs_err::write(&users, USER).unwrap();
+        let more = more.replace("USERS", &users.display().to_string());
         let text = format!(
             "version: 0.1\nlog: {{level: info, accesslog: {{disabled: true}}}}\n\
              storage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
-             http: {{addr: \"127.0.0.1:0\"}}\n",
+             http: {{addr: \"127.0.0.1:0\"}}\n{more}",
             data.display()
         );
         fs_err::write(&config, text).unwrap();
@@ -76,12 +91,17 @@ impl Registry {
             listening(seen.get(begin..).unwrap())
         });
         let address = address.unwrap_or_else(|| panic!("it names no address: {seen}"));
-        Self { child, _told: told, _root: root, address }
+        Self { child, _told: told, root, address }
     }
 
     /// Returns `127.0.0.1:port`.
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Returns where the registry keeps its data.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.root.path().join("data")
     }
 
     /// Names something in this registry.

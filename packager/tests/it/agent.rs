@@ -1,0 +1,249 @@
+//! `kyb` and an agent that does as it is told.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use futures::stream::{self, Stream, StreamExt};
+use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
+use kybernate_packager::agent_api::{
+    CheckpointRequest, Container, GetNodeRequest, ListRequest, ListResponse, Node, Operation,
+    OperationState, Progress, RestoreRequest, StepTime, WatchRequest,
+};
+use kybernate_packager::key::PublicKey;
+use kybernate_packager::verify::verify_signature;
+use tokio::net::UnixListener;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::artifact::{checkpoint, noise};
+use crate::kyb::kyb;
+use crate::registry::{Registry, open};
+
+/// What the agent answers, and what it was asked.
+#[derive(Debug, Default)]
+struct Script {
+    keys: Vec<String>,
+    end: Operation,
+    checkpoints: Mutex<Vec<CheckpointRequest>>,
+    restores: Mutex<Vec<RestoreRequest>>,
+    watches: Mutex<usize>,
+}
+
+/// An agent that was started for one test.
+struct Scripted {
+    socket: PathBuf,
+    script: Arc<Script>,
+    // Aborted when dropped.
+    _serving: JoinSet<()>,
+}
+
+struct Fake(Arc<Script>);
+
+impl Scripted {
+    fn start(directory: &Path, script: Script) -> Self {
+        let socket = directory.join("agent.sock");
+        let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+        let script = Arc::new(script);
+        let service = AgentServer::new(Fake(Arc::clone(&script)));
+        let mut serving = JoinSet::new();
+        serving.spawn(async {
+            let server = tonic::transport::Server::builder().add_service(service);
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+        Self { socket, script, _serving: serving }
+    }
+}
+
+fn began() -> Operation {
+    Operation {
+        id: "op-1".to_owned(),
+        state: OperationState::Running.into(),
+        ..Operation::default()
+    }
+}
+
+#[tonic::async_trait]
+impl Agent for Fake {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<Operation, Status>> + Send>>;
+
+    async fn checkpoint(
+        &self,
+        request: Request<CheckpointRequest>,
+    ) -> Result<Response<Operation>, Status> {
+        let request = request.into_inner();
+        if request.container == "absent" {
+            return Err(Status::not_found("there is no container \"absent\""));
+        }
+        self.0.checkpoints.lock().unwrap().push(request);
+        Ok(Response::new(began()))
+    }
+
+    async fn restore(
+        &self,
+        request: Request<RestoreRequest>,
+    ) -> Result<Response<Operation>, Status> {
+        self.0.restores.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(began()))
+    }
+
+    async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<Node>, Status> {
+        Ok(Response::new(Node { sign_keys: self.0.keys.clone(), ..Node::default() }))
+    }
+
+    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        let container = Container {
+            id: "job".to_owned(),
+            containerd_namespace: "default".to_owned(),
+            status: "running".to_owned(),
+            pid: 42,
+            ..Container::default()
+        };
+        let operations = vec![self.0.end.clone()];
+        Ok(Response::new(ListResponse { containers: vec![container], operations }))
+    }
+
+    /// The first watch breaks off after half of the news, as when the agent restarts.
+    async fn watch(
+        &self,
+        request: Request<WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        assert_eq!(request.into_inner().operation_id, "op-1");
+        let mut watches = self.0.watches.lock().unwrap();
+        *watches += 1;
+        let half = Operation {
+            step: "dump".to_owned(),
+            progress: Some(Progress { bytes_done: 1, bytes_total: 2 }),
+            times: vec![StepTime { step: "preflight".to_owned(), microseconds: 1500 }],
+            ..began()
+        };
+        let end = Operation { id: "op-1".to_owned(), ..self.0.end.clone() };
+        let news = if *watches == 1 { vec![Ok(half)] } else { vec![Ok(half), Ok(end)] };
+        Ok(Response::new(stream::iter(news).boxed()))
+    }
+}
+
+#[tokio::test]
+async fn a_key_file_is_used_by_kyb_and_the_tag_comes_last() {
+    let Some(registry) = Registry::docker() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    assert_eq!(kyb(scratch.path(), ["keygen", "ours"]).await.code, 0);
+    let location = registry.at("a/b:v1");
+    let store = open(&location).await;
+    let index = checkpoint(&store, &[noise(1000, 1)]).await;
+    let end = Operation {
+        state: OperationState::Done.into(),
+        digest: index.digest.to_string(),
+        ..Operation::default()
+    };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    let ran = kyb(
+        scratch.path(),
+        [
+            "checkpoint",
+            "job",
+            &location.to_string(),
+            "--sign-key=ours.key",
+            "--stop",
+            "--json",
+            "--agent-socket",
+            agent.socket.to_str().unwrap(),
+        ],
+    )
+    .await;
+    assert_eq!(ran.json()["digest"], index.digest.to_string());
+    assert!(ran.told.contains("preflight: 0.00 s"), "{ran:?}");
+    assert_eq!(*agent.script.watches.lock().unwrap(), 2, "a broken watch is begun again");
+    let asked = agent.script.checkpoints.lock().unwrap().remove(0);
+    assert_eq!((&*asked.sign_key, asked.unsigned, asked.pause_deadline_seconds), ("", false, 60));
+    assert_eq!(store.resolve(&location).await.unwrap().descriptor.digest, index.digest);
+    let public = PublicKey::from_file(&scratch.path().join("ours.pub")).unwrap();
+    verify_signature(&store, &index.digest, &[public]).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_agents_only_key_is_the_default() {
+    let scratch = tempfile::tempdir().unwrap();
+    let end = Operation { state: OperationState::Done.into(), ..Operation::default() };
+    let keys = vec!["node".to_owned()];
+    let agent = Scripted::start(scratch.path(), Script { keys, end, ..Script::default() });
+    let line = |extra: &'static str| {
+        let socket = agent.socket.to_str().unwrap().to_owned();
+        ["checkpoint", "job", "localhost:1/a/b"]
+            .into_iter()
+            .chain(extra.split(' ').filter(|word| !word.is_empty()))
+            .map(ToOwned::to_owned)
+            .chain(["--agent-socket".to_owned(), socket])
+    };
+    assert_eq!(kyb(scratch.path(), line("")).await.code, 0);
+    assert_eq!(kyb(scratch.path(), line("--sign-key other")).await.code, 0);
+    assert_eq!(kyb(scratch.path(), line("--unsigned")).await.code, 0);
+    let asked = agent.script.checkpoints.lock().unwrap();
+    let signers: Vec<_> = asked.iter().map(|one| (&*one.sign_key, one.unsigned)).collect();
+    assert_eq!(signers, [("node", false), ("other", false), ("", true)]);
+    assert_eq!(asked[0].reference, "localhost:1/a/b:latest");
+}
+
+#[tokio::test]
+async fn without_any_key_nothing_is_taken() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["checkpoint", "job", "localhost:1/a/b", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(64, "--unsigned");
+    assert!(agent.script.checkpoints.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_the_agent_refuses_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let end = Operation {
+        state: OperationState::Refused.into(),
+        refused_by: "identity".to_owned(),
+        error: "it keeps CAP_SYS_ADMIN".to_owned(),
+        ..Operation::default()
+    };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    let ran = kyb(
+        scratch.path(),
+        [
+            "restore",
+            "localhost:1/a/b:v1",
+            "--name=copy",
+            "--allow-mount=/srv:/data:ro",
+            "--allow-cap=CAP_NET_ADMIN",
+            "--agent-socket",
+            agent.socket.to_str().unwrap(),
+        ],
+    )
+    .await;
+    ran.ended(2, "refused (identity): it keeps CAP_SYS_ADMIN");
+    let asked = agent.script.restores.lock().unwrap().remove(0);
+    let allow = asked.allow.unwrap();
+    assert_eq!((&*asked.name, &*allow.capabilities), ("copy", &["CAP_NET_ADMIN".to_owned()][..]));
+    let mount = &allow.mounts[0];
+    assert_eq!((&*mount.source, &*mount.destination, mount.read_only), ("/srv", "/data", true));
+}
+
+#[tokio::test]
+async fn what_the_agent_cannot_do_has_failed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["checkpoint", "absent", "localhost:1/a/b", "--unsigned", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(1, "there is no container \"absent\"");
+}
+
+#[tokio::test]
+async fn ps_lists_containers_and_operations() {
+    let scratch = tempfile::tempdir().unwrap();
+    let end = Operation { state: OperationState::Done.into(), ..began() };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let text = kyb(scratch.path(), ["ps", "--agent-socket", socket]).await;
+    assert!(text.out.contains("job") && text.out.contains("42"), "{text:?}");
+    let json = kyb(scratch.path(), ["ps", "--json", "--agent-socket", socket]).await.json();
+    assert_eq!(json["containers"][0]["pid"], 42);
+    assert_eq!(json["operations"][0]["state"], "done");
+}

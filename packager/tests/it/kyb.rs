@@ -1,0 +1,52 @@
+//! The built `kyb`.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use tokio::process::Command;
+
+/// What a run of `kyb` did.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) told: String,
+}
+
+/// Runs `kyb` without a terminal, with the password `secret`.
+pub(crate) async fn kyb<A: AsRef<OsStr>>(
+    directory: &Path,
+    arguments: impl IntoIterator<Item = A>,
+) -> Ran {
+    let output: Output = Command::new(env!("CARGO_BIN_EXE_kyb"))
+        .args(arguments)
+        .current_dir(directory)
+        .env("COSIGN_PASSWORD", "secret")
+        .env("HOME", directory)
+        .env("COLUMNS", "100")
+        .env_remove("KYB_LOG")
+        .env_remove("KYBERNATE_AGENT_SOCKET")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code().unwrap(), out: text(output.stdout), told: text(output.stderr) }
+}
+
+impl Ran {
+    /// Returns the JSON it printed, when it succeeded.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        serde_json::from_str(&self.out).unwrap()
+    }
+
+    /// Fails unless it ended with `code` and said `why`.
+    pub(crate) fn ended(&self, code: i32, why: &str) {
+        assert_eq!(self.code, code, "{self:?}");
+        assert!(self.told.contains(why), "{self:?}");
+        assert!(!self.told.contains("secret") && !self.out.contains("secret"), "{self:?}");
+    }
+}
