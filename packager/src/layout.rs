@@ -59,8 +59,8 @@ impl Layout {
         self.run("read manifest", subject, move |root| load(root, &digest, None)).await
     }
 
-    /// Stores a manifest. One with a subject is listed in `index.json`, without a tag, so that
-    /// oras and skopeo find it as we do.
+    /// Stores a manifest. An index, and whatever has a subject, is listed in `index.json` without a
+    /// tag, so that other tools find it too and do not take it for garbage.
     pub async fn put_manifest(
         &self,
         descriptor: &Descriptor,
@@ -78,7 +78,7 @@ impl Layout {
                 .map_err(StoreErrorKind::Malformed)?;
             files::prepare(root)?;
             files::write_blob(root, &descriptor.digest, &content)?;
-            if outline.subject.is_none() {
+            if outline.subject.is_none() && !descriptor.is_index() {
                 return Ok(());
             }
             index::update(root, |index| index::list(index, outline.referrer(&descriptor)))

@@ -5,6 +5,7 @@ use tempfile::TempDir;
 
 use crate::dump::dump;
 use crate::kyb::{Ran, kyb};
+use crate::proxy::Proxy;
 use crate::registry::{Registry, open};
 
 /// A scratch directory with a dump and two key pairs, `ours` and `other`.
@@ -75,6 +76,31 @@ async fn what_a_rule_refuses_ends_with_2() {
     let changed = run(&scratch, &format!("unpack {at} out --insecure-no-signature")).await;
     changed.ended(2, "refused (integrity): ");
     assert!(!scratch.path().join("out").exists());
+}
+
+#[tokio::test]
+async fn an_interrupted_unpack_leaves_nothing() {
+    let Some(registry) = Registry::docker() else { return };
+    let scratch = scene().await;
+    let at = format!("{}/a/b:v1", registry.address());
+    assert_eq!(run(&scratch, &format!("pack dump {at}")).await.code, 0);
+    // The pages stop coming when most of them are there.
+    let proxy = Proxy::stalling(registry.address(), 2 << 20).await;
+    let at = proxy.at("a/b:v1").to_string();
+    let unpack = kyb(scratch.path(), ["unpack", &at, "new/out", "--insecure-no-signature"]);
+    let mut unpack = std::pin::pin!(unpack);
+    tokio::select! {
+        done = &mut unpack => panic!("it got through: {done:?}"),
+        () = proxy.stalled() => {}
+    }
+    let made = || {
+        let entries = fs_err::read_dir(scratch.path().join("new")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+    };
+    assert!(!made().is_empty(), "it has not begun");
+    terminate_child_with(&at);
+    unpack.await.ended(1, "terminated");
+    assert!(made().is_empty(), "{:?}", made());
 }
 
 #[tokio::test]
@@ -150,6 +176,23 @@ async fn help_is_as_it_was() {
         all = format!("{all}\n$ kyb {command} --help\n{}", help.out);
     }
     insta::assert_snapshot!(all);
+}
+
+/// Asks the child of this process that has `argument` to end.
+fn terminate_child_with(argument: &str) {
+    let this = std::process::id().to_string();
+    let is_it = |pid: &str| {
+        let read = |name: &str| fs_err::read_to_string(format!("/proc/{pid}/{name}"));
+        let parent =
+            read("status").is_ok_and(|status| status.contains(&format!("PPid:\t{this}\n")));
+        parent && read("cmdline").is_ok_and(|line| line.contains(argument))
+    };
+    let pid = fs_err::read_dir("/proc")
+        .unwrap()
+        .find_map(|entry| entry.unwrap().file_name().into_string().ok().filter(|pid| is_it(pid)))
+        .unwrap();
+    let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 }
 
 /// Changes one byte of a page shard where docker-registry keeps it.

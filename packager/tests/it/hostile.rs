@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
+use crate::artifact::Memory;
 use crate::kyb::kyb;
 use crate::registry::{Registry, open};
 
@@ -130,6 +131,24 @@ async fn a_busy_registry_is_asked_again() {
     let location = server.at("a/b:v1");
     open(&location).await.resolve(&location).await.unwrap();
     assert_eq!(server.asked("/manifests/"), 3);
+}
+
+#[tokio::test]
+async fn a_full_registry_is_told_apart() {
+    let server = Scripted::start(|_, head| match head {
+        _ if head.starts_with("post ") => {
+            reply("202 Accepted", "Location: /v2/a/b/blobs/uploads/1\r\n", "")
+        }
+        _ if head.starts_with("put ") => reply("507 Insufficient Storage", "", ""),
+        _ => reply("200 OK", "", ""),
+    })
+    .await;
+    let store = open(&server.at("a/b")).await;
+    let content = bytes::Bytes::from_static(&[0; 1000]);
+    let blob = Descriptor::of(media_type::PAGES, &content);
+    let error = store.put_blob(&blob, &Memory(content)).await.unwrap_err();
+    assert!(matches!(error.kind, StoreErrorKind::Full), "{error:?}");
+    assert_eq!(server.asked("put /v2/a/b/blobs/uploads/1?digest=sha256"), 1);
 }
 
 #[tokio::test]
