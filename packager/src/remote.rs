@@ -61,13 +61,14 @@ impl Remote {
         options: &ConnectOptions,
     ) -> Result<Self, StoreError> {
         let registry = reference.registry.clone();
-        let failed = |kind| StoreError {
-            operation: "connect to registry",
-            subject: registry.to_string(),
-            kind,
-        };
         let auth = credentials::find(&registry).await;
         let plain = options.plain_http || reference.is_loopback();
+        let scheme = if plain { "http" } else { "https" };
+        let failed = |kind| StoreError {
+            operation: "connect to registry",
+            subject: format!("{registry} over {scheme}"),
+            kind,
+        };
         let config = ClientConfig {
             protocol: if plain { ClientProtocol::Http } else { ClientProtocol::Https },
             use_monolithic_push: true,
@@ -77,7 +78,6 @@ impl Remote {
         };
         let client = Client::try_from(config).map_err(|error| failed(error.into()))?;
         let image = image(&registry, &reference.repository, "latest");
-        let scheme = if plain { "http" } else { "https" };
         let documents =
             Documents::connect(scheme, image, client.clone(), auth).await.map_err(failed)?;
         let repository = reference.repository.clone();
