@@ -1,14 +1,17 @@
 //! The command line.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::Context as _;
 
+use crate::command;
 use crate::demo;
-use crate::node::{Lifetime, command_in};
-use crate::process::{children, started};
-use crate::testbed::{State, Testbed, preflight, testbeds};
+use crate::node::command_in;
+use crate::preflight::preflight;
+use crate::testbed::state::{State, sweep};
+use crate::testbed::{Testbed, keep};
 
 /// Runs the other crates' programs on two real nodes of this machine.
 #[derive(Debug, clap::Parser)]
@@ -39,43 +42,84 @@ enum Command {
 #[derive(Debug, clap::Subcommand)]
 enum NodeCommand {
     /// Starts node a (Debian 13, containerd 1.7) and node b (Debian 14, containerd 2.1).
-    #[command(after_help = "Example: kybernate-conformance node up --json")]
+    ///
+    /// They run until `node down`. The programs beside this one are theirs at /srv/bin, a directory
+    /// that both see is at /srv/share.
+    #[command(after_help = "Example: kybernate-conformance node up both --json")]
     Up {
+        /// Which of the two.
+        #[arg(default_value = "both")]
+        which: Which,
         /// Print the testbed as JSON.
         #[arg(long)]
         json: bool,
+        /// Keep both only until standard input ends or this command is killed. Beside other nodes.
+        #[arg(long)]
+        hold: bool,
     },
     /// Runs a program on a node; its exit code becomes ours.
     #[command(after_help = "Example: kybernate-conformance node exec b -- ctr containers list")]
     Exec {
-        /// a or b.
-        node: String,
+        /// The node.
+        node: Name,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         words: Vec<String>,
     },
-    /// Ends nodes that `up` started; nothing of them is left.
+    /// Ends nodes that `up` started, and what killed testbeds have left; nothing of them stays.
     #[command(after_help = "Example: kybernate-conformance node down")]
     Down {
-        /// a, b or all.
-        #[arg(default_value = "all", value_parser = ["a", "b", "all"])]
-        node: String,
+        /// Which of the two.
+        #[arg(default_value = "all")]
+        which: Which,
     },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Which {
+    A,
+    B,
+    #[value(alias = "all")]
+    Both,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Name {
+    A,
+    B,
+}
+
+impl Which {
+    const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::A => &["a"],
+            Self::B => &["b"],
+            Self::Both => &["a", "b"],
+        }
+    }
+}
+
+impl Name {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::A => "a",
+            Self::B => "b",
+        }
+    }
 }
 
 /// Does what the command line says.
 pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Demo { mib } => {
-            if let Err(reason) = preflight() {
-                bail!(reason);
-            }
+            preflight()?;
             demo::run(&programs()?, mib)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Node(NodeCommand::Up { json }) => up(json),
-        Command::Node(NodeCommand::Exec { node, words }) => exec(&node, &words),
-        Command::Node(NodeCommand::Down { node }) => down(&node),
+        Command::Node(NodeCommand::Up { hold: true, json, .. }) => hold(json),
+        Command::Node(NodeCommand::Up { which, json, hold: false }) => up(which, json),
+        Command::Node(NodeCommand::Exec { node, words }) => exec(node.as_str(), &words),
+        Command::Node(NodeCommand::Down { which }) => down(which),
     }
 }
 
@@ -91,50 +135,58 @@ pub(crate) fn programs() -> anyhow::Result<PathBuf> {
     Ok(own.parent().context("this program has no directory")?.to_owned())
 }
 
-fn kept() -> Option<State> {
-    State::all().into_iter().find(|state| state.directory == testbeds().join("up"))
-}
-
-#[expect(clippy::print_stdout, reason = "the command's result")]
-fn up(json: bool) -> anyhow::Result<ExitCode> {
-    if let Err(reason) = preflight() {
-        bail!(reason);
-    }
-    ensure!(kept().is_none(), "nodes are up already; `node down` ends them");
-    let directory = testbeds().join("up");
-    let testbed = Testbed::start_in(&directory, &programs()?, Lifetime::Kept, &say)?;
-    let state = kept().context("the testbed was not recorded")?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&state)?);
-    } else {
-        for node in [&testbed.a, &testbed.b] {
-            let versions = node.run(&[
-                "sh",
-                "-c",
-                "criu --version | head -n 1; runc --version | head -n 1; containerd --version",
-            ])?;
-            println!("{}: {}", node.name(), versions.trim().replace('\n', ", "));
-        }
-    }
+fn up(which: Which, json: bool) -> anyhow::Result<ExitCode> {
+    preflight()?;
+    let state = keep(which.names(), &programs()?, &say)?;
+    show(&state, json)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn exec(node: &str, words: &[String]) -> anyhow::Result<ExitCode> {
-    let state = kept().context("no nodes are up; `node up` starts them")?;
-    let found = state.nodes.iter().find(|(name, ..)| name == node);
-    let (_, outer, birth) = found.with_context(|| format!("there is no node {node:?}"))?;
-    ensure!(started(*outer) == Some(*birth), "node {node} has ended; `node down` cleans up");
-    let init = *children(*outer).first().context("the node's first process is gone")?;
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let status = command_in(init, &words).status().context("failed to enter the node")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
-    Ok(ExitCode::from(code))
+fn hold(json: bool) -> anyhow::Result<ExitCode> {
+    preflight()?;
+    let testbed = Testbed::start(&programs()?, &say)?;
+    show(&testbed.state(), json)?;
+    std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())
+        .context("failed to wait for the end of standard input")?;
+    testbed.end()?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn down(node: &str) -> anyhow::Result<ExitCode> {
-    let only = (node != "all").then_some(node);
-    if let Some(state) = kept() {
+#[expect(clippy::print_stdout, reason = "the command's result")]
+fn show(state: &State, json: bool) -> anyhow::Result<()> {
+    if json {
+        // One line, so that whoever reads it knows when it is whole.
+        println!("{}", serde_json::to_string(state)?);
+        return Ok(());
+    }
+    for node in &state.nodes {
+        let script = "containerd --version | cut -d' ' -f3; runc --version | head -n 1; \
+            criu --version | head -n 1";
+        let versions = command::run(&mut command_in(node.init, &["sh", "-c", script]))?;
+        let versions: Vec<&str> = versions.split_whitespace().collect();
+        println!("{} {}: containerd {}", node.name, node.address, versions.join(" "));
+    }
+    Ok(())
+}
+
+fn exec(node: &str, words: &[String]) -> anyhow::Result<ExitCode> {
+    let state = State::kept().context("no nodes are up; `node up` starts them")?;
+    let node = state.node(node).with_context(|| format!("node {node} is not up"))?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let status = command_in(node.init, &words).status().context("failed to enter the node")?;
+    // A program that was killed has no code; shells say 128 and the signal.
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+fn down(which: Which) -> anyhow::Result<ExitCode> {
+    let only = match which {
+        Which::Both => None,
+        Which::A | Which::B => which.names().first().copied(),
+    };
+    if let Some(state) = State::kept() {
         state.end(only)?;
     }
+    sweep()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,15 +1,16 @@
 //! Runs the other crates' programs on two real nodes.
 //!
 //! Reading order: [`root`] makes the file systems that nodes are overlays of, [`node`] starts one,
-//! [`testbed`] two with a network between them; [`process`] and [`command`] are how programs are
-//! started and ended. [`image`] builds the workload's image; [`scenario`] puts registry, agents and
-//! keys together for the demo, the tests and the benchmark.
+//! [`testbed`] two with a network between them, [`preflight`] says what a machine lacks; [`process`]
+//! and [`command`] are how programs are started and ended. [`image`] builds the workload's image;
+//! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
 
 pub mod cli;
 pub mod command;
 mod demo;
 pub mod image;
 pub mod node;
+pub mod preflight;
 pub mod process;
 pub mod root;
 pub mod scenario;

@@ -3,23 +3,24 @@
 //! Needs root: making namespaces, mounts, cgroups and virtual network links is what a node is made
 //! of. All of it is done here and in `node/init.sh`, by `unshare`, `nsenter`, `mount` and `ip`.
 
+mod cgroup;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use fs_err as fs;
-use rustix::process::Signal;
 
+use self::cgroup::{Cgroups, LEAF};
 use crate::command::{self, CommandError, wait_until};
-use crate::process::{Service, children, signal, started};
+use crate::process::{Process, Service, with_log};
 use crate::root::{self, Release, RootError};
 
 const INIT: &str = include_str!("node/init.sh");
-const CGROUPS: &str = "/sys/fs/cgroup";
-/// Enters the node's cgroup before anything else, as a process that was started in it would.
+/// Enters the node's cgroups before anything else, as a process that was started in it would be.
 const ENTER: &str =
-    r#"for procs in /sys/fs/cgroup/*/cgroup.procs; do echo $$ >"$procs"; done; exec "$@""#;
+    r#"while read -r procs; do echo $$ >"$procs"; done </etc/node.cgroups; exec "$@""#;
 /// A killed PID namespace is gone within milliseconds; on a machine that swaps, seconds.
 const GONE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -36,8 +37,8 @@ pub struct NodeConfig {
     pub bin: PathBuf,
     /// Directory shared by all nodes of a testbed, seen as `/srv/share`.
     pub share: PathBuf,
-    /// Process id of the testbed's network hub.
-    pub hub: u32,
+    /// The process that holds the testbed's network.
+    pub hub: Process,
     /// Address of the node on the hub's bridge.
     pub address: String,
     /// How long the node lives.
@@ -57,9 +58,11 @@ pub enum Lifetime {
 #[derive(Debug)]
 pub struct Node {
     config: NodeConfig,
-    outer: Service,
-    init: u32,
+    process: Process,
+    init: Process,
     stays: bool,
+    // Its input is what an owner's node lives by.
+    _outer: Service,
 }
 
 /// Why a node could not be started or used.
@@ -95,11 +98,11 @@ pub enum NodeErrorKind {
 impl Node {
     /// Starts a node and waits until its containerd answers.
     pub fn start(config: NodeConfig, say: &dyn Fn(&str)) -> Result<Self, NodeError> {
-        let name = config.name.clone();
-        Self::try_start(config, say).map_err(|kind| NodeError {
-            node: name,
-            operation: "start",
-            kind,
+        let (name, directory) = (config.name.clone(), config.directory.clone());
+        Self::try_start(config, say).map_err(|kind| {
+            // Best effort: what made it fail matters more.
+            drop(clean(None, &directory));
+            NodeError { node: name, operation: "start", kind }
         })
     }
 
@@ -108,41 +111,46 @@ impl Node {
         for part in ["upper", "work", "root", "containerd", "kybernate"] {
             fs::create_dir_all(config.directory.join(part))?;
         }
+        let cgroups = Cgroups::of(&config.directory)?;
+        cgroups.create()?;
         let stays = config.lifetime == Lifetime::Kept;
-        let cgroup = cgroup_name(&config.directory);
-        let hierarchies = make_cgroups(&cgroup)?;
+        let log = config.directory.join("init.log");
         let mut unshare = Command::new("sh");
         unshare
-            .args(["-c", &enter_cgroup(&cgroup, &hierarchies), "sh", "unshare"])
-            .args(["--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup"])
-            .args(["--fork", "--kill-child", "--propagation", "private", "bash", "-c", INIT])
+            .args(["-c", &cgroups.enter(), "sh", "unshare"])
+            .args(["--mount", "--pid", "--net", "--uts", "--ipc"])
+            .args(["--fork", "--kill-child", "--propagation", "private"])
+            .args(["bash", "-c", r#"eval "$NODE_INIT""#, "node-init", &config.name])
+            .env("NODE_INIT", INIT)
             .env("NODE_NAME", &config.name)
             .env("NODE_DIR", &config.directory)
             .env("NODE_ROOT", &root)
             .env("NODE_BIN", &config.bin)
             .env("NODE_SHARE", &config.share)
-            .env("NODE_CGROUPS", hierarchies.v1.join(" "))
-            .env("NODE_CGROUP2", hierarchies.v2.as_deref().unwrap_or_default())
+            .env("NODE_CGROUPS", cgroups.v1.join(" "))
+            .env("NODE_CGROUP2", cgroups.v2.as_deref().unwrap_or("none"))
+            .env("NODE_CGROUP2_LEAF", LEAF)
             .env("NODE_STAY", if stays { "yes" } else { "" })
             .stdin(if stays { Stdio::null() } else { Stdio::piped() })
-            .stderr(fs::File::create(config.directory.join("init.log"))?.into_parts().0);
+            .stderr(fs::File::create(&log)?.into_parts().0);
         let mut outer = Service::start(&mut unshare)?;
-        let ready = outer.wait_for_line("ready");
-        ready.map_err(|error| with_log(error, &config.directory.join("init.log")))?;
-        let init = *children(outer.pid())
-            .first()
-            .ok_or_else(|| io::Error::other("the node's first process is gone"))?;
+        let process = outer.process()?;
+        outer.wait_for_line("ready").map_err(|error| with_log(error, &log))?;
+        let ended = || io::Error::other("the node's first process is gone");
+        let init = process.child().ok_or_else(ended)?;
         if stays {
             outer.stay();
         }
-        let node = Self { config, outer, init, stays };
+        let mut node = Self { config, process, init, stays: false, _outer: outer };
         node.connect()?;
+        node.stays = stays;
         Ok(node)
     }
 
     /// Links the node to the hub's bridge.
     fn connect(&self) -> Result<(), NodeErrorKind> {
-        let (hub, name, init) = (self.config.hub.to_string(), &self.config.name, self.init);
+        let (hub, name) = (self.config.hub.pid.to_string(), &self.config.name);
+        let init = self.init.pid;
         let script = format!(
             "set -e; ip link add veth-{name} type veth peer name eth0 netns {init}; \
              ip link set veth-{name} master br0 up"
@@ -159,14 +167,19 @@ impl Node {
         &self.config.name
     }
 
-    /// Returns the process id of the process that keeps the node alive, seen from outside.
-    pub fn pid(&self) -> u32 {
-        self.outer.pid()
+    /// Returns the process that keeps the node alive, as this machine sees it.
+    pub const fn process(&self) -> Process {
+        self.process
     }
 
-    /// Returns the process id of the node's first process, seen from outside.
-    pub const fn init(&self) -> u32 {
+    /// Returns the node's first process, as this machine sees it.
+    pub const fn init(&self) -> Process {
         self.init
+    }
+
+    /// Returns the node's address on the hub's bridge.
+    pub fn address(&self) -> &str {
+        &self.config.address
     }
 
     /// Prepares a command that runs in the node.
@@ -184,18 +197,20 @@ impl Node {
         command::output(&mut self.command(words))
     }
 
-    /// Returns a path of the node as it is seen from outside.
+    /// Returns an absolute path of the node as it is seen from outside, to read and write files
+    /// there. Never walk it recursively: it leads into the node's `/proc` and `/sys`.
     pub fn path(&self, path: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root{path}", self.init))
+        PathBuf::from(format!("/proc/{}/root{path}", self.init.pid))
     }
 
     /// Ends the node and everything in it, and makes sure that nothing is left.
     pub fn end(mut self) -> Result<(), NodeError> {
-        self.stays = false;
-        let (name, outer, directory) =
-            (self.config.name.clone(), self.outer.pid(), self.config.directory.clone());
-        drop(self);
-        clean(outer, &directory).map_err(|kind| NodeError { node: name, operation: "end", kind })
+        self.stays = true;
+        clean(Some(self.process), &self.config.directory).map_err(|kind| NodeError {
+            node: self.config.name.clone(),
+            operation: "end",
+            kind,
+        })
     }
 }
 
@@ -203,117 +218,45 @@ impl Drop for Node {
     fn drop(&mut self) {
         if !self.stays {
             // Best effort: whoever wants to know calls `end`.
-            drop(clean(self.outer.pid(), &self.config.directory));
+            drop(clean(Some(self.process), &self.config.directory));
         }
     }
 }
 
 /// Prepares a command that runs in the node whose first process is `init`.
-pub fn command_in(init: u32, words: &[&str]) -> Command {
+///
+/// Killing it does not kill what it started in the node: that is a child in another PID namespace.
+pub fn command_in(init: Process, words: &[&str]) -> Command {
     let mut command = Command::new("nsenter");
-    command.args(["-t", &init.to_string(), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w"]);
-    command.args([
-        "/usr/bin/env",
-        "-i",
-        "PATH=/srv/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME=/root",
-    ]);
+    command.args(["-t", &init.pid.to_string(), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w"]);
+    command.args(["/usr/bin/env", "-i", "HOME=/root"]);
+    command.arg("PATH=/srv/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     command.args(["sh", "-c", ENTER, "sh"]).args(words);
     command
 }
 
-/// Kills a node by the process that keeps it alive, and removes its cgroups and its directory.
-pub fn clean(outer: u32, directory: &Path) -> Result<(), NodeErrorKind> {
-    let init = children(outer).first().copied();
-    let birth = init.and_then(started);
-    signal(outer, Signal::KILL);
-    if let Some(init) = init {
+/// Ends a node by the process that keeps it alive, and removes its cgroups and its directory.
+/// Safe to repeat, and for nodes that never came up.
+pub fn clean(outer: Option<Process>, directory: &Path) -> Result<(), NodeErrorKind> {
+    let init = outer.and_then(Process::child);
+    for process in [outer, init].into_iter().flatten() {
         // The PID namespace ends with its first process; the kernel waits for all others.
-        signal(init, Signal::KILL);
-        if !wait_until(GONE_TIMEOUT, || started(init).is_none() || started(init) != birth) {
-            return Err(NodeErrorKind::Left(format!("process {init}")));
+        if !process.kill() {
+            return Err(NodeErrorKind::Left(format!("process {}", process.pid)));
         }
     }
-    let cgroup = cgroup_name(directory);
-    for hierarchy in fs::read_dir(CGROUPS)?.flatten() {
-        let path = hierarchy.path().join(&cgroup);
-        if !wait_until(GONE_TIMEOUT, || remove_cgroup(&path)) {
-            return Err(NodeErrorKind::Left(path.display().to_string()));
-        }
+    let cgroups = Cgroups::of(directory)?;
+    let mut left = None;
+    let gone = || {
+        left = cgroups.remove();
+        left.is_none()
+    };
+    if !wait_until(GONE_TIMEOUT, gone) {
+        let left = left.map(|path| path.display().to_string());
+        return Err(NodeErrorKind::Left(left.unwrap_or_default()));
     }
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }
-}
-
-struct Hierarchies {
-    v1: Vec<String>,
-    v2: Option<String>,
-}
-
-/// One cgroup per node in every hierarchy; the node's cgroup namespace makes it the root there.
-fn make_cgroups(name: &str) -> io::Result<Hierarchies> {
-    let mut hierarchies = Hierarchies { v1: Vec::new(), v2: None };
-    for entry in fs::read_dir(CGROUPS)? {
-        let entry = entry?;
-        let hierarchy = entry.file_name().to_string_lossy().into_owned();
-        if !entry.path().join("cgroup.procs").exists() || entry.path().is_symlink() {
-            continue;
-        }
-        let path = entry.path().join(name);
-        match fs::create_dir(&path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made?,
-        }
-        // A cpuset without processors or memory nodes takes no processes.
-        for file in ["cpuset.cpus", "cpuset.mems"] {
-            if path.join(file).exists() && hierarchy == "cpuset" {
-                fs::write(path.join(file), fs::read(entry.path().join(file))?)?;
-            }
-        }
-        if path.join("cgroup.clone_children").exists() && hierarchy == "cpuset" {
-            fs::write(path.join("cgroup.clone_children"), "1")?;
-        }
-        if path.join("cgroup.controllers").exists() {
-            hierarchies.v2 = Some(hierarchy);
-        } else {
-            hierarchies.v1.push(hierarchy);
-        }
-    }
-    hierarchies.v1.sort();
-    Ok(hierarchies)
-}
-
-fn enter_cgroup(name: &str, hierarchies: &Hierarchies) -> String {
-    let all = hierarchies.v1.iter().chain(&hierarchies.v2);
-    let moves =
-        all.map(|hierarchy| format!("echo $$ >{CGROUPS}/{hierarchy}/{name}/cgroup.procs\n"));
-    format!("set -e\n{}exec \"$@\"", moves.collect::<String>())
-}
-
-fn cgroup_name(directory: &Path) -> String {
-    let parts = directory.components().rev().take(2).map(|part| part.as_os_str().to_string_lossy());
-    let mut parts: Vec<_> = parts.collect();
-    parts.push("kybernate".into());
-    parts.reverse();
-    parts.join("-")
-}
-
-/// Removes a cgroup with its children. Returns whether it is gone.
-fn remove_cgroup(path: &Path) -> bool {
-    if let Ok(entries) = fs::read_dir(path) {
-        for entry in entries.flatten() {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                remove_cgroup(&entry.path());
-            }
-        }
-    }
-    drop(fs::remove_dir(path));
-    !path.exists()
-}
-
-fn with_log(error: io::Error, log: &Path) -> io::Error {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    io::Error::new(error.kind(), format!("{error}; {}", text.trim()))
 }

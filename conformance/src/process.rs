@@ -1,11 +1,13 @@
 //! Processes that a testbed starts and ends, by their ids.
 
 use std::io::{self, BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
 
 use crate::command::wait_until;
 
@@ -29,9 +31,10 @@ impl Service {
         Ok(Self { child, output, stays: false })
     }
 
-    /// Returns the process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    /// Returns the process, while it runs.
+    pub fn process(&self) -> io::Result<Process> {
+        let ended = || io::Error::other(format!("process {} has ended", self.child.id()));
+        Process::find(self.child.id()).ok_or_else(ended)
     }
 
     /// Lets the program outlive this value and this process.
@@ -61,7 +64,9 @@ impl Service {
 
     /// Asks the program to end and waits until it has.
     pub fn stop(mut self) -> io::Result<()> {
-        signal(self.child.id(), Signal::TERM);
+        if let Some(process) = Process::find(self.child.id()) {
+            process.signal(Signal::TERM);
+        }
         let mut ended = false;
         wait_until(END_TIMEOUT, || {
             ended = self.child.try_wait().is_ok_and(|status| status.is_some());
@@ -87,24 +92,68 @@ impl Drop for Service {
     }
 }
 
-/// When a process began, in clock ticks since boot; `None` when there is none. A process id with
-/// its time of birth is never that of another process.
-pub fn started(pid: u32) -> Option<u64> {
+/// A process of this machine, whoever started it. Its id with its time of birth is never that of
+/// another process, until the machine starts anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// The process id.
+    pub pid: u32,
+    /// When it began, in clock ticks since boot.
+    pub birth: u64,
+}
+
+impl Process {
+    /// Returns the process that has this id now.
+    pub fn find(pid: u32) -> Option<Self> {
+        born(pid).map(|birth| Self { pid, birth })
+    }
+
+    /// Returns this process.
+    pub fn own() -> Option<Self> {
+        Self::find(std::process::id())
+    }
+
+    /// Whether it still runs.
+    pub fn runs(self) -> bool {
+        born(self.pid) == Some(self.birth)
+    }
+
+    /// Returns its first child.
+    pub fn child(self) -> Option<Self> {
+        let list = format!("/proc/{0}/task/{0}/children", self.pid);
+        let text = fs::read_to_string(list).ok().filter(|_| self.runs())?;
+        text.split_whitespace().find_map(|word| Self::find(word.parse().ok()?))
+    }
+
+    /// Sends a signal; a process that is gone already does not matter.
+    pub fn signal(self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
+            && self.runs()
+        {
+            let _gone: Result<(), _> = kill_process(pid, signal);
+        }
+    }
+
+    /// Kills it and waits until it is gone. Returns whether it is.
+    pub fn kill(self) -> bool {
+        self.signal(Signal::KILL);
+        wait_until(END_TIMEOUT, || !self.runs())
+    }
+}
+
+/// When a process began. `None` when there is none, or when all that is left of it is its entry
+/// in the table: not every machine's first process takes those away soon.
+fn born(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command in parentheses may hold anything; fields are counted from its end (proc(5)).
     let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').nth(19)?.parse().ok()
+    let mut fields = fields.split(' ');
+    let dead = matches!(fields.next()?, "Z" | "X");
+    fields.nth(18)?.parse().ok().filter(|_| !dead)
 }
 
-/// Returns the children of a process.
-pub fn children(pid: u32) -> Vec<u32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
-}
-
-/// Sends a signal; a process that is gone already does not matter.
-pub fn signal(pid: u32, signal: Signal) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        let _gone: Result<(), _> = kill_process(pid, signal);
-    }
+/// Adds what a program wrote to its log to why it did not start.
+pub(crate) fn with_log(error: io::Error, log: &Path) -> io::Error {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    io::Error::new(error.kind(), format!("{error}; {}", text.trim()))
 }

@@ -1,8 +1,7 @@
 //! The root file systems that nodes are overlays of: made once by debootstrap, then kept.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use fs_err as fs;
 use rustix::fs::{FlockOperation, flock};
@@ -26,8 +25,9 @@ const COMMON: &[&str] = &[
 ];
 /// What other people look into artifacts with; Debian has them from forky on.
 const TOOLS: &[&str] = &["cosign", "crane", "oras", "skopeo", "umoci"];
-/// Names the packages of a finished root.
-const MARKER: &str = "var/lib/kybernate-root";
+/// What dpkg knows about a root's packages. A root is moved to its place when it is complete, so
+/// these are all that is left to compare.
+const STATUS: &str = "var/lib/dpkg/status";
 
 /// A release of Debian that nodes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,33 +84,45 @@ pub fn ensure(release: Release, say: &dyn Fn(&str)) -> Result<PathBuf, RootError
     fs::create_dir_all(&roots).map_err(io)?;
     let lock = fs::File::create(roots.join(format!("{}.lock", release.name()))).map_err(io)?;
     flock(lock.file(), FlockOperation::LockExclusive).map_err(|errno| io(errno.into()))?;
-    let wanted = release.packages().join("\n");
-    if fs::read_to_string(root.join(MARKER)).is_ok_and(|found| found == wanted) {
-        return Ok(root);
-    }
-    say(&format!(
-        "making the {} node root with debootstrap, once (about a minute)",
-        release.name()
-    ));
-    let partial = roots.join(format!("{}.partial", release.name()));
-    for old in [&partial, &root] {
-        if old.exists() {
-            fs::remove_dir_all(old).map_err(io)?;
-        }
-    }
+    let missing = |root: &Path| {
+        let status = fs::read_to_string(root.join(STATUS)).unwrap_or_default();
+        let installed: Vec<&str> = installed(&status).collect();
+        release.packages().into_iter().find(|package| !installed.contains(package))
+    };
+    let Some(package) = missing(&root) else { return Ok(root) };
+    let why = if root.exists() { format!(": it has no {package}") } else { String::new() };
+    let name = release.name();
+    say(&format!("making the {name} node root with debootstrap, once, about a minute{why}"));
+    let partial = roots.join(format!("{name}.partial"));
+    remove(&partial).map_err(io)?;
     let mirror = mirror().ok_or(RootError::NoMirror)?;
     bootstrap(release, &partial, &mirror)
         .map_err(|error| RootError::Command(root.clone(), error))?;
-    let mut marker = fs::File::create(partial.join(MARKER)).map_err(io)?;
-    marker.write_all(wanted.as_bytes()).map_err(io)?;
+    remove(&root).map_err(io)?;
     fs::rename(&partial, &root).map_err(io)?;
+    say(&format!("the {name} node root is complete: {}", root.display()));
     Ok(root)
 }
 
+fn remove(directory: &Path) -> std::io::Result<()> {
+    if directory.exists() { fs::remove_dir_all(directory) } else { Ok(()) }
+}
+
+/// Returns the installed packages of a dpkg status file.
+fn installed(status: &str) -> impl Iterator<Item = &str> {
+    status.split("\n\n").filter_map(|package| {
+        let field = |name| package.lines().find_map(|line: &str| line.strip_prefix(name));
+        field("Status: ").filter(|status| *status == "install ok installed")?;
+        field("Package: ")
+    })
+}
+
 fn bootstrap(release: Release, target: &Path, mirror: &str) -> Result<(), CommandError> {
-    let mut debootstrap = Command::new("debootstrap");
+    // In namespaces of its own: when it is killed, what it has mounted and started goes with it.
+    let mut debootstrap = Command::new("unshare");
     debootstrap
-        .arg("--variant=minbase")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"])
+        .args(["debootstrap", "--variant=minbase"])
         .arg(format!("--include={}", release.packages().join(",")))
         .arg(release.name())
         .arg(target)
@@ -120,7 +132,7 @@ fn bootstrap(release: Release, target: &Path, mirror: &str) -> Result<(), Comman
     if !scripts.join(release.name()).exists() {
         debootstrap.arg(scripts.join("sid"));
     }
-    command::run(debootstrap.stdin(Stdio::null())).map(drop)
+    command::run(&mut debootstrap).map(drop)
 }
 
 /// Returns the first mirror of this machine's own apt configuration.
@@ -146,7 +158,15 @@ fn mirror_in(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::mirror_in;
+    use super::{installed, mirror_in};
+
+    #[test]
+    fn only_installed_packages_count() {
+        let status = "Package: criu\nStatus: install ok installed\nVersion: 4\n\n\
+                      Package: runc\nStatus: deinstall ok config-files\n\n\
+                      Package: jq\nEssential: no\nStatus: install ok installed\n";
+        assert_eq!(installed(status).collect::<Vec<_>>(), ["criu", "jq"]);
+    }
 
     #[test]
     fn both_forms_of_sources_name_a_mirror() {

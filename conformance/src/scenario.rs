@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::command::{self, CommandError, wait_until};
 use crate::image::{self, ImageError};
 use crate::node::{Node, NodeError};
-use crate::process::{Service, children, signal, started};
+use crate::process::{Process, Service};
 use crate::testbed::{HUB_ADDRESS, Testbed};
 
 /// Port of our registry on the hub.
@@ -44,8 +44,7 @@ pub struct Scenario {
 pub struct Agent {
     /// Enters the node and waits for the agent.
     _service: Service,
-    pid: u32,
-    birth: Option<u64>,
+    process: Process,
 }
 
 /// Why a scenario could not go on.
@@ -74,21 +73,25 @@ pub enum ScenarioError {
 impl Scenario {
     /// Starts the testbed, the registry and both agents, makes keys and pushes the workload's image.
     pub fn start(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, ScenarioError> {
-        let testbed = Testbed::start(bin, say)?;
-        let share = testbed.share();
+        let mut scenario = Self::bare(bin, say)?;
+        let share = scenario.testbed.share();
         for name in ["node-a", "node-b", "stranger"] {
             keygen(bin, &share.join(name))?;
         }
         fs::write(share.join("password"), PASSWORD)?;
-        let mut scenario =
-            Self { testbed, registry: None, agent_a: None, agent_b: None, bin: bin.to_owned() };
         scenario.registry = Some(scenario.start_registry()?);
         scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, "")?);
         scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, "")?);
-        let busybox = scenario.testbed.b.path("/usr/bin/busybox");
-        image::build(&share.join("image"), &busybox, "base")?;
         scenario.push_image(&scenario.image())?;
         Ok(scenario)
+    }
+
+    /// Starts the testbed alone and builds the workload's image: none of our programs is needed.
+    pub fn bare(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, ScenarioError> {
+        let testbed = Testbed::start(bin, say)?;
+        let busybox = testbed.b.path("/usr/bin/busybox");
+        image::build(&testbed.share().join("image"), &busybox, "base")?;
+        Ok(Self { testbed, registry: None, agent_a: None, agent_b: None, bin: bin.to_owned() })
     }
 
     /// Ends everything and makes sure that nothing is left.
@@ -192,8 +195,9 @@ repository = \"*\"
         if !wait_until(START_TIMEOUT, answers) {
             return Err(ScenarioError::Timeout(format!("an answer of the agent on {name}")));
         }
-        let pid = children(service.pid()).first().copied().unwrap_or_default();
-        Ok(Agent { _service: service, pid, birth: started(pid) })
+        let process = service.process()?.child();
+        let process = process.ok_or_else(|| io::Error::other("the agent has ended"))?;
+        Ok(Agent { _service: service, process })
     }
 
     /// Pushes the workload's image.
@@ -212,10 +216,23 @@ repository = \"*\"
         mib: u32,
         options: &[&str],
     ) -> Result<(), ScenarioError> {
-        let (image, mib) = (self.image(), mib.to_string());
-        node.run(&["ctr", "image", "pull", "--plain-http", &image])?;
+        self.run_image(node, &self.image(), id, mib, options)
+    }
+
+    /// Pulls an image that holds the workload, from any registry of the testbed, and starts a
+    /// container of it.
+    pub fn run_image(
+        &self,
+        node: &Node,
+        image: &str,
+        id: &str,
+        mib: u32,
+        options: &[&str],
+    ) -> Result<(), ScenarioError> {
+        let mib = mib.to_string();
+        node.run(&["ctr", "image", "pull", "--plain-http", image])?;
         let workload = ["/workload", "run", "--state", "/state", "--mib", &mib];
-        node.run(&[&["ctr", "run", "-d"], options, &[&image, id], &workload[..]].concat())?;
+        node.run(&[&["ctr", "run", "-d"], options, &[image, id], &workload[..]].concat())?;
         self.wait_for(node, id, |status| counter(status) > Some(0))?;
         Ok(())
     }
@@ -298,29 +315,22 @@ repository = \"*\"
 }
 
 impl Agent {
-    /// Returns the agent's process id, seen from outside.
-    pub const fn pid(&self) -> u32 {
-        self.pid
+    /// Returns the agent, as this machine sees it.
+    pub const fn process(&self) -> Process {
+        self.process
     }
 
     /// Kills the agent, as the kernel would when memory runs out.
     pub fn kill(self) {
-        signal(self.pid, Signal::KILL);
-        wait_until(START_TIMEOUT, || !self.runs());
-    }
-
-    fn runs(&self) -> bool {
-        self.birth.is_some() && started(self.pid) == self.birth
+        self.process.kill();
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        if self.runs() {
-            signal(self.pid, Signal::TERM);
-            if !wait_until(START_TIMEOUT, || !self.runs()) {
-                signal(self.pid, Signal::KILL);
-            }
+        self.process.signal(Signal::TERM);
+        if !wait_until(START_TIMEOUT, || !self.process.runs()) {
+            self.process.kill();
         }
     }
 }

@@ -13,19 +13,33 @@ mount -t proc proc proc
 mount --rbind /dev dev
 mount -t tmpfs -o mode=1777 tmpfs dev/shm
 mount -t sysfs sysfs sys
-mount -t tmpfs -o mode=755 tmpfs sys/fs/cgroup
-# Fresh mounts: in a cgroup namespace their root is this node's own cgroup.
-for hierarchy in $NODE_CGROUPS; do
-    mkdir "sys/fs/cgroup/$hierarchy"
-    case $hierarchy in
-    systemd) options=none,name=systemd ;;
-    *) options=$hierarchy ;;
-    esac
-    mount -t cgroup -o "$options" cgroup "sys/fs/cgroup/$hierarchy" || fail "mounting cgroup $hierarchy"
-done
+# Fresh mounts: in a cgroup namespace their root is this node's own cgroup. NODE_CGROUP2 is where
+# version 2 is mounted below /sys/fs/cgroup, "none" when it is not, empty when it is all there is.
+cgroups=sys/fs/cgroup
+mkdir -p etc
+: >etc/node.cgroups
 if [ -n "$NODE_CGROUP2" ]; then
-    mkdir "sys/fs/cgroup/$NODE_CGROUP2"
-    mount -t cgroup2 cgroup2 "sys/fs/cgroup/$NODE_CGROUP2" || fail "mounting cgroup2"
+    mount -t tmpfs -o mode=755 tmpfs $cgroups
+    for hierarchy in $NODE_CGROUPS; do
+        mkdir "$cgroups/$hierarchy"
+        case $hierarchy in
+        systemd) options=none,name=systemd ;;
+        *) options=$hierarchy ;;
+        esac
+        mount -t cgroup -o "$options" cgroup "$cgroups/$hierarchy" || fail "mounting cgroup $hierarchy"
+        echo "/$cgroups/$hierarchy/cgroup.procs" >>etc/node.cgroups
+    done
+fi
+if [ "$NODE_CGROUP2" != none ]; then
+    place="$cgroups${NODE_CGROUP2:+/$NODE_CGROUP2}"
+    mkdir -p "$place"
+    # This process is in the leaf already: only a cgroup without processes hands on controllers.
+    mount -t cgroup2 cgroup2 "$place" || fail "mounting cgroup2"
+    # Handed on to containers. One that cannot be is a limit that no container here has.
+    for controller in $(cat "$place/cgroup.controllers"); do
+        echo "+$controller" >"$place/cgroup.subtree_control" || true
+    done
+    echo "/$place/$NODE_CGROUP2_LEAF/cgroup.procs" >>etc/node.cgroups
 fi
 mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs tmp
@@ -48,8 +62,13 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 CONFIG
 containerd >/var/lib/kybernate/containerd.log 2>&1 </dev/null &
 containerd=$!
-until ctr version >/dev/null 2>&1; do
-    kill -0 "$containerd" 2>/dev/null || fail "containerd ended: $(tail -n 3 /var/lib/kybernate/containerd.log)"
+tries=0
+until ctr --connect-timeout 1s version >/dev/null 2>&1; do
+    words=$(tail -n 3 /var/lib/kybernate/containerd.log)
+    kill -0 "$containerd" 2>/dev/null || fail "containerd ended: $words"
+    # A try takes 20 ms or more, so this is 30 s at least.
+    tries=$((tries + 1))
+    [ "$tries" -lt 1500 ] || fail "containerd does not answer: $words"
 done
 echo ready
 # A shell reaps what is re-parented to it. It ends, and with it everything in this PID namespace,

@@ -5,15 +5,20 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use kybernate_conformance::node::Node;
+use kybernate_conformance::preflight::preflight;
 use kybernate_conformance::scenario::Scenario;
-use kybernate_conformance::testbed::preflight;
+
+/// Returns the directory that this test's programs are built to.
+pub(crate) fn target() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    own.parent().unwrap().parent().unwrap().to_owned()
+}
 
 /// Returns the directory of the programs, built as this test is.
 pub(crate) fn bin() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
-        let own = std::env::current_exe().unwrap();
-        let target = own.parent().unwrap().parent().unwrap().to_owned();
+        let target = target();
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--workspace", "--bins", "--locked", "--quiet"]);
         if target.ends_with("release") {
