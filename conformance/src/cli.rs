@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+use crate::bench::{self, Plan};
 use crate::command;
 use crate::demo;
 use crate::node::command_in;
@@ -33,6 +34,19 @@ enum Command {
         /// Memory of the container, in MiB.
         #[arg(long, default_value_t = 300)]
         mib: u32,
+    },
+    /// Measures checkpoint → push and pull → restore beside containerd's own path, in one run.
+    #[command(after_help = "Example: kybernate-conformance bench --mib 1024 --rounds 3")]
+    Bench {
+        /// Memory of the process, in MiB.
+        #[arg(long, default_value_t = 1024)]
+        mib: u32,
+        /// How often everything is measured.
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// Print every round's figures as JSON instead of a table.
+        #[arg(long)]
+        json: bool,
     },
     /// Starts, enters and ends two real nodes.
     #[command(subcommand)]
@@ -114,6 +128,11 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Demo { mib } => {
             preflight()?;
             demo::run(&programs()?, mib)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench { mib, rounds, json } => {
+            preflight()?;
+            bench::run(&programs()?, Plan { mib, rounds }, json)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Node(NodeCommand::Up { hold: true, json, .. }) => hold(json),

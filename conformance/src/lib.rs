@@ -5,6 +5,7 @@
 //! and [`command`] are how programs are started and ended. [`image`] builds the workload's image;
 //! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
 
+mod bench;
 pub mod cli;
 pub mod command;
 mod demo;
