@@ -1,0 +1,231 @@
+//! What the parts of the agent share, and how requests become operations.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kybernate_packager::agent_api as api;
+use kybernate_spec::{ReferenceError, TagError, chain};
+
+use crate::checkpoint;
+use crate::config::Config;
+use crate::node::{NodeCache, NodeReport};
+use crate::operations::{Operations, OperationsError};
+use crate::restore;
+use crate::runtime::{Containerd, RuntimeError, TaskState};
+use crate::stage::StageError;
+use crate::tasks::Tasks;
+
+/// The agent. Built once.
+#[derive(Debug)]
+pub struct App {
+    pub(crate) config: Config,
+    pub(crate) containerd: Containerd,
+    pub(crate) operations: Arc<Operations>,
+    pub(crate) tasks: Tasks,
+    node: NodeCache,
+    // Held for a look-up only, never across an `.await`.
+    busy: Mutex<BTreeSet<(String, String)>>,
+}
+
+/// A container that an operation works on; free again when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy {
+    app: Arc<App>,
+    key: (String, String),
+}
+
+/// Why a request is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum Rejection {
+    /// The request cannot be understood.
+    #[error("{0}")]
+    Invalid(String),
+    /// The reference is none.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// The tag is none.
+    #[error(transparent)]
+    Tag(#[from] TagError),
+    /// There is no such operation.
+    #[error("there is no operation {0:?}")]
+    NoOperation(String),
+    /// This node cannot do it.
+    #[error("this node can neither take nor restore checkpoints: {}", .0.join("; "))]
+    Node(Vec<String>),
+    /// This container cannot be dumped.
+    #[error("container {container:?} cannot be checkpointed: {reason}")]
+    Container {
+        /// The container.
+        container: String,
+        /// Why.
+        reason: String,
+    },
+    /// There is no room for the dump.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// The name is taken.
+    #[error("container {0:?} exists already")]
+    Taken(String),
+    /// Another operation works on the container.
+    #[error("container {0:?} is busy with another operation")]
+    Busy(String),
+    /// containerd did not answer as it should.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The operation could not be written down.
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    /// The agent ends.
+    #[error("the agent is shutting down")]
+    ShuttingDown,
+}
+
+impl App {
+    /// Puts the agent together. Nothing runs yet.
+    pub fn new(config: Config) -> Result<Arc<Self>, OperationsError> {
+        let operations = Operations::open(&config.operations())?;
+        Ok(Arc::new(Self {
+            containerd: Containerd::at(&config.containerd),
+            operations,
+            tasks: Tasks::default(),
+            node: NodeCache::default(),
+            busy: Mutex::default(),
+            config,
+        }))
+    }
+
+    /// Starts a checkpoint.
+    pub(crate) async fn checkpoint(
+        self: &Arc<Self>,
+        request: api::CheckpointRequest,
+    ) -> Result<api::Operation, Rejection> {
+        let order = checkpoint::Order::parse(request, &self.config)?;
+        self.ready().await?;
+        let busy = self.claim(&order.namespace, &order.container)?;
+        let source = checkpoint::Source::find(self, &order).await?;
+        let driver = self.operations.begin(order.subject()).await?;
+        let accepted = driver.to_api();
+        let app = Arc::clone(self);
+        self.tasks.spawn(move |cancel| async move {
+            checkpoint::run(&app, &driver, source, order, cancel).await;
+            drop(busy);
+        });
+        Ok(accepted)
+    }
+
+    /// Starts a restore.
+    pub(crate) async fn restore(
+        self: &Arc<Self>,
+        request: api::RestoreRequest,
+    ) -> Result<api::Operation, Rejection> {
+        let order = restore::Order::parse(request)?;
+        self.ready().await?;
+        let claim = order.container.as_ref().map(|name| self.claim(&order.namespace, name));
+        let busy = claim.transpose()?;
+        if let Some(name) = &order.container {
+            self.free(&order.namespace, name).await?;
+        }
+        let driver = self.operations.begin(order.subject()).await?;
+        let accepted = driver.to_api();
+        let app = Arc::clone(self);
+        self.tasks.spawn(move |cancel| async move {
+            restore::run(&app, &driver, order, cancel).await;
+            drop(busy);
+        });
+        Ok(accepted)
+    }
+
+    /// Returns what this node is.
+    pub(crate) async fn report(&self) -> NodeReport {
+        self.node.report(&self.containerd).await
+    }
+
+    /// Returns the containers of one namespace, or of all.
+    pub(crate) async fn containers(
+        &self,
+        namespace: &str,
+    ) -> Result<Vec<api::Container>, RuntimeError> {
+        let namespaces = match namespace {
+            "" => self.containerd.namespaces().await?,
+            one => vec![one.to_owned()],
+        };
+        let mut found = Vec::new();
+        for name in namespaces {
+            let namespace = self.containerd.namespace(&name);
+            let tasks = namespace.all_tasks().await?;
+            for container in namespace.containers().await? {
+                let task = tasks.iter().find(|(id, _)| *id == container.id);
+                let task: Option<TaskState> = task.map(|(_, state)| *state);
+                let restored = container.labels.get(restore::CHECKPOINT_LABEL);
+                found.push(api::Container {
+                    containerd_namespace: name.clone(),
+                    status: task.map_or("stopped", |task| task.status.name()).to_owned(),
+                    pid: task.map_or(0, |task| task.pid),
+                    restored_from: restored.cloned().unwrap_or_default(),
+                    id: container.id,
+                    image: container.image,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reserves a container for one operation.
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        namespace: &str,
+        container: &str,
+    ) -> Result<Busy, Rejection> {
+        let key = (namespace.to_owned(), container.to_owned());
+        let new = self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone());
+        if !new {
+            return Err(Rejection::Busy(container.to_owned()));
+        }
+        Ok(Busy { app: Arc::clone(self), key })
+    }
+
+    /// Checks that no container has this name.
+    pub(crate) async fn free(&self, namespace: &str, container: &str) -> Result<(), Rejection> {
+        match self.containerd.namespace(namespace).container(container).await {
+            Ok(_) => Err(Rejection::Taken(container.to_owned())),
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn ready(&self) -> Result<(), Rejection> {
+        if self.tasks.is_stopping() {
+            return Err(Rejection::ShuttingDown);
+        }
+        let problems = self.report().await.problems;
+        if problems.is_empty() { Ok(()) } else { Err(Rejection::Node(problems)) }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.app.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+    }
+}
+
+impl From<Rejection> for tonic::Status {
+    /// Exhaustive: a new reason does not compile without a code.
+    fn from(rejection: Rejection) -> Self {
+        use tonic::Code;
+        let code = match &rejection {
+            Rejection::Invalid(_) | Rejection::Reference(_) | Rejection::Tag(_) => {
+                Code::InvalidArgument
+            }
+            Rejection::NoOperation(_) => Code::NotFound,
+            Rejection::Runtime(error) if error.is_not_found() => Code::NotFound,
+            Rejection::Node(_) | Rejection::Container { .. } | Rejection::Stage(_) => {
+                Code::FailedPrecondition
+            }
+            Rejection::Taken(_) => Code::AlreadyExists,
+            Rejection::Busy(_) => Code::Aborted,
+            Rejection::ShuttingDown => Code::Unavailable,
+            Rejection::Runtime(_) | Rejection::Operations(_) => Code::Internal,
+        };
+        Self::new(code, chain(&rejection).to_string())
+    }
+}

@@ -1,0 +1,226 @@
+//! Control groups: how to thaw a container without containerd, and which processes are in it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+/// `f_type` of a cgroup v2 mount (statfs(2)).
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// The version of the hierarchy that container runtimes use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    V1,
+    V2,
+}
+
+/// The freezer of one container's cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Freezer {
+    directory: PathBuf,
+    version: Version,
+}
+
+/// A mounted hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    /// Which directory of the hierarchy is mounted.
+    root: String,
+    mount_point: PathBuf,
+    version: Version,
+    /// Options of the file system: the controllers, in v1.
+    options: String,
+}
+
+impl Version {
+    /// Returns which version runtimes use here: what is mounted at /sys/fs/cgroup decides.
+    pub(crate) fn here() -> Self {
+        let found = rustix::fs::statfs("/sys/fs/cgroup");
+        match found.map(|found| u64::try_from(found.f_type)) {
+            Ok(Ok(CGROUP2_MAGIC)) => Self::V2,
+            _ => Self::V1,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V2 => "v2",
+        }
+    }
+}
+
+impl Freezer {
+    /// Finds the freezer of a process's cgroup.
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+        let membership = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        find(&membership, &hierarchies(&mounts), Version::here())
+            .ok_or_else(|| io::Error::other("no mounted cgroup hierarchy can freeze the container"))
+    }
+
+    /// Finds the freezer of a cgroup by its path in the hierarchy.
+    pub(crate) fn at(path: &str) -> io::Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let membership = format!("1:freezer:{path}\n0::{path}\n");
+        find(&membership, &hierarchies(&mounts), Version::here())
+            .ok_or_else(|| io::Error::other("no mounted cgroup hierarchy can freeze the container"))
+    }
+
+    /// Whether processes are held back, or about to be.
+    pub(crate) fn is_frozen(&self) -> io::Result<bool> {
+        let text = fs::read_to_string(self.file())?;
+        Ok(match self.version {
+            Version::V1 => text.trim() != "THAWED",
+            Version::V2 => text.trim() == "1",
+        })
+    }
+
+    /// Freezes the container.
+    pub(crate) fn freeze(&self) -> io::Result<()> {
+        let word = match self.version {
+            Version::V1 => "FROZEN",
+            Version::V2 => "1",
+        };
+        fs::write(self.file(), word)
+    }
+
+    /// Lets the container run.
+    pub(crate) fn thaw(&self) -> io::Result<()> {
+        let word = match self.version {
+            Version::V1 => "THAWED",
+            Version::V2 => "0",
+        };
+        fs::write(self.file(), word)
+    }
+
+    /// Returns the processes in the cgroup itself; none when there is no such cgroup.
+    pub(crate) fn processes(&self) -> io::Result<Vec<u32>> {
+        match fs::read_to_string(self.directory.join("cgroup.procs")) {
+            Ok(text) => Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.join(match self.version {
+            Version::V1 => "freezer.state",
+            Version::V2 => "cgroup.freeze",
+        })
+    }
+}
+
+/// Removes a cgroup without processes from every hierarchy. What is in use, or was never made,
+/// stays.
+pub(crate) fn remove(path: &str) -> io::Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    for hierarchy in hierarchies(&mounts) {
+        if let Some(directory) = hierarchy.resolve(path) {
+            // In use or never made: both are fine.
+            fs::remove_dir(directory).unwrap_or_default();
+        }
+    }
+    Ok(())
+}
+
+/// Moves this process to the top of every hierarchy, so that whoever ends our service's cgroup
+/// does not end us. Returns how often it worked.
+pub(crate) fn leave() -> io::Result<usize> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let pid = std::process::id().to_string();
+    let mounted = hierarchies(&mounts);
+    let join = |hierarchy: &&Hierarchy| {
+        fs::write(hierarchy.mount_point.join("cgroup.procs"), &pid).is_ok()
+    };
+    Ok(mounted.iter().filter(join).count())
+}
+
+impl Hierarchy {
+    /// Returns the directory of a cgroup by its path in the hierarchy, when the mount shows it.
+    fn resolve(&self, path: &str) -> Option<PathBuf> {
+        let below = if self.root == "/" { path } else { path.strip_prefix(&*self.root)? };
+        let below = Path::new(below.trim_start_matches('/'));
+        let plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        plain.then(|| self.mount_point.join(below))
+    }
+}
+
+/// Picks the hierarchy that freezes: v1's freezer controller, or v2.
+fn find(membership: &str, hierarchies: &[Hierarchy], preferred: Version) -> Option<Freezer> {
+    let in_v1 = || {
+        let path = membership.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers.split(',').any(|name| name == "freezer").then_some(path)
+        })?;
+        let mounted = hierarchies.iter().find(|hierarchy| {
+            hierarchy.version == Version::V1
+                && hierarchy.options.split(',').any(|name| name == "freezer")
+        })?;
+        Some(Freezer { directory: mounted.resolve(path)?, version: Version::V1 })
+    };
+    let in_v2 = || {
+        let path = membership.lines().find_map(|line| line.strip_prefix("0::"))?;
+        let mounted = hierarchies.iter().find(|hierarchy| hierarchy.version == Version::V2)?;
+        Some(Freezer { directory: mounted.resolve(path)?, version: Version::V2 })
+    };
+    match preferred {
+        Version::V1 => in_v1(),
+        Version::V2 => in_v2(),
+    }
+}
+
+/// Reads the cgroup mounts of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
+    let parse = |line: &str| {
+        let (front, back) = line.split_once(" - ")?;
+        let mut front = front.split(' ').skip(3);
+        let (root, mount_point) = (front.next()?, front.next()?);
+        let mut back = back.split(' ');
+        let version = match back.next()? {
+            "cgroup" => Version::V1,
+            "cgroup2" => Version::V2,
+            _ => return None,
+        };
+        Some(Hierarchy {
+            root: root.to_owned(),
+            mount_point: mount_point.into(),
+            version,
+            options: back.nth(1).unwrap_or_default().to_owned(),
+        })
+    };
+    mounts.lines().filter_map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "\
+29 23 0:26 / /sys/fs/cgroup rw,nosuid - tmpfs tmpfs rw,mode=755
+30 29 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+31 29 0:28 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+32 29 0:29 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+    const V2: &str = "29 23 0:26 /node /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn the_freezer_is_found_in_the_first_version() {
+        let membership = "9:freezer:/default/web\n3:cpu,cpuacct:/default/web\n0::/\n";
+        let found = find(membership, &hierarchies(V1), Version::V1).unwrap();
+        assert_eq!(found.file(), Path::new("/sys/fs/cgroup/freezer/default/web/freezer.state"));
+    }
+
+    #[test]
+    fn the_freezer_is_found_in_the_second_version_below_the_mounted_directory() {
+        let found = find("0::/node/default/web\n", &hierarchies(V2), Version::V2).unwrap();
+        assert_eq!(found.file(), Path::new("/sys/fs/cgroup/default/web/cgroup.freeze"));
+    }
+
+    #[test]
+    fn a_cgroup_outside_the_mount_is_not_guessed() {
+        assert_eq!(find("0::/other/web\n", &hierarchies(V2), Version::V2), None);
+        assert_eq!(find("0::/node/../../x\n", &hierarchies(V2), Version::V2), None);
+    }
+}

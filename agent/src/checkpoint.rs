@@ -1,0 +1,239 @@
+//! Takes a checkpoint: what is asked for, and what must be known before anything is touched.
+//!
+//! [`take`] has the steps themselves.
+
+use std::path::PathBuf;
+use std::str::FromStr as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use containerd_client::services::v1::Container;
+use kybernate_packager::agent_api as api;
+use kybernate_packager::pack::Runnable;
+use kybernate_spec::{Location, Tag};
+
+mod capture;
+mod facts;
+mod take;
+
+pub(crate) use self::take::run;
+use crate::app::{App, Rejection};
+use crate::cgroup::Freezer;
+use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
+use crate::container::SourceSpec;
+use crate::operations::{Kind, Subject};
+use crate::process;
+use crate::revive::Paused;
+use crate::runtime::{Namespace, TaskStatus};
+use crate::stage;
+
+/// containerd's namespace when a request names none.
+pub(crate) const DEFAULT_NAMESPACE: &str = "default";
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) container: String,
+    pub(crate) namespace: String,
+    location: Location,
+    after: After,
+    naming: Naming,
+    runnable: Runnable,
+    subject: bool,
+    plain_http: bool,
+    deadline: Duration,
+}
+
+/// What happens to the source when the artifact is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    LeaveRunning,
+    Stop,
+}
+
+/// How the artifact gets its name.
+#[derive(Clone, Debug)]
+enum Naming {
+    /// Signed with this key, then tagged.
+    Signed(NamedKey, Tag),
+    /// Tagged without a signature.
+    Unsigned(Tag),
+    /// Whoever asked signs and tags.
+    ByClient,
+}
+
+/// The container, and everything about it that was looked up before anything is touched.
+#[derive(Debug)]
+pub(crate) struct Source {
+    namespace: Namespace,
+    container: Container,
+    spec: SourceSpec,
+    paused: Paused,
+    /// The upper directory of its root file system.
+    upper: PathBuf,
+    /// Where the dump goes.
+    stage: PathBuf,
+}
+
+impl Order {
+    /// Understands a request.
+    pub(crate) fn parse(
+        request: api::CheckpointRequest,
+        config: &Config,
+    ) -> Result<Self, Rejection> {
+        let invalid = |text: &str| Rejection::Invalid(text.to_owned());
+        let (after, runnable) = (request.after(), request.runnable());
+        if request.container.is_empty() {
+            return Err(invalid("no container is named"));
+        }
+        let location = Location::from_str(&request.reference)?;
+        if location.digest().is_some() {
+            return Err(invalid("a checkpoint cannot be given a digest: it gets one"));
+        }
+        let tag = match location.tag() {
+            Some(tag) => tag.clone(),
+            None => "latest".parse()?,
+        };
+        let naming = match (&*request.sign_key, request.unsigned) {
+            ("", false) => Naming::ByClient,
+            ("", true) => Naming::Unsigned(tag),
+            (_, true) => return Err(invalid("either a key signs it, or it stays unsigned")),
+            (name, false) => {
+                let key = config.sign_key(name).ok_or_else(|| {
+                    Rejection::Invalid(format!("this agent has no key {name:?} to sign with"))
+                })?;
+                Naming::Signed(key.clone(), tag)
+            }
+        };
+        let deadline = match request.pause_deadline_seconds {
+            0 => config.pause_deadline,
+            seconds => Duration::from_secs(seconds.into()),
+        };
+        if deadline > PAUSE_DEADLINE_MAX {
+            return Err(invalid("a pause may last an hour at most"));
+        }
+        Ok(Self {
+            container: request.container,
+            namespace: namespace_or_default(request.containerd_namespace),
+            location,
+            after: match after {
+                api::AfterCheckpoint::Stop => After::Stop,
+                api::AfterCheckpoint::Unspecified | api::AfterCheckpoint::LeaveRunning => {
+                    After::LeaveRunning
+                }
+            },
+            naming,
+            runnable: match runnable {
+                api::Runnable::Unspecified | api::Runnable::Auto => Runnable::Auto,
+                api::Runnable::Always => Runnable::Always,
+                api::Runnable::Never => Runnable::Never,
+            },
+            subject: !request.no_subject,
+            plain_http: request.plain_http,
+            deadline,
+        })
+    }
+
+    /// Returns what the operation is about.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            kind: Kind::Checkpoint,
+            container: self.container.clone(),
+            namespace: self.namespace.clone(),
+            reference: self.location.to_string(),
+        }
+    }
+}
+
+impl Source {
+    /// Looks at the container. Everything that can be known to fail, fails here.
+    pub(crate) async fn find(app: &Arc<App>, order: &Order) -> Result<Self, Rejection> {
+        let namespace = app.containerd.namespace(&order.namespace);
+        let container = namespace.container(&order.container).await?;
+        let cannot = |reason: &str| Rejection::Container {
+            container: order.container.clone(),
+            reason: reason.to_owned(),
+        };
+        let spec = SourceSpec::of(&container)
+            .map_err(|error| cannot(&format!("its specification cannot be read: {error}")))?;
+        if let Some(obstacle) = spec.obstacle() {
+            return Err(cannot(obstacle));
+        }
+        let task = namespace.task(&order.container).await?;
+        let task = task.ok_or_else(|| cannot("it does not run"))?;
+        if task.status != TaskStatus::Running {
+            return Err(cannot(&format!("it is {}, not running", task.status.name())));
+        }
+        let mounts = namespace.mounts(&container.snapshotter, &container.snapshot_key).await?;
+        let upper = mounts.iter().find_map(|mount| mount.option("upperdir")).map(PathBuf::from);
+        let upper = upper.ok_or_else(|| {
+            let snapshotter = &container.snapshotter;
+            cannot(&format!("snapshotter {snapshotter:?} keeps no separate upper directory"))
+        })?;
+        let measured = {
+            let (app, upper) = (Arc::clone(app), upper.clone());
+            let shared = spec.shared_memory().map(PathBuf::from);
+            tokio::task::spawn_blocking(move || {
+                let freezer = Freezer::of(task.pid)?;
+                let bytes = process::memory_bytes(&freezer.processes()?)
+                    .saturating_add(capture::apparent_bytes(&upper))
+                    .saturating_add(shared.map_or(0, |path| capture::apparent_bytes(&path)));
+                Ok::<_, std::io::Error>((freezer, stage::choose(&app.config, bytes)))
+            })
+        };
+        let measured = measured.await.map_err(std::io::Error::other).and_then(|found| found);
+        let (freezer, stage) = measured
+            .map_err(|error| cannot(&format!("its processes cannot be looked at: {error}")))?;
+        let paused = Paused {
+            namespace: namespace.clone(),
+            container: order.container.clone(),
+            pid: task.pid,
+            freezer,
+        };
+        Ok(Self { namespace, container, spec, paused, upper, stage: stage? })
+    }
+}
+
+/// Returns the namespace a request means.
+pub(crate) fn namespace_or_default(name: String) -> String {
+    if name.is_empty() { DEFAULT_NAMESPACE.to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServeArgs;
+
+    fn check(change: impl FnOnce(&mut api::CheckpointRequest)) -> Result<Order, String> {
+        let mut request = api::CheckpointRequest {
+            container: "web".to_owned(),
+            reference: "localhost:5000/web:1".to_owned(),
+            ..api::CheckpointRequest::default()
+        };
+        change(&mut request);
+        let config = ServeArgs::default().validate().unwrap();
+        Order::parse(request, &config).map_err(|rejection| rejection.to_string())
+    }
+
+    #[test]
+    fn defaults_are_filled_in() {
+        let order = check(|_| {}).unwrap();
+        assert_eq!(order.namespace, "default");
+        assert_eq!(order.after, After::LeaveRunning);
+        assert_eq!(order.deadline, Duration::from_secs(60));
+        assert!(matches!(order.naming, Naming::ByClient) && order.subject);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told() {
+        assert!(check(|r| r.container.clear()).unwrap_err().contains("no container"));
+        assert!(check(|r| r.reference = "web".to_owned()).unwrap_err().contains("reference"));
+        assert!(check(|r| r.sign_key = "x".to_owned()).unwrap_err().contains("no key \"x\""));
+        let both = check(|r| {
+            r.sign_key = "x".to_owned();
+            r.unsigned = true;
+        });
+        assert!(both.unwrap_err().contains("unsigned"));
+        assert!(check(|r| r.pause_deadline_seconds = 4000).unwrap_err().contains("hour"));
+    }
+}

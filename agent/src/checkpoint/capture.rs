@@ -1,0 +1,324 @@
+//! Captures directories as plain tar files: what the container wrote to its root file system, and
+//! mounts that CRIU leaves alone.
+//!
+//! The container is frozen meanwhile, but a mount may be shared with others that run. So the walk
+//! holds directories by descriptor and follows no link.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fs_err as fs;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use tar::{EntryType, Header};
+
+/// Directories within directories; overlayfs and tar have no bound of their own, our stack has.
+const DEPTH_MAX: usize = 512;
+
+/// Largest extended attribute (xattr(7)).
+const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
+
+/// Longest name that fits into a plain tar header.
+const PLAIN_NAME_BYTES: usize = 100;
+
+/// What a directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tree {
+    /// The upper directory of an overlay: what is deleted below is written as OCI whiteouts.
+    Upper,
+    /// Everything there is.
+    Whole,
+}
+
+/// Why a directory was not captured.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to capture {path:?}")]
+pub(crate) struct CaptureError {
+    /// The file or directory.
+    path: PathBuf,
+    /// What happened.
+    #[source]
+    source: io::Error,
+}
+
+/// Writes `directory` to a new tar file and returns its size. Ends early when `stop` is set.
+pub(crate) fn capture(
+    directory: &Path,
+    tree: Tree,
+    tar: &Path,
+    stop: &AtomicBool,
+) -> Result<u64, CaptureError> {
+    let at = |path: &Path, source| CaptureError { path: path.to_owned(), source };
+    let file = fs::File::create_new(tar).map_err(|error| at(tar, error))?;
+    let root = open_directory(rustix::fs::CWD, directory.as_os_str());
+    let root = root.map_err(|error| at(directory, error))?;
+    let mut walk = Walk {
+        out: tar::Builder::new(BufWriter::with_capacity(1 << 20, file)),
+        tree,
+        linked: HashMap::new(),
+        stop,
+        place: PathBuf::new(),
+    };
+    let done = walk.directory(&root, 0).and_then(|()| walk.out.into_inner()?.flush());
+    done.map_err(|error| at(&directory.join(&walk.place), error))?;
+    fs::metadata(tar).map(|tar| tar.len()).map_err(|error| at(tar, error))
+}
+
+/// Returns how many bytes the files of a directory have. What cannot be read does not count: the
+/// answer is an estimate.
+pub(crate) fn apparent_bytes(directory: &Path) -> u64 {
+    let mut sum = 0_u64;
+    let mut pending = vec![directory.to_owned()];
+    while let Some(directory) = pending.pop() {
+        let Ok(entries) = fs::read_dir(&directory) else { continue };
+        for entry in entries.filter_map(Result::ok) {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => pending.push(entry.path()),
+                Ok(kind) if kind.is_file() => {
+                    sum = sum.saturating_add(entry.metadata().map_or(0, |found| found.len()));
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    sum
+}
+
+struct Walk<'a, W: Write> {
+    out: tar::Builder<W>,
+    tree: Tree,
+    /// First name of each file that has several.
+    linked: HashMap<(u64, u64), PathBuf>,
+    stop: &'a AtomicBool,
+    /// Where we are, from the top; it stays where an error happened.
+    place: PathBuf,
+}
+
+impl<W: Write> Walk<'_, W> {
+    fn directory(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
+        if depth > DEPTH_MAX {
+            return Err(io::Error::other("directories are nested too deeply"));
+        }
+        let mut names: Vec<CString> = Vec::new();
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                names.push(entry.file_name().to_owned());
+            }
+        }
+        // Equal directories give equal tars.
+        names.sort_unstable();
+        for name in names {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            self.place.push(OsStr::from_bytes(name.to_bytes()));
+            self.entry(directory, &name, depth)?;
+            self.place.pop();
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> io::Result<()> {
+        let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if self.tree == Tree::Upper && kind == FileType::CharacterDevice && stat.st_rdev == 0 {
+            return self.whiteout(&stat);
+        }
+        if let Some(first) = self.first_name(&stat, kind) {
+            let mut header = header(&stat, EntryType::Link)?;
+            return self.append(&mut header, &self.place.clone(), Some(&first), &[], io::empty());
+        }
+        let place = self.place.clone();
+        match kind {
+            FileType::Directory => {
+                let directory = open_directory(parent, OsStr::from_bytes(name.to_bytes()))?;
+                let attributes = self.attributes(&link_of(&directory))?;
+                let mut entry = header(&stat, EntryType::Directory)?;
+                let mut slashed = place.into_os_string().into_vec();
+                slashed.push(b'/');
+                let slashed = PathBuf::from(std::ffi::OsString::from_vec(slashed));
+                self.append(&mut entry, &slashed, None, &attributes, io::empty())?;
+                self.opaque(&directory, &stat)?;
+                self.directory(&directory, depth + 1)
+            }
+            FileType::RegularFile => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+                let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+                let attributes = self.attributes(&link_of(&file))?;
+                let mut entry = header(&stat, EntryType::Regular)?;
+                let size = u64::try_from(stat.st_size).map_err(io::Error::other)?;
+                entry.set_size(size);
+                // Exactly as much as the header says, also when someone cuts the file meanwhile.
+                let content = File::from(file).chain(io::repeat(0)).take(size);
+                self.append(&mut entry, &place, None, &attributes, content)
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
+                let target = PathBuf::from(std::ffi::OsString::from_vec(target.into_bytes()));
+                let mut entry = header(&stat, EntryType::Symlink)?;
+                self.append(&mut entry, &place, Some(&target), &[], io::empty())
+            }
+            FileType::Fifo => self.special(&stat, EntryType::Fifo),
+            FileType::CharacterDevice => self.special(&stat, EntryType::Char),
+            FileType::BlockDevice => self.special(&stat, EntryType::Block),
+            // Sockets come into being when they are bound; images never hold them.
+            FileType::Socket | FileType::Unknown => Ok(()),
+        }
+    }
+
+    /// Returns the name under which a file with several names is in the tar already.
+    fn first_name(&mut self, stat: &Stat, kind: FileType) -> Option<PathBuf> {
+        if kind == FileType::Directory || stat.st_nlink < 2 {
+            return None;
+        }
+        match self.linked.entry((stat.st_dev, stat.st_ino)) {
+            std::collections::hash_map::Entry::Occupied(first) => Some(first.get().clone()),
+            std::collections::hash_map::Entry::Vacant(vacant) => {
+                vacant.insert(self.place.clone());
+                None
+            }
+        }
+    }
+
+    /// A deleted file (image specification, "Whiteouts").
+    fn whiteout(&mut self, stat: &Stat) -> io::Result<()> {
+        let name = self.place.file_name().unwrap_or_default();
+        let mut marked = b".wh.".to_vec();
+        marked.extend_from_slice(name.as_bytes());
+        let path = self.place.with_file_name(OsStr::from_bytes(&marked));
+        let mut entry = header(stat, EntryType::Regular)?;
+        self.append(&mut entry, &path, None, &[], io::empty())
+    }
+
+    /// A directory that hides the one below it (image specification, "Opaque Whiteout").
+    fn opaque(&mut self, directory: &OwnedFd, stat: &Stat) -> io::Result<()> {
+        if self.tree == Tree::Whole {
+            return Ok(());
+        }
+        let path = link_of(directory);
+        if attribute(&path, c"trusted.overlay.redirect")?.is_some() {
+            let text = "a renamed directory (overlay option redirect_dir) cannot be captured";
+            return Err(io::Error::other(text));
+        }
+        if attribute(&path, c"trusted.overlay.opaque")?.as_deref() != Some(b"y") {
+            return Ok(());
+        }
+        let marker = self.place.join(".wh..wh..opq");
+        let mut entry = header(stat, EntryType::Regular)?;
+        self.append(&mut entry, &marker, None, &[], io::empty())
+    }
+
+    fn special(&mut self, stat: &Stat, kind: EntryType) -> io::Result<()> {
+        let mut entry = header(stat, kind)?;
+        entry.set_device_major(rustix::fs::major(stat.st_rdev))?;
+        entry.set_device_minor(rustix::fs::minor(stat.st_rdev))?;
+        self.append(&mut entry, &self.place.clone(), None, &[], io::empty())
+    }
+
+    /// Returns the attributes that are part of an image: the owner's, capabilities, access lists.
+    fn attributes(&self, path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
+        let mut names = vec![0; ATTRIBUTE_BYTES_MAX];
+        let length = match rustix::fs::listxattr(path, &mut *names) {
+            Ok(length) => length,
+            Err(rustix::io::Errno::OPNOTSUPP) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        names.truncate(length);
+        let mut found = Vec::new();
+        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            let Ok(text) = std::str::from_utf8(name) else { continue };
+            if self.tree == Tree::Upper && text == "trusted.overlay.metacopy" {
+                let text = "a file without its data (overlay option metacopy) cannot be captured";
+                return Err(io::Error::other(text));
+            }
+            let is_kept = (text.starts_with("user.") && !text.starts_with("user.overlay."))
+                || text == "security.capability"
+                || text.starts_with("system.posix_acl_");
+            let name = CString::new(name)?;
+            if is_kept && let Some(value) = attribute(path, &name)? {
+                found.push((format!("SCHILY.xattr.{text}"), value));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Appends an entry, with extended records for what a plain header cannot hold.
+    fn append(
+        &mut self,
+        header: &mut Header,
+        path: &Path,
+        target: Option<&Path>,
+        attributes: &[(String, Vec<u8>)],
+        content: impl Read,
+    ) -> io::Result<()> {
+        let path = path.as_os_str().as_bytes();
+        let target = target.map(|target| target.as_os_str().as_bytes());
+        let mut records: Vec<(&str, &[u8])> = Vec::new();
+        let fits = |name: &[u8]| name.len() <= PLAIN_NAME_BYTES && name.is_ascii();
+        if !fits(path) {
+            records.push(("path", path));
+        }
+        if let Some(target) = target.filter(|target| !fits(target)) {
+            records.push(("linkpath", target));
+        }
+        records.extend(attributes.iter().map(|(key, value)| (&**key, &**value)));
+        if !records.is_empty() {
+            self.out.append_pax_extensions(records)?;
+        }
+        fill(&mut header.as_old_mut().name, path);
+        fill(&mut header.as_old_mut().linkname, target.unwrap_or_default());
+        header.set_cksum();
+        self.out.append(header, content)
+    }
+}
+
+/// Fills a field of a header with as much of `text` as fits.
+fn fill(field: &mut [u8; PLAIN_NAME_BYTES], text: &[u8]) {
+    field.fill(0);
+    for (place, byte) in field.iter_mut().zip(text) {
+        *place = *byte;
+    }
+}
+
+fn header(stat: &Stat, kind: EntryType) -> io::Result<Header> {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_mode(stat.st_mode & 0o7777);
+    header.set_uid(u64::from(stat.st_uid));
+    header.set_gid(u64::from(stat.st_gid));
+    // Before 1970 there is no plain field; nobody misses it.
+    header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
+    header.set_size(0);
+    Ok(header)
+}
+
+fn open_directory(parent: impl std::os::fd::AsFd, name: &OsStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+}
+
+/// Returns a path to an open file or directory that leads nowhere else.
+fn link_of(file: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+fn attribute(path: &Path, name: &CStr) -> io::Result<Option<Vec<u8>>> {
+    let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+    match rustix::fs::getxattr(path, name, &mut *value) {
+        Ok(length) => {
+            value.truncate(length);
+            Ok(Some(value))
+        }
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

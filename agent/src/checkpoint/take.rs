@@ -1,0 +1,288 @@
+//! The steps of a checkpoint, in the order of `ARCHITECTURE.md`, "A checkpoint is taken".
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kybernate_packager::pack::{PackError, PackRequest, Packed, VolumeCapture, pack};
+use kybernate_packager::sign::{SignError, sign};
+use kybernate_packager::store::{ConnectOptions, Store, StoreError};
+use kybernate_spec::chain;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::capture::{CaptureError, Tree, capture};
+use super::{After, Naming, Order, Source, facts};
+use crate::app::App;
+use crate::criu_log;
+use crate::gate::{self, GateError, Summary};
+use crate::guardian::{Charge, Guardian, GuardianError};
+use crate::operations::{Driver, Made, OperationsError, Record, Sizes, State};
+use crate::revive::{ReviveError, Revived};
+use crate::runtime::RuntimeError;
+use crate::stage;
+use crate::undo::{DUMP_PATIENCE, undo};
+
+/// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// How long a killed source may take to end.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a checkpoint was not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckpointError {
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error(transparent)]
+    Guardian(#[from] GuardianError),
+    #[error("failed to make a place for the dump")]
+    Stage(#[source] io::Error),
+    #[error("the dump failed; CRIU says: {log}")]
+    Dump {
+        log: String,
+        #[source]
+        source: RuntimeError,
+    },
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    #[error("the capture stopped before its end")]
+    CaptureInterrupted,
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    #[error(transparent)]
+    Revive(#[from] ReviveError),
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    #[error("the agent is shutting down")]
+    ShuttingDown,
+}
+
+/// Takes a checkpoint and writes down how it went. Whatever happens, the source runs on unless it
+/// was to be stopped and the artifact is durable.
+pub(crate) async fn run(
+    app: &Arc<App>,
+    driver: &Driver,
+    source: Source,
+    order: Order,
+    cancel: CancellationToken,
+) {
+    let mut taking = Taking {
+        app,
+        driver,
+        directory: source.stage.join(driver.id()),
+        source: &source,
+        order: &order,
+        guardian: None,
+        stop: Arc::default(),
+    };
+    let taken = driver.tell_while(taking.guarded(cancel)).await;
+    taking.stop.store(true, Ordering::Relaxed);
+    undo(app, driver, &order.namespace, &order.container).await;
+    // Only now: until the source runs, someone has to stand by.
+    if let Some(guardian) = taking.guardian.take()
+        && let Err(error) = guardian.dismiss().await
+    {
+        tracing::debug!(error = %chain(&error), "the guardian was quicker");
+    }
+    let finished = driver.finish(|record| match taken {
+        Ok(packed) => succeed(record, &packed),
+        Err(error) => {
+            record.state = State::Failed;
+            record.error = chain(&error).to_string();
+        }
+    });
+    if let Err(error) = finished.await {
+        tracing::error!(error = %chain(&error), "failed to close an operation");
+    }
+}
+
+fn succeed(record: &mut Record, packed: &Packed) {
+    record.state = State::Done;
+    record.digest = Some(packed.index.digest.clone());
+    let Sizes { transferred_bytes, .. } = record.sizes;
+    record.sizes = Sizes {
+        dump_bytes: packed.sizes.dump_bytes,
+        page_bytes: packed.sizes.page_bytes,
+        transferred_bytes,
+    };
+}
+
+struct Taking<'a> {
+    app: &'a Arc<App>,
+    driver: &'a Driver,
+    source: &'a Source,
+    order: &'a Order,
+    /// Where the dump lies, with all that belongs to it.
+    directory: PathBuf,
+    guardian: Option<Guardian>,
+    /// Ends what runs on threads of its own.
+    stop: Arc<AtomicBool>,
+}
+
+/// What was captured while the source was paused.
+struct Captured {
+    rootfs: PathBuf,
+    volumes: Vec<VolumeCapture>,
+}
+
+impl Taking<'_> {
+    /// Does everything, unless the agent ends or the guardian has had enough.
+    async fn guarded(&mut self, cancel: CancellationToken) -> Result<Packed, CheckpointError> {
+        self.driver.step("preflight");
+        let location = &self.order.location;
+        let connect = ConnectOptions { plain_http: self.order.plain_http };
+        let store = Store::open(location, &connect).await?;
+        self.driver.will_make(Made::Directory(self.directory.clone())).await?;
+        let directory = self.directory.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            stage::make(&directory.join("images"))?;
+            stage::make(&directory.join("work"))
+        });
+        made.await
+            .map_err(io::Error::other)
+            .and_then(|made| made)
+            .map_err(CheckpointError::Stage)?;
+        let charge = Charge {
+            containerd: self.app.config.containerd.clone(),
+            namespace: self.order.namespace.clone(),
+            container: self.order.container.clone(),
+            pid: self.source.paused.pid,
+            deadline: self.order.deadline,
+        };
+        let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await?;
+        let expired = guardian.expired();
+        self.guardian = Some(guardian);
+        tokio::select! {
+            taken = self.steps(&store) => taken,
+            () = expired => Err(GuardianError::Expired.into()),
+            () = cancel.cancelled() => Err(CheckpointError::ShuttingDown),
+        }
+    }
+
+    async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
+        self.driver.step("dump");
+        let pid = self.source.paused.pid;
+        self.driver.will_make(Made::Paused { pid }).await?;
+        self.source.namespace.pause(&self.order.container).await?;
+        let (captured, summary) = self.capture().await?;
+        if self.order.after == After::LeaveRunning {
+            self.driver.step("resume");
+            self.let_go().await?;
+        }
+        let packed = self.publish(store, captured, &summary).await?;
+        if self.order.after == After::Stop {
+            self.driver.step("stop");
+            self.end_source().await?;
+        }
+        Ok(packed)
+    }
+
+    /// Dumps the processes and captures what belongs to them. They are frozen all the while.
+    async fn capture(&self) -> Result<(Captured, Summary), CheckpointError> {
+        let (images, work) = (self.directory.join("images"), self.directory.join("work"));
+        let container = &self.order.container;
+        let dumped = self.source.namespace.dump(container, &images, &work).await;
+        if let Err(source) = dumped {
+            let log = work.join("dump.log");
+            let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
+            return Err(CheckpointError::Dump { log: log.unwrap_or_default(), source });
+        }
+        self.driver.step("capture");
+        let rootfs = self.directory.join("rootfs.tar");
+        self.tar(&self.source.upper, Tree::Upper, &rootfs).await?;
+        let mut volumes = Vec::new();
+        if let Some(shared) = self.source.spec.shared_memory() {
+            let tar = self.directory.join("shm.tar");
+            self.tar(shared, Tree::Whole, &tar).await?;
+            volumes.push(VolumeCapture { destination: "/dev/shm".to_owned(), tar });
+        }
+        let summary = gate::inspect(&images).await?;
+        Ok((Captured { rootfs, volumes }, summary))
+    }
+
+    async fn tar(&self, from: &Path, tree: Tree, to: &Path) -> Result<(), CheckpointError> {
+        let (from, to, stop) = (from.to_owned(), to.to_owned(), Arc::clone(&self.stop));
+        let captured =
+            tokio::task::spawn_blocking(move || capture(&from, tree, &to, &stop).map(drop)).await;
+        captured.map_err(|_ended| CheckpointError::CaptureInterrupted)??;
+        Ok(())
+    }
+
+    /// Lets the source run and sends the guardian away.
+    async fn let_go(&mut self) -> Result<(), CheckpointError> {
+        self.source.paused.revive(Instant::now() + DUMP_PATIENCE).await?;
+        self.running().await?;
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss().await?;
+        }
+        Ok(())
+    }
+
+    /// Notes that nobody has to bring the source back any more.
+    async fn running(&self) -> Result<(), OperationsError> {
+        self.driver
+            .update(|record| record.made.retain(|made| !matches!(made, Made::Paused { .. })))
+            .await
+    }
+
+    /// Packs, pushes, signs and, last of all, tags.
+    async fn publish(
+        &mut self,
+        store: &Store,
+        captured: Captured,
+        summary: &Summary,
+    ) -> Result<Packed, CheckpointError> {
+        let image = facts::image(self.source, self.order).await?;
+        let config = facts::of(self.app, self.source, self.order, summary, image.as_ref()).await;
+        let request = PackRequest {
+            dump: self.directory.join("images"),
+            config,
+            image,
+            rootfs_diff: Some(captured.rootfs),
+            volumes: captured.volumes,
+            runnable: self.order.runnable,
+            subject: self.order.subject,
+            scratch: Some(self.directory.clone()),
+        };
+        let packed = pack(request, store, &self.driver.progress).await?;
+        let digest = packed.index.digest.clone();
+        self.driver.update(|record| record.digest = Some(digest)).await?;
+        if let Naming::Signed(key, _) = &self.order.naming {
+            self.driver.step("sign");
+            sign(store, &packed.index, &key.key).await?;
+        }
+        // A source that is to be stopped must not come back between the tag and its end.
+        if let Some(guardian) = &mut self.guardian {
+            guardian.extend(STOP_LIMIT).await?;
+        }
+        if let Naming::Signed(_, tag) | Naming::Unsigned(tag) = &self.order.naming {
+            self.driver.step("tag");
+            store.tag(&packed.index, tag).await?;
+        }
+        Ok(packed)
+    }
+
+    /// Kills the source. It is frozen, so nothing of it runs between the dump and its end.
+    async fn end_source(&mut self) -> Result<(), CheckpointError> {
+        let (namespace, container) = (&self.source.namespace, &self.order.container);
+        namespace.kill(container).await?;
+        let revived = self.source.paused.revive(Instant::now() + DUMP_PATIENCE).await?;
+        if revived != Revived::Gone {
+            namespace.wait(container, END_LIMIT).await?;
+        }
+        self.running().await?;
+        if let Some(guardian) = self.guardian.take() {
+            guardian.dismiss().await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+//! What the agent is told: flags, environment, and a TOML file for what is a list.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fs_err as fs;
+use kybernate_packager::agent_api::AGENT_SOCKET;
+use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
+
+mod reader;
+
+use self::reader::Reader;
+use crate::trust::{Glob, Rule};
+
+/// Read when no file is named; it need not exist.
+const DEFAULT_FILE: &str = "/etc/kybernate/agent.toml";
+
+/// Longest pause that can be asked for. Longer than any dump, short enough that a forgotten
+/// container comes back the same day.
+pub(crate) const PAUSE_DEADLINE_MAX: Duration = Duration::from_hours(1);
+
+const PAUSE_DEADLINE: Duration = Duration::from_mins(1);
+
+/// How the agent is started.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE", env = "KYBERNATE_AGENT_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Unix socket to serve on.
+    #[arg(long, value_name = "PATH", env = "KYBERNATE_AGENT_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// containerd's socket.
+    #[arg(long, value_name = "ADDR", env = "KYBERNATE_AGENT_CONTAINERD")]
+    pub containerd: Option<PathBuf>,
+    /// Directory for everything the agent keeps.
+    #[arg(long, value_name = "DIR", env = "KYBERNATE_AGENT_ROOT")]
+    pub root: Option<PathBuf>,
+    /// Name of this node.
+    #[arg(long, value_name = "NAME", env = "KYBERNATE_AGENT_NODE")]
+    pub node: Option<String>,
+}
+
+/// A configuration that can work.
+#[derive(Debug)]
+pub struct Config {
+    /// Name of this node.
+    pub node: String,
+    /// Name of the cluster, written into checkpoints.
+    pub cluster: Option<String>,
+    /// Directory for everything the agent keeps.
+    pub root: PathBuf,
+    /// Unix socket to serve on.
+    pub socket: PathBuf,
+    /// containerd's socket.
+    pub containerd: PathBuf,
+    /// Where dumps are staged.
+    pub staging: StagingConfig,
+    /// Keys to sign with.
+    pub sign_keys: Vec<NamedKey>,
+    /// Whose checkpoints are restored, from where to where.
+    pub trust: Vec<Rule>,
+    /// Whether a request may bring the keys it trusts.
+    pub allow_request_keys: bool,
+    /// Whether a request may ask to restore what nobody signed.
+    pub allow_unsigned: bool,
+    /// Whether restored processes must have a seccomp filter.
+    pub require_seccomp: bool,
+    /// How long a source is paused at most, unless the request says otherwise.
+    pub pause_deadline: Duration,
+}
+
+/// Where dumps are staged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StagingConfig {
+    /// A directory on a tmpfs, used while a dump fits there.
+    pub tmpfs: PathBuf,
+    /// Share of the available memory that a dump may take there.
+    pub memory_share: f64,
+}
+
+/// A key the agent signs with.
+#[derive(Clone)]
+pub struct NamedKey {
+    /// What requests call it.
+    pub name: String,
+    /// The key.
+    pub key: Arc<SigningKey>,
+}
+
+/// One thing that is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("failed to read the configuration")]
+    Read(#[source] io::Error),
+    /// The file is no TOML.
+    #[error("failed to parse {0:?}")]
+    Parse(PathBuf, #[source] toml::de::Error),
+    /// There is no such setting.
+    #[error("{0} is not a setting")]
+    Unknown(String),
+    /// A setting that must be there is not.
+    #[error("{0} is missing")]
+    Missing(String),
+    /// A setting is of another type.
+    #[error("{0} must be {1}, not {2}")]
+    Mistyped(String, &'static str, &'static str),
+    /// A path is relative.
+    #[error("{0} must be an absolute path, not {1:?}")]
+    RelativePath(String, PathBuf),
+    /// A value is out of bounds.
+    #[error("{0} must be {1}, not {2:?}")]
+    Bounds(String, &'static str, String),
+    /// A name is given twice.
+    #[error("{0} is given twice: {1:?}")]
+    Twice(String, String),
+    /// A key cannot be used.
+    #[error("{0} cannot be used")]
+    Key(String, #[source] KeyError),
+}
+
+impl ServeArgs {
+    /// Reads the file and checks everything; returns all that is wrong at once.
+    pub fn validate(self) -> Result<Config, Vec<ConfigError>> {
+        let table = self.read().map_err(|error| vec![error])?;
+        let mut wrong = Vec::new();
+        let config = self.merge(table, &mut wrong);
+        if wrong.is_empty() { Ok(config) } else { Err(wrong) }
+    }
+
+    fn read(&self) -> Result<toml::Table, ConfigError> {
+        let path = self.config.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if self.config.is_none() && error.kind() == io::ErrorKind::NotFound => {
+                String::new()
+            }
+            Err(error) => return Err(ConfigError::Read(error)),
+        };
+        text.parse().map_err(|error| ConfigError::Parse(path.to_owned(), error))
+    }
+
+    fn merge(self, table: toml::Table, wrong: &mut Vec<ConfigError>) -> Config {
+        let mut file = Reader::new(table, "", wrong);
+        let node = self.node.or_else(|| file.text("node"));
+        let config = Config {
+            node: node.unwrap_or_else(host_name),
+            cluster: file.text("cluster"),
+            root: path(&mut file, "root", self.root, "/var/lib/kybernate"),
+            socket: path(&mut file, "socket", self.socket, AGENT_SOCKET),
+            containerd: path(
+                &mut file,
+                "containerd",
+                self.containerd,
+                "/run/containerd/containerd.sock",
+            ),
+            staging: staging(&mut file),
+            sign_keys: file.each("sign_keys", sign_key).into_iter().flatten().collect(),
+            trust: file.each("trust", rule).into_iter().flatten().collect(),
+            allow_request_keys: file.flag("allow_request_keys").unwrap_or(false),
+            allow_unsigned: file.flag("allow_unsigned").unwrap_or(false),
+            require_seccomp: file.flag("require_seccomp").unwrap_or(false),
+            pause_deadline: pause_deadline(&mut file),
+        };
+        for (position, key) in config.sign_keys.iter().enumerate() {
+            if config.sign_keys.iter().take(position).any(|other| other.name == key.name) {
+                file.wrong(ConfigError::Twice("sign_keys.name".to_owned(), key.name.clone()));
+            }
+        }
+        file.finish();
+        config
+    }
+}
+
+impl Config {
+    /// Returns the directory of one operation's state.
+    pub(crate) fn operations(&self) -> PathBuf {
+        self.root.join("operations")
+    }
+
+    /// Returns the staging directory on disk.
+    pub(crate) fn disk_stage(&self) -> PathBuf {
+        self.root.join("stage")
+    }
+
+    /// Returns the agent's own options for CRIU, which every restored container names.
+    pub(crate) fn criu_config(&self) -> PathBuf {
+        self.root.join("criu.conf")
+    }
+
+    /// Finds a key to sign with.
+    pub(crate) fn sign_key(&self, name: &str) -> Option<&NamedKey> {
+        self.sign_keys.iter().find(|key| key.name == name)
+    }
+}
+
+impl std::fmt::Debug for NamedKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "NamedKey({:?})", self.name)
+    }
+}
+
+fn path(file: &mut Reader<'_>, key: &str, flag: Option<PathBuf>, default: &str) -> PathBuf {
+    let written = file.text(key).map(PathBuf::from);
+    let path = flag.or(written).unwrap_or_else(|| default.into());
+    if !path.is_absolute() {
+        let place = file.place(key);
+        file.wrong(ConfigError::RelativePath(place, path.clone()));
+    }
+    path
+}
+
+fn staging(file: &mut Reader<'_>) -> StagingConfig {
+    const DEFAULT_SHARE: f64 = 0.5;
+    let mut table = file.table("staging");
+    let tmpfs = path(&mut table, "tmpfs", None, "/run/kybernate/stage");
+    let memory_share = table.number("memory_share").unwrap_or(DEFAULT_SHARE);
+    if !(0.0..=1.0).contains(&memory_share) {
+        let place = table.place("memory_share");
+        let written = memory_share.to_string();
+        table.wrong(ConfigError::Bounds(place, "between 0 and 1", written));
+    }
+    table.finish();
+    StagingConfig { tmpfs, memory_share }
+}
+
+fn sign_key(table: &mut Reader<'_>) -> Option<NamedKey> {
+    let name = table.required("name");
+    let file = table.required("file");
+    let password_file = table.text("password_file");
+    if file.is_empty() {
+        return None;
+    }
+    let password = || {
+        let Some(path) = password_file else { return Ok(None) };
+        let text = fs::read_to_string(path)?;
+        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    };
+    match SigningKey::from_file(Path::new(&file), password) {
+        Ok(key) => Some(NamedKey { name, key: Arc::new(key) }),
+        Err(error) => {
+            let place = table.place("file");
+            table.wrong(ConfigError::Key(place, error));
+            None
+        }
+    }
+}
+
+fn rule(table: &mut Reader<'_>) -> Option<Rule> {
+    let file = table.required("key");
+    let repository = table.required("repository");
+    let source_namespace = table.text("source_namespace").unwrap_or_else(|| "*".to_owned());
+    let target_namespace = table.text("target_namespace");
+    if file.is_empty() {
+        return None;
+    }
+    match PublicKey::from_file(Path::new(&file)) {
+        Ok(key) => Some(Rule {
+            key,
+            repository: Glob::new(&repository),
+            source_namespace: Glob::new(&source_namespace),
+            target_namespace: target_namespace.as_deref().map(Glob::new),
+        }),
+        Err(error) => {
+            let place = table.place("key");
+            table.wrong(ConfigError::Key(place, error));
+            None
+        }
+    }
+}
+
+fn pause_deadline(file: &mut Reader<'_>) -> Duration {
+    let Some(text) = file.text("pause_deadline") else { return PAUSE_DEADLINE };
+    match humantime::parse_duration(&text) {
+        Ok(time) if (Duration::from_secs(1)..=PAUSE_DEADLINE_MAX).contains(&time) => time,
+        Ok(_) | Err(_) => {
+            let place = file.place("pause_deadline");
+            file.wrong(ConfigError::Bounds(place, "a time like \"60s\", from 1s to 1h", text));
+            PAUSE_DEADLINE
+        }
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Would the restored processes be more than the new container may be? A pure comparison.
+
+use std::collections::BTreeSet;
+
+use super::Summary;
+use super::summary::{MountFact, ThreadIdentity};
+
+/// What the new container may be.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Expected {
+    /// Its bounding set.
+    pub(crate) capabilities: BTreeSet<String>,
+    /// Whether `no_new_privs` must be set.
+    pub(crate) no_new_privileges: bool,
+    /// Whether a seccomp filter is required.
+    pub(crate) seccomp: bool,
+    /// The security module of this node: 0 none, 1 SELinux, 2 `AppArmor`.
+    pub(crate) lsm: i32,
+    /// Where something from this node is mounted.
+    pub(crate) external_mounts: BTreeSet<String>,
+    /// Paths that something must hide, as far as this kernel has them.
+    pub(crate) masked: BTreeSet<String>,
+    /// Paths that must be read-only, as far as this kernel has them.
+    pub(crate) read_only: BTreeSet<String>,
+    /// Namespaces of this node that the container joins.
+    pub(crate) host_namespaces: BTreeSet<String>,
+}
+
+/// File system types by CRIU's numbers (`images/mnt.proto`).
+mod kind {
+    pub(super) const PROC: i32 = 1;
+    pub(super) const SYSFS: i32 = 2;
+    pub(super) const TMPFS: i32 = 5;
+    pub(super) const DEVPTS: i32 = 6;
+    pub(super) const CGROUP: i32 = 12;
+    pub(super) const MQUEUE: i32 = 14;
+    pub(super) const CGROUP2: i32 = 23;
+}
+
+/// Kinds of open files that stay inside the container (`images/fdinfo.proto`): regular files, pipes,
+/// FIFOs, sockets, event, signal and timer descriptors, terminals, memfds, pidfds. Not among them:
+/// namespaces, tunnels, fanotify marks, eBPF maps, and what a plugin or the outside would provide.
+const FILE_KINDS: &[i32] = &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 17, 18, 20];
+
+/// Images that would reach beyond the container, by how their names begin.
+const FORBIDDEN: &[&str] =
+    &["apparmor", "autofs-", "binfmt-misc", "bpfmap-", "creds-", "tunfile", "userns-", "amdgpu"];
+
+/// Returns every reason why the dump must not be restored; none when it may.
+pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
+    let mut reasons = BTreeSet::new();
+    for identity in &summary.identities {
+        judge_identity(identity, expected, &mut reasons);
+    }
+    judge_modules(summary, expected, &mut reasons);
+    judge_namespaces(summary, expected, &mut reasons);
+    judge_mounts(&summary.mounts, expected, &mut reasons);
+    for kind in summary.file_kinds.iter().filter(|kind| !FILE_KINDS.contains(kind)) {
+        reasons.insert(format!("it has open files of kind {kind}, which reach beyond a container"));
+    }
+    for file in &summary.external_files {
+        reasons.insert(format!("its open file {file:?} is outside of the container"));
+    }
+    for name in &summary.names {
+        if FORBIDDEN.iter().any(|prefix| name.starts_with(prefix)) {
+            reasons.insert(format!("it has {name:?}, which would change more than a container"));
+        }
+    }
+    reasons.into_iter().collect()
+}
+
+fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    let more: Vec<&str> =
+        identity.capabilities.difference(&expected.capabilities).map(String::as_str).collect();
+    if !more.is_empty() {
+        reasons.insert(format!(
+            "its processes have {}, which the new container has not \
+             (allow.capabilities, --allow-capability)",
+            more.join(", ")
+        ));
+    }
+    if expected.no_new_privileges && !identity.no_new_privileges {
+        reasons.insert(
+            "its processes may gain privileges, which the new container may not \
+             (allow.new_privileges, --allow-new-privileges)"
+                .to_owned(),
+        );
+    }
+    if expected.seccomp && !identity.seccomp {
+        reasons.insert(
+            "its processes have no seccomp filter, which this node requires \
+             (allow.no_seccomp, --allow-no-seccomp)"
+                .to_owned(),
+        );
+    }
+    if let Some(profile) = &identity.lsm_profile
+        && profile != "unconfined"
+    {
+        reasons.insert(format!(
+            "its processes have the security profile {profile:?}, which the new container has not"
+        ));
+    }
+}
+
+fn judge_modules(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    if summary.lsm != 0 && summary.lsm != expected.lsm {
+        reasons.insert("it was dumped under a security module that this node has not".to_owned());
+    }
+    for plugin in &summary.plugins {
+        reasons.insert(format!("it needs CRIU's plugin {plugin:?}"));
+    }
+}
+
+fn judge_namespaces(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    // CRIU makes a new namespace where the dump had one of its own, and none where it had not.
+    for name in &summary.host_namespaces {
+        if name != "user" && !expected.host_namespaces.contains(name) {
+            reasons.insert(format!(
+                "its processes were in the host's {name} namespace \
+                 (allow.host_namespaces, --allow-host-namespace)"
+            ));
+        }
+    }
+    for name in &expected.host_namespaces {
+        if !summary.host_namespaces.contains(name) {
+            reasons.insert(format!("its processes had a {name} namespace of their own"));
+        }
+    }
+    if !summary.host_namespaces.contains("user") {
+        reasons.insert("its processes are in a user namespace".to_owned());
+    }
+    if summary.nested_namespaces || summary.mount_namespaces != 1 {
+        reasons.insert("some of its processes are in namespaces of their own".to_owned());
+    }
+}
+
+fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSet<String>) {
+    let mut places = BTreeSet::new();
+    for mount in mounts {
+        if !mount.mount_point.starts_with('/') || mount.mount_point.contains("/..") {
+            reasons.insert(format!("{:?} is no place for a mount", mount.mount_point));
+        }
+        if !places.insert(&*mount.mount_point) {
+            let place = &mount.mount_point;
+            reasons.insert(format!("two mounts are stacked on {place:?}, and one hides the other"));
+        }
+        if !stands_on_its_parent(mount, mounts) {
+            reasons.insert(format!("the mount on {:?} is hidden", mount.mount_point));
+        }
+        if let Some(reason) = judge_mount(mount, expected) {
+            reasons.insert(reason);
+        }
+    }
+    if !places.contains("/") {
+        reasons.insert("it has no root file system".to_owned());
+    }
+    for path in expected.masked.iter().filter(|path| !places.contains(&***path)) {
+        reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
+    }
+    let locked: BTreeSet<&str> =
+        mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.mount_point).collect();
+    for path in expected.read_only.iter().filter(|path| !locked.contains(&***path)) {
+        reasons.insert(format!("{path:?} is writable, which it is not in new containers"));
+    }
+}
+
+/// Whether a mount is where its path says: on the mount that has the longest part of its path.
+fn stands_on_its_parent(mount: &MountFact, mounts: &[MountFact]) -> bool {
+    if mount.mount_point == "/" {
+        return true;
+    }
+    let above = mounts.iter().filter(|other| {
+        other.id != mount.id
+            && (other.mount_point == "/"
+                || mount
+                    .mount_point
+                    .strip_prefix(&*other.mount_point)
+                    .is_some_and(|rest| rest.starts_with('/')))
+    });
+    above
+        .max_by_key(|other| other.mount_point.len())
+        .is_some_and(|parent| parent.id == mount.parent)
+}
+
+fn judge_mount(mount: &MountFact, expected: &Expected) -> Option<String> {
+    let place = &*mount.mount_point;
+    if mount.with_plugin {
+        return Some(format!("the mount on {place:?} needs a plugin"));
+    }
+    // The new container's own root file system comes here, whatever the old one was.
+    if place == "/" {
+        return None;
+    }
+    if let Some(key) = &mount.external {
+        let hides = key == "/dev/null" && !place.starts_with("/dev/");
+        let known = expected.external_mounts.contains(&**key)
+            || (key.is_empty() && expected.external_mounts.contains(place));
+        return (!hides && !known).then(|| {
+            format!(
+                "it wants something from the node on {place:?} \
+                 (allow.mounts, --allow-mount SOURCE:{place})"
+            )
+        });
+    }
+    let within = |top: &str| {
+        place == top && mount.root == "/"
+            || mount.read_only && place.strip_prefix(top) == Some(&*mount.root)
+    };
+    let fits = match mount.kind {
+        kind::PROC => within("/proc"),
+        kind::SYSFS => mount.read_only && within("/sys"),
+        kind::TMPFS | kind::DEVPTS | kind::MQUEUE => true,
+        kind::CGROUP | kind::CGROUP2 => mount.read_only && place.starts_with("/sys/fs/cgroup"),
+        _ => false,
+    };
+    (!fits).then(|| {
+        let kind = mount.kind;
+        format!("the mount on {place:?} (kind {kind}) is none that new containers have")
+    })
+}

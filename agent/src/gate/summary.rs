@@ -1,0 +1,389 @@
+//! What the images say, decoded. Runs in the process without privileges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+use kybernate_packager::criu::{ImageError, ImageReader, Magic, Process, process_id};
+use kybernate_spec::checkpoint::Identity;
+use serde::{Deserialize, Serialize};
+
+use super::images::{
+    CORE, Core, Credentials, FILES, File, IDS, Ids, Inventory, MOUNTS, Mount, SECCOMP, Seccomp,
+    ThreadCore,
+};
+use crate::capability;
+
+/// More of anything than this is no container: the summary stays small whatever the images hold.
+const ENTRIES_MAX: usize = 1 << 16;
+
+/// States of a process that will never run again; it needs no credentials.
+const DEAD: u32 = 2;
+const ZOMBIE: u32 = 6;
+
+/// What the images say about identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) processes: u32,
+    pub(crate) threads: u32,
+    /// 0 none, 1 SELinux, 2 `AppArmor`.
+    pub(crate) lsm: i32,
+    pub(crate) plugins: Vec<String>,
+    /// The different identities of the threads.
+    pub(crate) identities: BTreeSet<ThreadIdentity>,
+    /// Namespaces the processes share with the host the dump was taken on.
+    pub(crate) host_namespaces: BTreeSet<String>,
+    /// Whether some process is in other namespaces than the first.
+    pub(crate) nested_namespaces: bool,
+    pub(crate) mounts: Vec<MountFact>,
+    /// How many mount namespaces there are.
+    pub(crate) mount_namespaces: u32,
+    /// Kinds of open files, by CRIU's numbers.
+    pub(crate) file_kinds: BTreeSet<i32>,
+    /// Open files that someone outside must provide.
+    pub(crate) external_files: BTreeSet<String>,
+    /// Names of all files of the dump.
+    pub(crate) names: BTreeSet<String>,
+}
+
+/// Who a thread is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct ThreadIdentity {
+    pub(crate) uids: BTreeSet<u32>,
+    pub(crate) gids: BTreeSet<u32>,
+    /// All it could use or get back, the bounding set included.
+    pub(crate) capabilities: BTreeSet<String>,
+    pub(crate) no_new_privileges: bool,
+    pub(crate) seccomp: bool,
+    pub(crate) lsm_profile: Option<String>,
+}
+
+/// A mount of the dumped container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MountFact {
+    pub(crate) id: u32,
+    pub(crate) parent: u32,
+    /// CRIU's number of the file system type.
+    pub(crate) kind: i32,
+    pub(crate) root: String,
+    pub(crate) mount_point: String,
+    pub(crate) read_only: bool,
+    /// By which name it comes from outside; empty when it does not.
+    pub(crate) external: Option<String>,
+    pub(crate) with_plugin: bool,
+}
+
+/// Why images cannot be judged. Such a dump is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SummaryError {
+    #[error("failed to decode {0:?}")]
+    Image(String, #[source] ImageError),
+    #[error("{0:?} is missing")]
+    Missing(String),
+    #[error("{0}")]
+    Contradiction(String),
+    #[error("there are too many {0}")]
+    TooMany(&'static str),
+}
+
+/// Takes images one by one and sums them up.
+#[derive(Debug, Default)]
+pub(crate) struct Builder {
+    summary: Summary,
+    tree: Vec<Process>,
+    inventory: Option<Inventory>,
+    cores: BTreeMap<u32, Core>,
+    ids: BTreeMap<u32, Ids>,
+    filters: Option<Vec<bool>>,
+}
+
+/// Images of which there is one for each process or mount namespace.
+const NUMBERED: &[&str] = &["core", "ids", "mountpoints"];
+
+/// Whether the gate wants to see the content of this file.
+pub(crate) fn is_judged(name: &str) -> bool {
+    matches!(name, "inventory.img" | "pstree.img" | "files.img" | "seccomp.img")
+        || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
+}
+
+/// Returns the number in a name as CRIU writes it: `core-1.img`, but not `core-01.img`, which would
+/// be judged in place of the file that CRIU reads.
+fn numbered(name: &str, prefix: &str) -> Option<u32> {
+    process_id(name, prefix).filter(|number| name == format!("{prefix}-{number}.img"))
+}
+
+impl Builder {
+    /// Takes the name of a file.
+    pub(crate) fn name(&mut self, name: &str) -> Result<(), SummaryError> {
+        let prefix = NUMBERED
+            .iter()
+            .find(|prefix| name.strip_prefix(**prefix).is_some_and(|rest| rest.starts_with('-')));
+        if prefix.is_some_and(|prefix| numbered(name, prefix).is_none()) {
+            return contradiction(format!("{name:?} is no name that CRIU gives a file"));
+        }
+        self.summary.names.insert(name.to_owned());
+        bounded(self.summary.names.len(), "files")
+    }
+
+    /// Takes a file that [`is_judged`].
+    pub(crate) fn image(&mut self, name: &str, content: impl Read) -> Result<(), SummaryError> {
+        self.decode(name, content).map_err(|error| match error {
+            Failure::Image(error) => SummaryError::Image(name.to_owned(), error),
+            Failure::Other(error) => error,
+        })
+    }
+
+    /// Puts everything together.
+    pub(crate) fn finish(mut self) -> Result<Summary, SummaryError> {
+        let missing = |name: &str| SummaryError::Missing(name.to_owned());
+        let inventory = self.inventory.take().ok_or_else(|| missing("inventory.img"))?;
+        if !(1..=2).contains(&inventory.img_version) {
+            let version = inventory.img_version;
+            return contradiction(format!("images of version {version} are not known"));
+        }
+        self.summary.lsm = inventory.lsm.unwrap_or(0);
+        self.summary.plugins = inventory.plugins.unwrap_or_default().names;
+        let host = inventory.root_ids.ok_or_else(|| {
+            SummaryError::Contradiction("the inventory names no namespaces".to_owned())
+        })?;
+        let tree = std::mem::take(&mut self.tree);
+        if tree.is_empty() {
+            return Err(missing("pstree.img"));
+        }
+        self.count(&tree)?;
+        self.identities(&tree)?;
+        self.namespaces(&tree, host)?;
+        Ok(self.summary)
+    }
+
+    fn decode(&mut self, name: &str, content: impl Read) -> Result<(), Failure> {
+        if let Some(pid) = numbered(name, "core") {
+            let core = one(content, CORE)?;
+            self.cores.insert(pid, core);
+            bounded(self.cores.len(), "threads")?;
+        } else if let Some(pid) = numbered(name, "ids") {
+            self.ids.insert(pid, one(content, IDS)?);
+        } else if numbered(name, "mountpoints").is_some() {
+            self.summary.mount_namespaces += 1;
+            self.mounts(content)?;
+        } else {
+            match name {
+                "inventory.img" => self.inventory = Some(one(content, Magic::INVENTORY)?),
+                "pstree.img" => {
+                    each(content, Magic::PSTREE, |process: Process| {
+                        self.tree.push(process);
+                        bounded(self.tree.len(), "processes")
+                    })?;
+                }
+                "files.img" => self.files(content)?,
+                "seccomp.img" => {
+                    let seccomp: Seccomp = one(content, SECCOMP)?;
+                    let known = |filter: &super::images::SeccompFilter| !filter.program.is_empty();
+                    self.filters = Some(seccomp.filters.iter().map(known).collect());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn mounts(&mut self, content: impl Read) -> Result<(), Failure> {
+        let mounts = &mut self.summary.mounts;
+        each(content, MOUNTS, |mount: Mount| {
+            let is_external = mount.external == Some(true) || mount.external_key.is_some();
+            let path = mount.mount_point.strip_prefix('.').unwrap_or(&mount.mount_point);
+            mounts.push(MountFact {
+                id: mount.id,
+                parent: mount.parent,
+                kind: mount.kind,
+                mount_point: path.to_owned(),
+                root: mount.root,
+                read_only: (mount.flags | mount.super_flags.unwrap_or(0)) & 1 != 0,
+                external: is_external.then(|| mount.external_key.unwrap_or_default()),
+                with_plugin: mount.with_plugin == Some(true),
+            });
+            bounded(mounts.len(), "mounts")
+        })
+    }
+
+    fn files(&mut self, content: impl Read) -> Result<(), Failure> {
+        let summary = &mut self.summary;
+        each(content, FILES, |file: File| {
+            summary.file_kinds.insert(file.kind);
+            bounded(summary.file_kinds.len(), "kinds of files")?;
+            if let Some(regular) = file.regular.filter(|file| file.external == Some(true)) {
+                summary.external_files.insert(regular.name);
+            }
+            bounded(summary.external_files.len(), "external files")
+        })
+    }
+
+    /// The process tree and the cores must name the same threads: CRIU would restore the one and
+    /// not look at the other.
+    fn count(&mut self, tree: &[Process]) -> Result<(), SummaryError> {
+        let mut threads = BTreeSet::new();
+        let leaders: BTreeSet<u32> = tree.iter().map(|process| process.pid).collect();
+        for process in tree {
+            threads.insert(process.pid);
+            threads.extend(&process.threads);
+            bounded(threads.len(), "threads")?;
+        }
+        if leaders.len() != tree.len() {
+            return contradiction("a process is listed twice in the process tree".to_owned());
+        }
+        if let Some(stray) = self.cores.keys().find(|pid| !threads.contains(pid)) {
+            return contradiction(format!("process {stray} has a core but is not in the tree"));
+        }
+        if let Some(lost) = threads.iter().find(|pid| !self.cores.contains_key(pid)) {
+            return Err(SummaryError::Missing(format!("core-{lost}.img")));
+        }
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        self.summary.processes = count(leaders.len());
+        self.summary.threads = count(threads.len());
+        Ok(())
+    }
+
+    fn identities(&mut self, tree: &[Process]) -> Result<(), SummaryError> {
+        for process in tree {
+            let leader = self.cores.get(&process.pid).and_then(|core| core.process.clone());
+            let leader = leader.unwrap_or_default();
+            for tid in process.threads.iter().chain([&process.pid]) {
+                let thread = self.cores.get(tid).and_then(|core| core.thread.clone());
+                let thread = thread.unwrap_or_default();
+                if let Some(credentials) = &thread.credentials {
+                    let identity = self.identity(*tid, credentials, &thread, &leader)?;
+                    self.summary.identities.insert(identity);
+                    bounded(self.summary.identities.len(), "identities")?;
+                } else if leader.state != DEAD && leader.state != ZOMBIE {
+                    return contradiction(format!("thread {tid} has no credentials"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn identity(
+        &self,
+        tid: u32,
+        credentials: &Credentials,
+        thread: &ThreadCore,
+        leader: &super::images::ProcessCore,
+    ) -> Result<ThreadIdentity, SummaryError> {
+        let of = credentials;
+        let mode = thread.seccomp_mode.or(leader.old_seccomp_mode).unwrap_or(0);
+        if mode == 2 {
+            let number = thread.seccomp_filter.unwrap_or(0);
+            let filter = usize::try_from(number).ok().and_then(|n| self.filters.as_ref()?.get(n));
+            if filter != Some(&true) {
+                return contradiction(format!(
+                    "thread {tid} names seccomp filter {number}, which is not there"
+                ));
+            }
+        }
+        let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
+        let profile = of.lsm_profile.clone().or_else(|| of.lsm_socket.clone());
+        Ok(ThreadIdentity {
+            uids: [of.uid, of.euid, of.suid, of.fsuid].into(),
+            gids: [of.gid, of.egid, of.sgid, of.fsgid]
+                .into_iter()
+                .chain(of.groups.clone())
+                .collect(),
+            capabilities: sets.into_iter().flat_map(|set| capability::names(set)).collect(),
+            no_new_privileges: of.no_new_privs == Some(1),
+            seccomp: mode != 0,
+            lsm_profile: profile.filter(|profile| !profile.is_empty()),
+        })
+    }
+
+    /// Finds the namespaces shared with the host of the dump: CRIU makes no new one for those.
+    fn namespaces(&mut self, tree: &[Process], host: Ids) -> Result<(), SummaryError> {
+        let mut first = None;
+        for process in tree {
+            let core = self.cores.get(&process.pid);
+            let state = core.and_then(|core| core.process.as_ref()).map_or(0, |core| core.state);
+            if state == DEAD || state == ZOMBIE {
+                continue;
+            }
+            // Both places must agree: CRIU reads the separate file.
+            let (there, inside) = (self.ids.get(&process.pid), core.and_then(|core| core.ids));
+            if there.is_some() && inside.is_some() && there != inside.as_ref() {
+                return contradiction(format!("process {} is in two places at once", process.pid));
+            }
+            let Some(ids) = there.copied().or(inside) else {
+                return Err(SummaryError::Missing(format!("ids-{}.img", process.pid)));
+            };
+            let first = first.get_or_insert(ids);
+            let places = |ids: &Ids| [ids.pid, ids.network, ids.ipc, ids.uts, ids.mount, ids.user];
+            self.summary.nested_namespaces |= places(first) != places(&ids);
+            let names = ["pid", "network", "ipc", "uts", "mount", "user"];
+            for ((name, ours), theirs) in names.iter().zip(places(&ids)).zip(places(&host)) {
+                // Without a number there is nothing new to be made.
+                if ours.is_none() || ours == theirs {
+                    self.summary.host_namespaces.insert((*name).to_owned());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Summary {
+    /// Returns who the processes are, for the facts of a checkpoint.
+    pub(crate) fn identity(&self) -> Identity {
+        let all = &self.identities;
+        Identity {
+            uids: all.iter().flat_map(|one| one.uids.clone()).collect(),
+            gids: all.iter().flat_map(|one| one.gids.clone()).collect(),
+            capabilities: all.iter().flat_map(|one| one.capabilities.clone()).collect(),
+            no_new_privileges: all.iter().all(|one| one.no_new_privileges),
+            seccomp: all.iter().all(|one| one.seccomp),
+        }
+    }
+}
+
+enum Failure {
+    Image(ImageError),
+    Other(SummaryError),
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        Self::Image(error)
+    }
+}
+
+impl From<SummaryError> for Failure {
+    fn from(error: SummaryError) -> Self {
+        Self::Other(error)
+    }
+}
+
+/// Reads the only record of an image.
+fn one<M: prost::Message + Default>(content: impl Read, magic: Magic) -> Result<M, Failure> {
+    let mut reader = ImageReader::new(content, magic)?;
+    let first = reader.next_message()?;
+    let second = reader.next_message::<M>()?;
+    match (first, second) {
+        (Some(message), None) => Ok(message),
+        _ => Err(SummaryError::Contradiction("an image must have one record".to_owned()).into()),
+    }
+}
+
+fn each<M: prost::Message + Default>(
+    content: impl Read,
+    magic: Magic,
+    mut take: impl FnMut(M) -> Result<(), SummaryError>,
+) -> Result<(), Failure> {
+    let mut reader = ImageReader::new(content, magic)?;
+    while let Some(message) = reader.next_message()? {
+        take(message)?;
+    }
+    Ok(())
+}
+
+const fn bounded(number: usize, what: &'static str) -> Result<(), SummaryError> {
+    if number > ENTRIES_MAX { Err(SummaryError::TooMany(what)) } else { Ok(()) }
+}
+
+const fn contradiction<T>(text: String) -> Result<T, SummaryError> {
+    Err(SummaryError::Contradiction(text))
+}

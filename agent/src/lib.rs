@@ -1,0 +1,29 @@
+//! The node agent: takes and restores checkpoints through containerd.
+//!
+//! Reading order: [`config`] is what the agent is told, [`app`] what its parts share; [`api`] serves
+//! the requests, [`operations`] keeps what became of them. [`checkpoint`] and [`restore`] do the
+//! work, [`guardian`] brings a paused source back when the agent cannot, [`gate`] reads CRIU's
+//! images before CRIU does, [`undo`] takes away what a failure leaves. [`runtime`] is containerd.
+
+pub mod api;
+pub mod app;
+mod capability;
+mod cgroup;
+mod checkpoint;
+pub mod config;
+mod container;
+mod criu_log;
+pub mod gate;
+pub mod guardian;
+mod node;
+pub mod operations;
+mod patience;
+mod process;
+mod restore;
+mod revive;
+pub mod runtime;
+pub mod serve;
+mod stage;
+pub mod tasks;
+pub mod trust;
+mod undo;

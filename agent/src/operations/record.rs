@@ -1,0 +1,183 @@
+//! What is known about one operation: told to clients, and kept on disk for a restarted agent.
+
+use std::path::PathBuf;
+
+use kybernate_packager::agent_api as api;
+use kybernate_packager::progress::Snapshot;
+use kybernate_spec::Digest;
+use serde::{Deserialize, Serialize};
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) id: String,
+    pub(crate) kind: Kind,
+    pub(crate) state: State,
+    pub(crate) container: String,
+    pub(crate) namespace: String,
+    pub(crate) reference: String,
+    #[serde(default)]
+    pub(crate) digest: Option<Digest>,
+    #[serde(default)]
+    pub(crate) error: String,
+    #[serde(default)]
+    pub(crate) refused_by: Option<RefusedBy>,
+    pub(crate) started_at: jiff::Timestamp,
+    #[serde(default)]
+    pub(crate) finished_at: Option<jiff::Timestamp>,
+    #[serde(default)]
+    pub(crate) restored_pid: u32,
+    #[serde(default)]
+    pub(crate) sizes: Sizes,
+    #[serde(default)]
+    pub(crate) times: Vec<StepTime>,
+    /// What has to be undone should the agent die now, in the order it was made.
+    #[serde(default)]
+    pub(crate) made: Vec<Made>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    Checkpoint,
+    Restore,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    Running,
+    Done,
+    Failed,
+    Refused,
+}
+
+/// Which rule refused an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RefusedBy {
+    /// It is not signed by a key that counts here.
+    Signature,
+    /// Its bytes are not what they should be.
+    Integrity,
+    /// This node cannot run it.
+    Compatibility,
+    /// Its processes would be more than the new container may be.
+    Identity,
+    /// A rule of this node's configuration, or of what a request may ask for.
+    Policy,
+}
+
+/// Something an operation made and has to take away again when it fails.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Made {
+    /// A directory with its content.
+    Directory(PathBuf),
+    /// The source is paused.
+    Paused { pid: u32 },
+    /// The directory with a container's captured mounts.
+    Volume(PathBuf),
+    /// A lease of containerd.
+    Lease(String),
+    /// An image of containerd.
+    Image(String),
+    /// A writable snapshot.
+    Snapshot { snapshotter: String, key: String },
+    /// A container, by its id.
+    Container(String),
+    /// Its task.
+    Task {
+        container: String,
+        /// The cgroup it was made in.
+        cgroup: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sizes {
+    pub(crate) dump_bytes: u64,
+    pub(crate) page_bytes: u64,
+    #[serde(default)]
+    pub(crate) transferred_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StepTime {
+    pub(crate) step: String,
+    pub(crate) microseconds: u64,
+}
+
+impl RefusedBy {
+    /// Returns the word of the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Signature => "signature",
+            Self::Integrity => "integrity",
+            Self::Compatibility => "compatibility",
+            Self::Identity => "identity",
+            Self::Policy => "policy",
+        }
+    }
+}
+
+impl Record {
+    /// Whether nothing will change any more.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.state != State::Running
+    }
+
+    /// Returns what clients are told.
+    pub(crate) fn to_api(&self, progress: &Snapshot) -> api::Operation {
+        let (kind, restored) = match self.kind {
+            Kind::Checkpoint => (api::OperationKind::Checkpoint, ""),
+            Kind::Restore if self.restored_pid == 0 => (api::OperationKind::Restore, ""),
+            Kind::Restore => (api::OperationKind::Restore, &*self.container),
+        };
+        let state = match self.state {
+            State::Running => api::OperationState::Running,
+            State::Done => api::OperationState::Done,
+            State::Failed => api::OperationState::Failed,
+            State::Refused => api::OperationState::Refused,
+        };
+        let times = if self.is_finished() { self.times.clone() } else { step_times(progress) };
+        api::Operation {
+            id: self.id.clone(),
+            kind: kind.into(),
+            state: state.into(),
+            container: self.container.clone(),
+            containerd_namespace: self.namespace.clone(),
+            reference: self.reference.clone(),
+            step: progress.step.to_owned(),
+            progress: Some(api::Progress {
+                bytes_done: progress.done,
+                bytes_total: progress.total,
+            }),
+            digest: self.digest.as_ref().map(ToString::to_string).unwrap_or_default(),
+            error: self.error.clone(),
+            refused_by: self.refused_by.map(RefusedBy::name).unwrap_or_default().to_owned(),
+            started_at: self.started_at.to_string(),
+            finished_at: self.finished_at.as_ref().map(ToString::to_string).unwrap_or_default(),
+            restored_container: restored.to_owned(),
+            restored_pid: self.restored_pid,
+            times: times
+                .into_iter()
+                .map(|time| api::StepTime { step: time.step, microseconds: time.microseconds })
+                .collect(),
+            sizes: Some(api::Sizes {
+                dump_bytes: self.sizes.dump_bytes,
+                page_bytes: self.sizes.page_bytes,
+                transferred_bytes: self.sizes.transferred_bytes.max(progress.transferred),
+            }),
+        }
+    }
+}
+
+/// Returns the times of the finished steps.
+pub(crate) fn step_times(progress: &Snapshot) -> Vec<StepTime> {
+    let time = |(step, time): &(&'static str, std::time::Duration)| StepTime {
+        step: (*step).to_owned(),
+        microseconds: u64::try_from(time.as_micros()).unwrap_or(u64::MAX),
+    };
+    progress.times.iter().map(time).collect()
+}

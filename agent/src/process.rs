@@ -1,0 +1,77 @@
+//! What /proc tells about the processes of a container.
+
+use std::io;
+
+use fs_err as fs;
+
+/// Returns about how many bytes a dump of these processes will have: their private and shared
+/// memory, swapped out or not. Mapped files are not dumped; memory shared between the processes
+/// is counted more than once, so this errs on the large side.
+pub(crate) fn memory_bytes(pids: &[u32]) -> u64 {
+    pids.iter().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok()).fold(
+        0,
+        |sum, status| {
+            ["RssAnon:", "RssShmem:", "VmSwap:"]
+                .iter()
+                .filter_map(|key| kibibytes(&status, key))
+                .fold(sum, u64::saturating_add)
+        },
+    )
+}
+
+/// Returns how much memory can be had without swapping.
+pub(crate) fn memory_available() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    kibibytes(&text, "MemAvailable:").ok_or_else(|| io::Error::other("no MemAvailable in meminfo"))
+}
+
+/// Returns the process that traces `pid` or one of its threads: CRIU, while it dumps.
+pub(crate) fn tracer(pid: u32) -> Option<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    threads.filter_map(Result::ok).find_map(|thread| {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let tracer = field(&status, "TracerPid:")?.parse().ok()?;
+        (tracer != 0).then_some(tracer)
+    })
+}
+
+/// Kills one process, if it is there.
+pub(crate) fn kill(pid: u32) -> io::Result<()> {
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return Ok(());
+    };
+    match rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn kibibytes(text: &str, key: &str) -> Option<u64> {
+    let number: u64 = field(text, key)?.split_whitespace().next()?.parse().ok()?;
+    number.checked_mul(1024)
+}
+
+/// Returns what stands after `key` at the beginning of a line.
+pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_kibibytes() {
+        let status = "Name:\tcat\nVmRSS:\t  99 kB\nRssAnon:\t     128 kB\nTracerPid:\t17\n";
+        assert_eq!(kibibytes(status, "RssAnon:"), Some(128 << 10));
+        assert_eq!(field(status, "TracerPid:"), Some("17"));
+        assert_eq!(kibibytes(status, "RssShmem:"), None);
+    }
+
+    #[test]
+    fn this_process_has_memory_and_no_tracer() {
+        assert!(memory_bytes(&[std::process::id()]) > 0);
+        assert!(memory_available().unwrap() > 0);
+        assert_eq!(tracer(std::process::id()), None);
+    }
+}

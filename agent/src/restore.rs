@@ -1,0 +1,155 @@
+//! Restores a checkpoint into a new container: what is asked for, and the rules that may refuse it.
+//!
+//! [`steps`] has the order of things; [`rules`] decides by facts and policy, [`spec`] builds the
+//! new container's runtime specification, [`image`] gives containerd its root file system,
+//! [`launch`] makes and starts it.
+
+use std::str::FromStr as _;
+
+use kybernate_packager::agent_api as api;
+use kybernate_packager::key::PublicKey;
+use kybernate_spec::Location;
+
+mod image;
+mod launch;
+mod rules;
+mod spec;
+mod steps;
+mod user;
+mod volume;
+
+pub(crate) use self::steps::run;
+pub(crate) use self::volume::sweep;
+use crate::app::Rejection;
+use crate::capability;
+use crate::checkpoint::namespace_or_default;
+use crate::operations::{Kind, Subject};
+
+/// Label of a restored container: the digest of its checkpoint.
+pub(crate) const CHECKPOINT_LABEL: &str = "io.kybernate.checkpoint";
+
+/// containerd's bound for ids.
+const NAME_BYTES_MAX: usize = 76;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    location: Location,
+    pub(crate) namespace: String,
+    /// Name of the new container; the source's when absent.
+    pub(crate) container: Option<String>,
+    allow: Allowances,
+    plain_http: bool,
+    unsigned: bool,
+    keys: Vec<PublicKey>,
+}
+
+/// What the new container may have beyond the defaults.
+#[derive(Clone, Debug, Default)]
+struct Allowances {
+    mounts: Vec<AllowedMount>,
+    devices: Vec<String>,
+    capabilities: Vec<String>,
+    host_namespaces: Vec<String>,
+    no_seccomp: bool,
+    new_privileges: bool,
+    unknown_facts: bool,
+}
+
+/// Something of this node in the new container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct AllowedMount {
+    source: String,
+    destination: String,
+    read_only: bool,
+}
+
+impl Order {
+    /// Understands a request.
+    pub(crate) fn parse(request: api::RestoreRequest) -> Result<Self, Rejection> {
+        let location = Location::from_str(&request.reference)?;
+        let mut keys = Vec::new();
+        for pem in &request.public_keys {
+            let key = PublicKey::from_pem(pem.as_bytes());
+            keys.push(
+                key.map_err(|error| Rejection::Invalid(kybernate_spec::chain(&error).to_string()))?,
+            );
+        }
+        let container = Some(request.name).filter(|name| !name.is_empty());
+        if let Some(name) = &container
+            && !is_name(name)
+        {
+            return Err(Rejection::Invalid(format!("{name:?} is no name for a container")));
+        }
+        Ok(Self {
+            location,
+            namespace: namespace_or_default(request.containerd_namespace),
+            container,
+            allow: Allowances::parse(request.allow.unwrap_or_default())?,
+            plain_http: request.plain_http,
+            unsigned: request.insecure_no_signature,
+            keys,
+        })
+    }
+
+    /// Returns what the operation is about.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            kind: Kind::Restore,
+            container: self.container.clone().unwrap_or_default(),
+            namespace: self.namespace.clone(),
+            reference: self.location.to_string(),
+        }
+    }
+}
+
+impl Allowances {
+    fn parse(allow: api::Allowances) -> Result<Self, Rejection> {
+        let invalid = |text: String| Err(Rejection::Invalid(text));
+        let mut mounts = Vec::new();
+        for mount in allow.mounts {
+            let api::Mount { source, destination, read_only } = mount;
+            for path in [&source, &destination] {
+                if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
+                    return invalid(format!("{path:?} is no absolute path to mount"));
+                }
+            }
+            mounts.push(AllowedMount { source, destination, read_only });
+        }
+        for device in &allow.devices {
+            if !device.starts_with("/dev/") || device.split('/').any(|part| part == "..") {
+                return invalid(format!("{device:?} is no device in /dev"));
+            }
+        }
+        for name in &allow.capabilities {
+            if !capability::is_known(name) {
+                return invalid(format!("{name:?} is no capability, as CAP_SYS_PTRACE is one"));
+            }
+        }
+        for name in &allow.host_namespaces {
+            if !["network", "pid", "ipc", "uts"].contains(&&**name) {
+                return invalid(format!("{name:?} is no namespace: network, pid, ipc or uts"));
+            }
+        }
+        Ok(Self {
+            mounts,
+            devices: allow.devices,
+            capabilities: allow.capabilities,
+            host_namespaces: allow.host_namespaces,
+            no_seccomp: allow.no_seccomp,
+            new_privileges: allow.new_privileges,
+            unknown_facts: allow.unknown_facts,
+        })
+    }
+}
+
+/// Whether containerd accepts a container of this name.
+fn is_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,354 @@
+//! The runnable image of a checkpoint becomes a root file system of containerd's.
+//!
+//! The layers come through the packager's client and go into containerd's content store under a
+//! lease; then they are unpacked one on the other. What containerd has already is left as it is
+//! (`spec/decisions/0002`).
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use futures::TryStreamExt as _;
+use futures::future::BoxFuture;
+use futures::stream::{self, StreamExt as _};
+use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
+use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
+use serde::Deserialize;
+
+use super::CHECKPOINT_LABEL;
+use crate::node;
+use crate::operations::{Driver, Made, OperationsError};
+use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
+
+/// The snapshotter root file systems are made with.
+pub(super) const SNAPSHOTTER: &str = "overlayfs";
+
+/// What an image says about how it is run.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub(super) struct ImageConfig {
+    pub(super) user: String,
+    pub(super) env: Option<Vec<String>>,
+    pub(super) entrypoint: Option<Vec<String>>,
+    pub(super) cmd: Option<Vec<String>>,
+    pub(super) working_dir: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ConfigDocument {
+    architecture: String,
+    os: String,
+    #[serde(default)]
+    config: Option<ImageConfig>,
+    rootfs: Rootfs,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rootfs {
+    diff_ids: Vec<Digest>,
+}
+
+/// An image that containerd has and has unpacked.
+#[derive(Clone, Debug)]
+pub(super) struct RuntimeImage {
+    pub(super) name: String,
+    /// Name of the snapshot with all layers.
+    pub(super) chain: Option<Digest>,
+    pub(super) config: ImageConfig,
+}
+
+/// Why an image is not there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ImageError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Write(#[from] WriteContentError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error("failed to parse the runnable image's {0}")]
+    Malformed(&'static str, #[source] serde_json::Error),
+    #[error("the runnable image contradicts itself: {0}")]
+    Contradiction(String),
+}
+
+impl ImageError {
+    /// Whether the content is to blame, and not the way to it.
+    pub(super) const fn is_integrity(&self) -> bool {
+        use kybernate_packager::store::StoreErrorKind;
+        match self {
+            Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
+            Self::Write(error) => error.is_integrity(),
+            Self::Malformed(..) | Self::Contradiction(_) => true,
+            Self::Runtime(_) | Self::Operations(_) => false,
+        }
+    }
+}
+
+impl ImageConfig {
+    /// Returns the command line.
+    pub(super) fn arguments(&self) -> Vec<String> {
+        let parts = self.entrypoint.iter().flatten().chain(self.cmd.iter().flatten());
+        let arguments: Vec<String> = parts.cloned().collect();
+        // A runtime wants one, and a restored container never runs it.
+        if arguments.is_empty() { vec!["/".to_owned()] } else { arguments }
+    }
+
+    /// Returns the environment.
+    pub(super) fn environment(&self) -> Vec<String> {
+        const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let mut environment = self.env.clone().unwrap_or_default();
+        if !environment.iter().any(|entry| entry.starts_with("PATH=")) {
+            environment.push(PATH.to_owned());
+        }
+        environment
+    }
+}
+
+/// What is to be made of which image.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) store: &'a Store,
+    /// The runnable image's manifest.
+    pub(super) runnable: &'a Descriptor,
+    /// `host[:port]/name` of its repository.
+    pub(super) repository: &'a str,
+    /// The checkpoint it belongs to.
+    pub(super) checkpoint: &'a Digest,
+}
+
+/// Makes sure that containerd has the image, unpacked. `leased` must hold a lease.
+pub(super) async fn ensure(
+    wanted: &Wanted<'_>,
+    leased: &Namespace,
+    driver: &Driver,
+) -> Result<RuntimeImage, ImageError> {
+    let store = wanted.store;
+    let stored = store.manifest(&wanted.runnable.digest).await?;
+    let manifest: Manifest = serde_json::from_slice(&stored.content)
+        .map_err(|error| ImageError::Malformed("manifest", error))?;
+    let config_bytes = read_config(store, &manifest.config).await?;
+    let config: ConfigDocument = serde_json::from_slice(&config_bytes)
+        .map_err(|error| ImageError::Malformed("config", error))?;
+    check(&config, &manifest)?;
+    driver.progress.expect(manifest.layers.iter().map(|layer| layer.size).sum());
+    let chains = chains(&config.rootfs.diff_ids);
+    let mut parent = None;
+    for ((layer, diff_id), chain) in
+        manifest.layers.iter().zip(&config.rootfs.diff_ids).zip(&chains)
+    {
+        leased.write_blob(layer, &Counted { store, driver }).await?;
+        if !leased.has_snapshot(SNAPSHOTTER, &chain.to_string()).await? {
+            let step = Step { layer, diff_id, parent, chain };
+            unpack(&step, leased, driver).await?;
+        }
+        parent = Some(chain);
+    }
+    let chain = parent.cloned();
+    leased.write_blob(&manifest.config, &Held(config_bytes)).await?;
+    leased.write_blob(&stored.descriptor, &Held(stored.content.clone())).await?;
+    let name = format!("{}@{}", wanted.repository, stored.descriptor.digest);
+    label(&manifest, &stored.descriptor, chain.as_ref(), leased).await?;
+    register(&name, &stored.descriptor, wanted.checkpoint, leased, driver).await?;
+    Ok(RuntimeImage { name, chain, config: config.config.unwrap_or_default() })
+}
+
+async fn read_config(store: &Store, config: &Descriptor) -> Result<Bytes, ImageError> {
+    if config.size > MANIFEST_BYTES_MAX {
+        return Err(ImageError::Contradiction("its config has more than 4 MiB".to_owned()));
+    }
+    let parts: Vec<Bytes> = store.blob(config).await?.try_collect().await?;
+    Ok(parts.concat().into())
+}
+
+fn check(config: &ConfigDocument, manifest: &Manifest) -> Result<(), ImageError> {
+    let contradiction = |text: String| Err(ImageError::Contradiction(text));
+    if config.os != "linux" || config.architecture != node::architecture() {
+        return contradiction(format!("it is for {}/{}", config.os, config.architecture));
+    }
+    let (layers, ids) = (manifest.layers.len(), config.rootfs.diff_ids.len());
+    if layers != ids {
+        return contradiction(format!("it has {layers} layers, but its config names {ids}"));
+    }
+    let strange = manifest.layers.iter().find(|layer| !is_layer(&layer.media_type));
+    match strange {
+        Some(layer) => contradiction(format!("{:?} is no kind of layer", layer.media_type)),
+        None => Ok(()),
+    }
+}
+
+fn is_layer(media_type: &str) -> bool {
+    matches!(
+        media_type,
+        media_type::OCI_LAYER_TAR | media_type::OCI_LAYER_GZIP | media_type::OCI_LAYER_ZSTD
+    ) || media_type.starts_with("application/vnd.docker.image.rootfs.diff.tar")
+}
+
+/// Returns the name of the snapshot with the first layer, the first two, and so on (image
+/// specification, "Layer `ChainID`").
+fn chains(diff_ids: &[Digest]) -> Vec<Digest> {
+    let mut chains: Vec<Digest> = Vec::new();
+    for diff_id in diff_ids {
+        let chain = match chains.last() {
+            None => diff_id.clone(),
+            Some(parent) => Digest::of(format!("{parent} {diff_id}").as_bytes()),
+        };
+        chains.push(chain);
+    }
+    chains
+}
+
+struct Step<'a> {
+    layer: &'a Descriptor,
+    diff_id: &'a Digest,
+    parent: Option<&'a Digest>,
+    chain: &'a Digest,
+}
+
+async fn unpack(step: &Step<'_>, leased: &Namespace, driver: &Driver) -> Result<(), ImageError> {
+    let key = format!("kybernate-{}-{}", driver.id(), step.chain);
+    let made = Made::Snapshot { snapshotter: SNAPSHOTTER.to_owned(), key: key.clone() };
+    driver.will_make(made).await?;
+    let mounts = leased.prepare(SNAPSHOTTER, &key, step.parent).await?;
+    leased.apply(step.layer, mounts, step.diff_id).await?;
+    match leased.commit(SNAPSHOTTER, &key, step.chain).await {
+        // Somebody else unpacked the same layers meanwhile.
+        Err(error) if error.already_exists() => {
+            leased.remove_snapshot(SNAPSHOTTER, &key).await?;
+            Ok(())
+        }
+        done => Ok(done?),
+    }
+}
+
+/// Tells containerd's garbage collector what the image is made of.
+async fn label(
+    manifest: &Manifest,
+    descriptor: &Descriptor,
+    chain: Option<&Digest>,
+    leased: &Namespace,
+) -> Result<(), RuntimeError> {
+    let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
+        (format!("containerd.io/gc.ref.content.l.{number}"), layer.digest.to_string())
+    });
+    let config =
+        ("containerd.io/gc.ref.content.config".to_owned(), manifest.config.digest.to_string());
+    leased.label_content(&descriptor.digest, layers.chain([config]).collect()).await?;
+    if let Some(chain) = chain {
+        let key = format!("containerd.io/gc.ref.snapshot.{SNAPSHOTTER}");
+        let labels = HashMap::from([(key, chain.to_string())]);
+        leased.label_content(&manifest.config.digest, labels).await?;
+    }
+    Ok(())
+}
+
+async fn register(
+    name: &str,
+    target: &Descriptor,
+    checkpoint: &Digest,
+    leased: &Namespace,
+    driver: &Driver,
+) -> Result<(), ImageError> {
+    match leased.image(name).await {
+        Ok(_) => return Ok(()),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error.into()),
+    }
+    driver.will_make(Made::Image(name.to_owned())).await?;
+    let image = Image {
+        name: name.to_owned(),
+        target: target.bare(),
+        labels: HashMap::from([(CHECKPOINT_LABEL.to_owned(), checkpoint.to_string())]),
+    };
+    leased.create_image(&image).await?;
+    Ok(())
+}
+
+/// Reads from a store and counts what comes.
+struct Counted<'a> {
+    store: &'a Store,
+    driver: &'a Driver,
+}
+
+impl std::fmt::Debug for Counted<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Counted")
+    }
+}
+
+impl BlobSource for Counted<'_> {
+    fn open<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        Box::pin(async move {
+            let progress = self.driver.progress.clone();
+            let stream = self.store.blob(descriptor).await?;
+            Ok(stream
+                .inspect_ok(move |bytes| {
+                    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                    progress.advance(length);
+                    progress.transfer(length);
+                })
+                .boxed())
+        })
+    }
+}
+
+/// A small document that was read already.
+#[derive(Debug)]
+struct Held(Bytes);
+
+impl BlobSource for Held {
+    fn open<'a>(&'a self, _: &'a Descriptor) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        let content = self.0.clone();
+        Box::pin(async move { Ok(stream::iter([Ok(content)]).boxed()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_named_by_all_layers_below() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let found = chains(&[a.clone(), b.clone()]);
+        assert_eq!(found, [a.clone(), Digest::of(format!("{a} {b}").as_bytes())]);
+        assert!(chains(&[]).is_empty());
+    }
+
+    #[test]
+    fn an_image_for_elsewhere_or_with_too_few_layers_is_refused() {
+        let config = |architecture: &str, layers: usize| ConfigDocument {
+            architecture: architecture.to_owned(),
+            os: "linux".to_owned(),
+            config: None,
+            rootfs: Rootfs { diff_ids: vec![Digest::of(b"a"); layers] },
+        };
+        let manifest = Manifest {
+            schema_version: 2,
+            media_type: None,
+            artifact_type: None,
+            config: Descriptor::of(media_type::OCI_CONFIG, b"{}"),
+            layers: vec![Descriptor::of(media_type::OCI_LAYER_ZSTD, b"")],
+            subject: None,
+            annotations: kybernate_spec::Annotations::new(),
+        };
+        check(&config(node::architecture(), 1), &manifest).unwrap();
+        check(&config(node::architecture(), 2), &manifest).unwrap_err();
+        check(&config("pdp11", 1), &manifest).unwrap_err();
+    }
+
+    #[test]
+    fn the_command_line_is_entrypoint_and_command() {
+        let config: ImageConfig = serde_json::from_str(
+            r#"{"Entrypoint":["/app"],"Cmd":["-x"],"Env":["A=1"],"User":"7","Labels":{}}"#,
+        )
+        .unwrap();
+        assert_eq!(config.arguments(), ["/app", "-x"]);
+        assert_eq!(config.environment().len(), 2);
+        assert_eq!(ImageConfig::default().arguments(), ["/"]);
+    }
+}

@@ -1,0 +1,124 @@
+//! Makes the container and has containerd restore it.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use containerd_client::services::v1::Container;
+use containerd_client::services::v1::container::Runtime;
+use kybernate_spec::Digest;
+use serde_json::Value;
+
+use super::CHECKPOINT_LABEL;
+use super::image::{RuntimeImage, SNAPSHOTTER};
+use super::user::UserError;
+use crate::criu_log;
+use crate::operations::{Driver, Made, OperationsError};
+use crate::runtime::{Mount, Namespace, RuntimeError, RuntimeErrorKind, SPEC_TYPE};
+
+/// The runtime restored containers get: containerd's own.
+const RUNTIME: &str = "io.containerd.runc.v2";
+
+/// How long a restored process is watched: one that cannot live dies at once.
+const WATCH: Duration = Duration::from_millis(250);
+
+/// CRIU can hang for ever on a short file. Restoring reads the memory once; this is enough for
+/// hundreds of GiB.
+const RESTORE_LIMIT: Duration = Duration::from_mins(30);
+
+/// Why a container was not restored.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaunchError {
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error(transparent)]
+    User(#[from] UserError),
+    #[error("failed to look at the allowed devices")]
+    Devices(#[source] io::Error),
+    #[error("the restore failed; CRIU says: {log}")]
+    Restore {
+        log: String,
+        #[source]
+        source: RuntimeError,
+    },
+    #[error("the restore took longer than {} minutes", RESTORE_LIMIT.as_secs() / 60)]
+    Hung,
+    #[error("the restored process ended at once with status {0}")]
+    Ended(u32),
+}
+
+/// What is to be made.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    pub(super) namespace: &'a Namespace,
+    pub(super) container: &'a str,
+    pub(super) image: &'a RuntimeImage,
+    pub(super) checkpoint: &'a Digest,
+    /// CRIU's images.
+    pub(super) images: &'a Path,
+    /// Where CRIU writes its log.
+    pub(super) work: PathBuf,
+}
+
+impl Plan<'_> {
+    /// Prepares the root file system.
+    pub(super) async fn rootfs(&self, driver: &Driver) -> Result<Vec<Mount>, LaunchError> {
+        let (snapshotter, key) = (SNAPSHOTTER.to_owned(), self.container.to_owned());
+        driver.will_make(Made::Snapshot { snapshotter, key }).await?;
+        let parent = self.image.chain.as_ref();
+        Ok(self.namespace.prepare(SNAPSHOTTER, self.container, parent).await?)
+    }
+
+    /// Creates the container's record.
+    pub(super) async fn create(&self, spec: &Value, driver: &Driver) -> Result<(), LaunchError> {
+        driver.will_make(Made::Container(self.container.to_owned())).await?;
+        let spec = prost_types::Any {
+            type_url: SPEC_TYPE.to_owned(),
+            value: spec.to_string().into_bytes(),
+        };
+        let container = Container {
+            id: self.container.to_owned(),
+            labels: HashMap::from([(CHECKPOINT_LABEL.to_owned(), self.checkpoint.to_string())]),
+            image: self.image.name.clone(),
+            runtime: Some(Runtime { name: RUNTIME.to_owned(), options: None }),
+            spec: Some(spec),
+            snapshotter: SNAPSHOTTER.to_owned(),
+            snapshot_key: self.container.to_owned(),
+            ..Container::default()
+        };
+        Ok(self.namespace.create_container(container).await?)
+    }
+
+    /// Restores the processes and makes sure that they live. Returns the first one's id.
+    pub(super) async fn start(
+        &self,
+        rootfs: Vec<Mount>,
+        cgroup: &str,
+        driver: &Driver,
+    ) -> Result<u32, LaunchError> {
+        let (container, cgroup) = (self.container.to_owned(), cgroup.to_owned());
+        driver.will_make(Made::Task { container, cgroup }).await?;
+        let (namespace, id) = (self.namespace, self.container);
+        namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
+        let started = tokio::time::timeout(RESTORE_LIMIT, namespace.start(id)).await;
+        let pid = match started {
+            Ok(Ok(pid)) => pid,
+            Ok(Err(source)) => {
+                let log = self.work.join("restore.log");
+                let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
+                return Err(LaunchError::Restore { log: log.unwrap_or_default(), source });
+            }
+            Err(_elapsed) => return Err(LaunchError::Hung),
+        };
+        match namespace.wait(id, WATCH).await {
+            // It had nothing left to do.
+            Ok(0) => Ok(pid),
+            Ok(status) => Err(LaunchError::Ended(status)),
+            Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. }) => Ok(pid),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

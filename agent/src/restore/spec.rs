@@ -1,0 +1,325 @@
+//! The runtime specification of a restored container.
+//!
+//! Built from three things only: containerd's defaults, the image's config, and what the request
+//! allows. Nothing here comes from what the checkpoint says about its source.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+
+use fs_err as fs;
+use serde_json::{Value, json};
+
+use super::image::ImageConfig;
+use super::user::User;
+use super::{Allowances, AllowedMount};
+use crate::capability;
+use crate::config::Config;
+use crate::gate::Expected;
+
+/// Version of the runtime specification that every runc of this decade reads.
+const OCI_VERSION: &str = "1.0.2";
+
+/// What containerd hides from containers.
+const MASKED: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+    "/proc/scsi",
+];
+
+/// What containers may look at but not change.
+const READ_ONLY: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Devices every container may use: type, major, minor (any, when absent).
+const DEVICES: &[(u32, Option<u32>)] = &[
+    (1, Some(3)),
+    (1, Some(5)),
+    (1, Some(7)),
+    (1, Some(8)),
+    (1, Some(9)),
+    (5, Some(0)),
+    (5, Some(1)),
+    (5, Some(2)),
+    (136, None),
+];
+
+/// A device of this node that the request allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Device {
+    path: String,
+    /// `c` or `b`.
+    kind: &'static str,
+    major: u32,
+    minor: u32,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+/// What a specification is built from.
+#[derive(Debug)]
+pub(super) struct Ingredients<'a> {
+    pub(super) image: &'a ImageConfig,
+    pub(super) user: &'a User,
+    pub(super) allow: &'a Allowances,
+    pub(super) devices: &'a [Device],
+    /// Mounts that the agent itself provides.
+    pub(super) volumes: &'a [AllowedMount],
+    pub(super) cgroup: &'a str,
+    /// The agent's own options for CRIU.
+    pub(super) criu_config: &'a Path,
+}
+
+/// Builds the specification.
+pub(super) fn build(from: &Ingredients<'_>) -> Value {
+    let capabilities: Vec<String> = bounding(from.allow).into_iter().collect();
+    let user = from.user;
+    let cwd = Some(&*from.image.working_dir).filter(|cwd| cwd.starts_with('/')).unwrap_or("/");
+    let namespaces = ["pid", "ipc", "uts", "mount", "network"]
+        .iter()
+        .filter(|name| !from.allow.host_namespaces.iter().any(|host| host == *name))
+        .map(|name| json!({ "type": name }));
+    json!({
+        "ociVersion": OCI_VERSION,
+        "process": {
+            "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
+            "args": from.image.arguments(),
+            "env": from.image.environment(),
+            "cwd": cwd,
+            "capabilities": {
+                "bounding": capabilities,
+                "effective": capabilities,
+                "permitted": capabilities,
+            },
+            "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 }],
+            "noNewPrivileges": !from.allow.new_privileges,
+        },
+        "root": { "path": "rootfs" },
+        "mounts": mounts(from),
+        "annotations": { "org.criu.config": from.criu_config },
+        "linux": {
+            "resources": { "devices": device_rules(from.devices), "cpu": { "shares": 1024 } },
+            "cgroupsPath": from.cgroup,
+            "namespaces": namespaces.collect::<Vec<_>>(),
+            "devices": from.devices.iter().map(Device::node).collect::<Vec<_>>(),
+            "maskedPaths": MASKED,
+            "readonlyPaths": READ_ONLY,
+        },
+    })
+}
+
+/// Returns what restored processes may be at most, in the words of the gate.
+pub(super) fn expected(
+    allow: &Allowances,
+    volumes: &[&str],
+    config: &Config,
+    lsm: &str,
+) -> Expected {
+    let here = |paths: &[&str]| -> BTreeSet<String> {
+        paths.iter().filter(|path| Path::new(path).exists()).map(ToString::to_string).collect()
+    };
+    let mounted = allow.mounts.iter().map(|mount| &*mount.destination).chain(volumes.to_vec());
+    let mut read_only = here(READ_ONLY);
+    read_only.insert("/sys".to_owned());
+    read_only.extend(
+        allow.mounts.iter().filter(|mount| mount.read_only).map(|mount| mount.destination.clone()),
+    );
+    Expected {
+        capabilities: bounding(allow),
+        no_new_privileges: !allow.new_privileges,
+        seccomp: config.require_seccomp && !allow.no_seccomp,
+        lsm: match lsm {
+            "selinux" => 1,
+            "apparmor" => 2,
+            _ => 0,
+        },
+        external_mounts: mounted.map(str::to_owned).collect(),
+        masked: here(MASKED),
+        read_only,
+        host_namespaces: allow.host_namespaces.iter().cloned().collect(),
+    }
+}
+
+/// Looks at the devices a request names.
+pub(super) fn devices(paths: &[String]) -> io::Result<Vec<Device>> {
+    let look = |path: &String| {
+        let found = fs::metadata(path)?;
+        let kind = match found.file_type() {
+            kind if kind.is_char_device() => "c",
+            kind if kind.is_block_device() => "b",
+            _ => return Err(io::Error::other(format!("{path:?} is no device"))),
+        };
+        Ok(Device {
+            path: path.clone(),
+            kind,
+            major: rustix::fs::major(found.rdev()),
+            minor: rustix::fs::minor(found.rdev()),
+            mode: found.mode() & 0o777,
+            uid: found.uid(),
+            gid: found.gid(),
+        })
+    };
+    paths.iter().map(look).collect()
+}
+
+impl Device {
+    fn node(&self) -> Value {
+        json!({
+            "path": self.path, "type": self.kind, "major": self.major, "minor": self.minor,
+            "fileMode": self.mode, "uid": self.uid, "gid": self.gid,
+        })
+    }
+}
+
+fn bounding(allow: &Allowances) -> BTreeSet<String> {
+    let defaults = capability::DEFAULT.iter().map(ToString::to_string);
+    defaults.chain(allow.capabilities.clone()).collect()
+}
+
+fn device_rules(devices: &[Device]) -> Vec<Value> {
+    let mut rules = vec![json!({ "allow": false, "access": "rwm" })];
+    for (major, minor) in DEVICES {
+        let mut rule = json!({ "allow": true, "type": "c", "major": major, "access": "rwm" });
+        if let (Some(minor), Some(fields)) = (minor, rule.as_object_mut()) {
+            fields.insert("minor".to_owned(), json!(minor));
+        }
+        rules.push(rule);
+    }
+    rules.extend(devices.iter().map(|device| {
+        json!({
+            "allow": true, "type": device.kind, "major": device.major, "minor": device.minor,
+            "access": "rwm",
+        })
+    }));
+    rules
+}
+
+fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
+    let own = [
+        ("/proc", "proc", "proc", "nosuid,noexec,nodev"),
+        ("/dev", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
+        ("/dev/pts", "devpts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
+        ("/dev/shm", "tmpfs", "shm", "nosuid,noexec,nodev,mode=1777,size=65536k"),
+        ("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev"),
+        ("/sys", "sysfs", "sysfs", "nosuid,noexec,nodev,ro"),
+        ("/run", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
+    ];
+    let bound: Vec<&AllowedMount> = from.volumes.iter().chain(&from.allow.mounts).collect();
+    let taken = |place: &str| bound.iter().any(|mount| mount.destination == place);
+    let own = own.into_iter().filter(|(place, ..)| !taken(place)).map(
+        |(place, kind, source, options)| {
+            json!({
+                "destination": place, "type": kind, "source": source,
+                "options": options.split(',').collect::<Vec<_>>(),
+            })
+        },
+    );
+    let bound = bound.iter().map(|mount| {
+        json!({
+            "destination": mount.destination, "type": "bind", "source": mount.source,
+            "options": ["rbind", "rprivate", if mount.read_only { "ro" } else { "rw" }],
+        })
+    });
+    own.chain(bound).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(allow: &Allowances, devices: &[Device]) -> Value {
+        let image = ImageConfig {
+            entrypoint: Some(vec!["/app".to_owned()]),
+            cmd: Some(vec!["-v".to_owned()]),
+            ..ImageConfig::default()
+        };
+        let user = User { uid: 7, gid: 8, groups: vec![8] };
+        build(&Ingredients {
+            image: &image,
+            user: &user,
+            allow,
+            devices,
+            volumes: &[],
+            cgroup: "/default/web",
+            criu_config: Path::new("/var/lib/kybernate/criu.conf"),
+        })
+    }
+
+    fn at<'a>(spec: &'a Value, pointer: &str) -> &'a Value {
+        spec.pointer(pointer).unwrap_or(&Value::Null)
+    }
+
+    #[test]
+    fn without_allowances_a_container_has_containerds_defaults() {
+        let spec = check(&Allowances::default(), &[]);
+        assert_eq!(at(&spec, "/process/args"), &json!(["/app", "-v"]));
+        assert_eq!(at(&spec, "/process/user/uid"), 7);
+        assert_eq!(at(&spec, "/process/noNewPrivileges"), true);
+        let bounding = at(&spec, "/process/capabilities/bounding").as_array().unwrap();
+        assert_eq!(bounding.len(), capability::DEFAULT.len());
+        assert_eq!(at(&spec, "/linux/namespaces").as_array().unwrap().len(), 5);
+        assert_eq!(at(&spec, "/linux/devices"), &json!([]));
+        let mounts = at(&spec, "/mounts").as_array().unwrap();
+        assert!(mounts.iter().all(|mount| at(mount, "/type") != "bind"));
+    }
+
+    #[test]
+    fn allowances_and_nothing_else_are_added() {
+        let allow = Allowances {
+            mounts: vec![AllowedMount {
+                source: "/srv".to_owned(),
+                destination: "/run".to_owned(),
+                read_only: true,
+            }],
+            capabilities: vec!["CAP_SYS_PTRACE".to_owned()],
+            host_namespaces: vec!["network".to_owned()],
+            new_privileges: true,
+            ..Allowances::default()
+        };
+        let device = Device {
+            path: "/dev/kvm".to_owned(),
+            kind: "c",
+            major: 10,
+            minor: 232,
+            mode: 0o660,
+            uid: 0,
+            gid: 104,
+        };
+        let spec = check(&allow, &[device]);
+        assert_eq!(at(&spec, "/process/noNewPrivileges"), false);
+        assert!(spec.to_string().contains("CAP_SYS_PTRACE"));
+        assert!(!at(&spec, "/linux/namespaces").to_string().contains("network"));
+        assert_eq!(at(&spec, "/linux/devices/0/path"), "/dev/kvm");
+        let mounts = at(&spec, "/mounts").as_array().unwrap();
+        let runs: Vec<&Value> =
+            mounts.iter().filter(|mount| at(mount, "/destination") == "/run").collect();
+        assert_eq!(runs.len(), 1, "an allowed mount takes the place of a default one");
+        assert_eq!(at(runs[0], "/options/2"), "ro");
+    }
+
+    #[test]
+    fn the_gate_expects_what_the_specification_says() {
+        let config = crate::config::ServeArgs::default().validate().unwrap();
+        let expected = expected(&Allowances::default(), &["/dev/shm"], &config, "none");
+        assert!(expected.no_new_privileges && !expected.seccomp);
+        assert_eq!(expected.external_mounts, ["/dev/shm".to_owned()].into());
+        assert!(expected.read_only.contains("/sys") && expected.read_only.contains("/proc/sys"));
+    }
+
+    #[test]
+    fn only_devices_are_devices() {
+        let found = devices(&["/dev/null".to_owned()]).unwrap();
+        assert_eq!((found[0].kind, found[0].major, found[0].minor), ("c", 1, 3));
+        devices(&["/etc/passwd".to_owned()]).unwrap_err();
+    }
+}

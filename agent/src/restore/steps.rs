@@ -1,0 +1,320 @@
+//! The steps of a restore, in the order of `ARCHITECTURE.md`, "A checkpoint is restored".
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kybernate_packager::artifact::{ArtifactError, Checkpoint};
+use kybernate_packager::store::{ConnectOptions, Store, StoreError, StoreErrorKind};
+use kybernate_packager::unpack::{Limits, UnpackError, unpack_images, unpack_pages};
+use kybernate_packager::verify::VerifyError;
+use kybernate_spec::chain;
+use tokio_util::sync::CancellationToken;
+
+use super::image::{ImageError, Wanted, ensure};
+use super::launch::{LaunchError, Plan};
+use super::rules::{self, Refusal};
+use super::spec::{self, Ingredients};
+use super::volume::{self, VolumeError};
+use super::{Order, user};
+use crate::app::{App, Busy, Rejection};
+use crate::gate::{self, Expected, GateError};
+use crate::operations::{Driver, Made, OperationsError, Record, RefusedBy, Sizes, State};
+use crate::runtime::{Namespace, RuntimeError};
+use crate::stage::{self, StageError};
+use crate::undo::undo;
+
+/// Why a checkpoint was not restored.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RestoreError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    #[error(transparent)]
+    Unpack(#[from] UnpackError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error("failed to make a place for the dump")]
+    Place(#[source] io::Error),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error("the checkpoint names no container: say how the new one is to be called")]
+    NoName,
+    #[error("the agent is shutting down")]
+    ShuttingDown,
+}
+
+impl RestoreError {
+    /// Returns the rule that refused, when it was one.
+    fn refused_by(&self) -> Option<RefusedBy> {
+        let integrity = |yes: bool| yes.then_some(RefusedBy::Integrity);
+        match self {
+            Self::Refused(refusal) => Some(refusal.by),
+            Self::Store(error) | Self::Artifact(ArtifactError::Store(error)) => {
+                integrity(matches!(error.kind, StoreErrorKind::Mismatch(_)))
+            }
+            Self::Artifact(ArtifactError::Version(_)) => Some(RefusedBy::Compatibility),
+            Self::Artifact(ArtifactError::Shape(_) | ArtifactError::Malformed(..)) => {
+                Some(RefusedBy::Integrity)
+            }
+            Self::Unpack(error) => integrity(error.is_integrity()),
+            Self::Volume(error) => integrity(error.is_integrity()),
+            Self::Image(error) => integrity(error.is_integrity()),
+            Self::Gate(GateError::Refused(_)) => Some(RefusedBy::Identity),
+            _ => None,
+        }
+    }
+}
+
+/// What a restore ends with.
+struct Restored {
+    pid: u32,
+    sizes: Sizes,
+}
+
+/// Restores a checkpoint and writes down how it went. After a failure nothing is left of it.
+pub(crate) async fn run(app: &Arc<App>, driver: &Driver, order: Order, cancel: CancellationToken) {
+    let mut restoring = Restoring { app, driver, order: &order, container: None, busy: None };
+    let steps = async {
+        tokio::select! {
+            restored = restoring.steps() => restored,
+            () = cancel.cancelled() => Err(RestoreError::ShuttingDown),
+        }
+    };
+    let restored = driver.tell_while(steps).await;
+    if restored.is_ok() {
+        // CRIU has read everything; what remains is the container.
+        let kept = driver.update(|record| record.made.retain(is_temporary)).await;
+        if let Err(error) = kept {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+    }
+    let container = restoring.container.clone().unwrap_or_default();
+    undo(app, driver, &order.namespace, &container).await;
+    let finished = driver.finish(|record| conclude(record, restored)).await;
+    if let Err(error) = finished {
+        tracing::error!(error = %chain(&error), "failed to close an operation");
+    }
+}
+
+/// Whether something is not needed once the container runs.
+fn is_temporary(made: &Made) -> bool {
+    matches!(made, Made::Directory(_) | Made::Lease(_))
+}
+
+fn conclude(record: &mut Record, restored: Result<Restored, RestoreError>) {
+    match restored {
+        Ok(restored) => {
+            record.state = State::Done;
+            record.restored_pid = restored.pid;
+            let Sizes { transferred_bytes, .. } = record.sizes;
+            record.sizes = Sizes { transferred_bytes, ..restored.sizes };
+        }
+        Err(error) => {
+            record.refused_by = error.refused_by();
+            record.state = if record.refused_by.is_some() { State::Refused } else { State::Failed };
+            record.error = chain(&error).to_string();
+        }
+    }
+}
+
+struct Restoring<'a> {
+    app: &'a Arc<App>,
+    driver: &'a Driver,
+    order: &'a Order,
+    container: Option<String>,
+    busy: Option<Busy>,
+}
+
+/// A checkpoint that may be restored, as far as its facts tell.
+struct Accepted {
+    store: Store,
+    checkpoint: Checkpoint,
+    container: String,
+    expected: Expected,
+}
+
+impl Restoring<'_> {
+    async fn steps(&mut self) -> Result<Restored, RestoreError> {
+        let accepted = self.accept().await?;
+        let directory = self.stage(&accepted.checkpoint).await?;
+        let images = directory.join("images");
+        self.materialise(&accepted, &images).await?;
+        let plain = self.app.containerd.namespace(&self.order.namespace);
+        let lease = format!("kybernate-{}", self.driver.id());
+        self.driver.will_make(Made::Lease(lease.clone())).await?;
+        let leased = plain.lease(&lease).await?;
+        let pid = self.launch(&accepted, &leased, &images, directory.join("work")).await?;
+        let sizes = &accepted.checkpoint.config.sizes;
+        let sizes = Sizes {
+            dump_bytes: sizes.dump_bytes,
+            page_bytes: sizes.page_bytes,
+            transferred_bytes: 0,
+        };
+        Ok(Restored { pid, sizes })
+    }
+
+    /// Everything that is decided before anything large moves.
+    async fn accept(&mut self) -> Result<Accepted, RestoreError> {
+        let (order, config) = (self.order, &self.app.config);
+        self.driver.step("resolve");
+        let connect = ConnectOptions { plain_http: order.plain_http };
+        let store = Store::open(&order.location, &connect).await?;
+        let checkpoint = Checkpoint::open(&store, &order.location).await?;
+        let digest = checkpoint.stored.descriptor.digest.clone();
+        self.driver.update(|record| record.digest = Some(digest)).await?;
+        self.driver.step("verify");
+        let keys = rules::keys(order, config, &checkpoint.config)?;
+        rules::signature(&store, &checkpoint, keys).await??;
+        rules::time(&checkpoint.config, jiff::Timestamp::now())?;
+        self.driver.step("compare");
+        let report = self.app.report().await;
+        rules::facts(order, &checkpoint.config, &report.facts)?;
+        let volumes: Vec<&str> =
+            checkpoint.volumes.iter().map(|volume| &*volume.destination).collect();
+        rules::needs(order, &checkpoint.config, &volumes)?;
+        if checkpoint.runnable.is_none() {
+            let reason = "the artifact has no runnable image, so its files are not known here";
+            return Err(Refusal::one(RefusedBy::Compatibility, reason).into());
+        }
+        let expected = spec::expected(&order.allow, &volumes, config, &report.facts.lsm);
+        let container = self.name(&checkpoint).await?;
+        Ok(Accepted { store, container, expected, checkpoint })
+    }
+
+    /// Decides how the container is called, and makes sure that nobody else is.
+    async fn name(&mut self, checkpoint: &Checkpoint) -> Result<String, RestoreError> {
+        let namespace = &self.order.namespace;
+        if let Some(name) = &self.order.container {
+            self.container = Some(name.clone());
+            return Ok(name.clone());
+        }
+        let name = checkpoint.config.source.container.clone();
+        let name = name.filter(|name| super::is_name(name)).ok_or(RestoreError::NoName)?;
+        self.busy = Some(self.app.claim(namespace, &name)?);
+        self.app.free(namespace, &name).await?;
+        self.container = Some(name.clone());
+        let written = name.clone();
+        self.driver.update(|record| record.container = written).await?;
+        Ok(name)
+    }
+
+    async fn stage(&self, checkpoint: &Checkpoint) -> Result<PathBuf, RestoreError> {
+        let bytes = checkpoint.shards.iter().map(|shard| shard.size).sum::<u64>();
+        let bytes = bytes.saturating_add(checkpoint.images.size);
+        let app = Arc::clone(self.app);
+        let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
+        let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
+        let directory = directory.join(self.driver.id());
+        self.driver.will_make(Made::Directory(directory.clone())).await?;
+        let made = directory.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            stage::make(&made.join("images"))?;
+            stage::make(&made.join("work"))
+        });
+        made.await.map_err(io::Error::other).and_then(|made| made).map_err(RestoreError::Place)?;
+        Ok(directory)
+    }
+
+    /// Unpacks the dump. The gate looks twice: before the pages come, since it is cheap, and when
+    /// everything is there, since any file may come with the pages.
+    async fn materialise(&self, accepted: &Accepted, images: &Path) -> Result<(), RestoreError> {
+        let Accepted { store, checkpoint, expected, .. } = accepted;
+        let progress = &self.driver.progress;
+        self.driver.step("gate");
+        unpack_images(store, checkpoint, images, progress).await?;
+        match gate::inspect(images).await {
+            Ok(summary) => judge(&summary, expected)?,
+            // A file it needs may be so large that it comes with the pages.
+            Err(GateError::Refused(_)) if checkpoint.config.sizes.bulk_bytes > 0 => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.driver.step("materialise");
+        unpack_pages(store, checkpoint, images, Limits::default(), progress).await?;
+        let summary = gate::inspect(images).await?;
+        Ok(judge(&summary, expected)?)
+    }
+
+    async fn launch(
+        &self,
+        accepted: &Accepted,
+        leased: &Namespace,
+        images: &Path,
+        work: PathBuf,
+    ) -> Result<u32, RestoreError> {
+        let Accepted { store, checkpoint, container, .. } = accepted;
+        let (driver, order) = (self.driver, self.order);
+        let digest = &checkpoint.stored.descriptor.digest;
+        driver.step("pull");
+        let runnable = checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
+        let repository = rules::repository(&order.location);
+        let wanted = Wanted { store, runnable, repository: &repository, checkpoint: digest };
+        let image = ensure(&wanted, leased, driver).await?;
+        let volumes = self.volumes(store, checkpoint, container).await?;
+        driver.step("create");
+        let plan =
+            Plan { namespace: leased, container, image: &image, checkpoint: digest, images, work };
+        let rootfs = plan.rootfs(driver).await?;
+        let (user, devices) = {
+            let (text, rootfs) = (image.config.user.clone(), rootfs.clone());
+            let paths = order.allow.devices.clone();
+            let looked = tokio::task::spawn_blocking(move || {
+                let user = user::resolve(&text, &rootfs)?;
+                let devices = spec::devices(&paths).map_err(LaunchError::Devices)?;
+                Ok::<_, LaunchError>((user, devices))
+            });
+            looked.await.map_err(|error| LaunchError::Devices(io::Error::other(error)))??
+        };
+        // A name nobody else has: what is killed after a failure is what is in this cgroup.
+        let cgroup = format!("/{}/{container}-{}", order.namespace, driver.id());
+        let spec = spec::build(&Ingredients {
+            image: &image.config,
+            user: &user,
+            allow: &order.allow,
+            devices: &devices,
+            volumes: &volumes,
+            cgroup: &cgroup,
+            criu_config: &self.app.config.criu_config(),
+        });
+        plan.create(&spec, driver).await?;
+        driver.step("restore");
+        Ok(plan.start(rootfs, &cgroup, driver).await?)
+    }
+
+    async fn volumes(
+        &self,
+        store: &Store,
+        checkpoint: &Checkpoint,
+        container: &str,
+    ) -> Result<Vec<super::AllowedMount>, RestoreError> {
+        if checkpoint.volumes.is_empty() {
+            return Ok(Vec::new());
+        }
+        volume::sweep(self.app).await;
+        let directory = volume::directory(self.app, &self.order.namespace, container);
+        self.driver.will_make(Made::Volume(directory.clone())).await?;
+        Ok(volume::unpack(store, checkpoint, &directory).await?)
+    }
+}
+
+fn judge(summary: &gate::Summary, expected: &Expected) -> Result<(), Refusal> {
+    let reasons = gate::judge(summary, expected);
+    if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: RefusedBy::Identity, reasons }) }
+}

@@ -1,0 +1,40 @@
+use super::*;
+
+fn check(change: impl FnOnce(&mut api::RestoreRequest)) -> Result<Order, String> {
+    let mut request = api::RestoreRequest {
+        reference: "localhost:5000/web:1".to_owned(),
+        allow: Some(api::Allowances::default()),
+        ..api::RestoreRequest::default()
+    };
+    change(&mut request);
+    Order::parse(request).map_err(|rejection| rejection.to_string())
+}
+
+fn allow(change: impl FnOnce(&mut api::Allowances)) -> Result<Order, String> {
+    check(|request| change(request.allow.get_or_insert_default()))
+}
+
+#[test]
+fn a_reference_is_enough() {
+    let order = check(|_| {}).unwrap();
+    assert_eq!((&*order.namespace, order.container), ("default", None));
+}
+
+#[test]
+fn what_makes_no_sense_is_told() {
+    assert!(check(|r| r.reference = "web".to_owned()).unwrap_err().contains("reference"));
+    assert!(check(|r| r.name = "../x".to_owned()).unwrap_err().contains("no name"));
+    assert!(check(|r| r.public_keys.push("x".to_owned())).is_err());
+    assert!(allow(|a| a.capabilities.push("root".to_owned())).unwrap_err().contains("capability"));
+    assert!(allow(|a| a.devices.push("/dev/../etc".to_owned())).unwrap_err().contains("device"));
+    assert!(allow(|a| a.host_namespaces.push("user".to_owned())).unwrap_err().contains("user"));
+    let mount = api::Mount { source: "etc".to_owned(), ..api::Mount::default() };
+    assert!(allow(|a| a.mounts.push(mount)).unwrap_err().contains("absolute"));
+}
+
+#[test]
+fn names_are_those_containerd_takes() {
+    assert!(is_name("web") && is_name("web-1.a_b") && is_name("0"));
+    assert!(!is_name("") && !is_name("-web") && !is_name("web-") && !is_name("a/b"));
+    assert!(!is_name(&"n".repeat(NAME_BYTES_MAX + 1)));
+}

@@ -1,0 +1,166 @@
+//! Captured mounts become mounts again: the content of `/dev/shm` that came from outside the source.
+//!
+//! It lives in memory beside the container, in a directory of the agent's that only root can look
+//! into, and goes when the container has gone.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use futures::TryStreamExt as _;
+use kybernate_packager::artifact::{Checkpoint, Volume};
+use kybernate_packager::store::{Store, StoreError, StoreErrorKind};
+use tokio_util::io::{StreamReader, SyncIoBridge};
+
+use super::AllowedMount;
+use crate::app::App;
+use crate::stage;
+
+/// The only mount that is captured.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Where volumes live: beside the stage that is in memory.
+const DIRECTORY: &str = "volumes";
+
+/// Why a captured mount is not there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VolumeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the captured mount on {0:?} breaks the format: only /dev/shm is captured")]
+    Place(String),
+    #[error("failed to unpack the captured mount on {0:?}")]
+    Unpack(String, #[source] io::Error),
+}
+
+impl VolumeError {
+    /// Whether the content is to blame, and not the way to it.
+    pub(super) const fn is_integrity(&self) -> bool {
+        match self {
+            Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
+            Self::Place(_) => true,
+            Self::Unpack(..) => false,
+        }
+    }
+}
+
+/// Returns the directory for the volumes of one restored container.
+pub(super) fn directory(app: &App, namespace: &str, container: &str) -> PathBuf {
+    top(app).join(namespace).join(container)
+}
+
+/// Unpacks the captured mounts below `directory` and returns them as mounts.
+pub(super) async fn unpack(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+) -> Result<Vec<AllowedMount>, VolumeError> {
+    let mut mounts = Vec::new();
+    for volume in &checkpoint.volumes {
+        if volume.destination != SHARED_MEMORY || !mounts.is_empty() {
+            return Err(VolumeError::Place(volume.destination.clone()));
+        }
+        let target = directory.join("shm");
+        unpack_one(store, volume, &target).await?;
+        mounts.push(AllowedMount {
+            source: target.display().to_string(),
+            destination: volume.destination.clone(),
+            read_only: false,
+        });
+    }
+    Ok(mounts)
+}
+
+async fn unpack_one(store: &Store, volume: &Volume, target: &Path) -> Result<(), VolumeError> {
+    let stream = store.blob(&volume.layer).await?;
+    let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+    let target = target.to_owned();
+    let unpacked = tokio::task::spawn_blocking(move || extract(bytes, &target)).await;
+    let unpacked = unpacked.map_err(io::Error::other).and_then(|unpacked| unpacked);
+    unpacked.map_err(|error| match error.downcast::<StoreError>() {
+        Ok(error) => VolumeError::Store(error),
+        Err(error) => VolumeError::Unpack(volume.destination.clone(), error),
+    })
+}
+
+/// Unpacks files, directories and links; nothing leads out of `target`, and devices are left out.
+fn extract(bytes: impl io::Read, target: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    stage::make(target)?;
+    // As containerd makes its own /dev/shm.
+    fs::set_permissions(target, std::fs::Permissions::from_mode(0o1777))?;
+    let mut archive = tar::Archive::new(bytes);
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_ownerships(true);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let kind = entry.header().entry_type();
+        if kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link() {
+            entry.unpack_in(target)?;
+        }
+    }
+    // To its end, where the digest is compared.
+    io::copy(&mut archive.into_inner(), &mut io::sink())?;
+    Ok(())
+}
+
+/// Removes the volumes of containers that are gone.
+pub(crate) async fn sweep(app: &App) {
+    let top = top(app);
+    let listed = tokio::task::spawn_blocking(move || list(&top)).await;
+    let listed = listed.map_err(io::Error::other).and_then(|listed| listed).unwrap_or_default();
+    for (namespace, container, directory) in listed {
+        let found = app.containerd.namespace(&namespace).container(&container).await;
+        if found.is_err_and(|error| error.is_not_found()) {
+            let removed = tokio::task::spawn_blocking(move || stage::remove(&directory)).await;
+            if let Err(error) = removed.map_err(io::Error::other).and_then(|removed| removed) {
+                tracing::warn!(%error, container, "failed to remove a volume");
+            }
+        }
+    }
+}
+
+fn top(app: &App) -> PathBuf {
+    let memory = &app.config.staging.tmpfs;
+    memory.parent().unwrap_or(memory).join(DIRECTORY)
+}
+
+fn list(top: &Path) -> io::Result<Vec<(String, String, PathBuf)>> {
+    let mut found = Vec::new();
+    for namespace in fs::read_dir(top)? {
+        let namespace = namespace?;
+        for container in fs::read_dir(namespace.path())? {
+            let container = container?;
+            let name = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+            found.push((name(&namespace), name(&container), container.path()));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_leads_out_of_the_volume() {
+        let top = tempfile::tempdir().unwrap();
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut link = tar::Header::new_gnu();
+        link.set_entry_type(tar::EntryType::Symlink);
+        link.set_size(0);
+        link.set_uid(0);
+        builder.append_link(&mut link, "out", top.path()).unwrap();
+        let mut file = tar::Header::new_gnu();
+        file.set_size(1);
+        file.set_mode(0o644);
+        builder.append_data(&mut file.clone(), "out/escaped", &b"x"[..]).unwrap();
+        builder.append_data(&mut file, "kept", &b"y"[..]).unwrap();
+        let tar = builder.into_inner().unwrap();
+
+        let target = top.path().join("volume");
+        // Either way out is fine, as long as nothing escapes.
+        let _outcome = extract(&*tar, &target);
+        assert!(!top.path().join("escaped").exists());
+    }
+}

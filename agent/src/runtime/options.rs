@@ -1,0 +1,55 @@
+//! The messages that containerd passes on to its runc shim (`api/types/runc/options/oci.proto`),
+//! which containerd-client does not compile.
+
+use prost_types::Any;
+
+/// What containerd calls a runtime specification in an `Any`.
+pub(crate) const SPEC_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
+
+const CHECKPOINT_TYPE: &str = "containerd.runc.v1.CheckpointOptions";
+const OPTIONS_TYPE: &str = "containerd.runc.v1.Options";
+
+/// Options of a task.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RuncOptions {
+    /// Directory with CRIU's images: the task is restored from it.
+    #[prost(string, tag = "10")]
+    pub(crate) criu_image_path: String,
+    /// Where CRIU writes its log.
+    #[prost(string, tag = "11")]
+    pub(crate) criu_work_path: String,
+}
+
+/// Options of a dump.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct CheckpointOptions {
+    /// Whether the container ends with the dump. Never set: what failed later would be lost.
+    #[prost(bool, tag = "1")]
+    pub(crate) exit: bool,
+    /// Whether file locks are dumped.
+    #[prost(bool, tag = "5")]
+    pub(crate) file_locks: bool,
+    /// The directory for the images. With it, nothing goes through the content store.
+    #[prost(string, tag = "8")]
+    pub(crate) image_path: String,
+    /// Where CRIU writes its log.
+    #[prost(string, tag = "9")]
+    pub(crate) work_path: String,
+}
+
+impl RuncOptions {
+    pub(crate) fn to_any(&self) -> Any {
+        any(OPTIONS_TYPE, self)
+    }
+}
+
+impl CheckpointOptions {
+    pub(crate) fn to_any(&self) -> Any {
+        any(CHECKPOINT_TYPE, self)
+    }
+}
+
+// containerd wants the bare name, without `type.googleapis.com/`.
+fn any(name: &str, message: &impl prost::Message) -> Any {
+    Any { type_url: name.to_owned(), value: message.encode_to_vec() }
+}

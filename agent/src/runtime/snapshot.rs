@@ -1,0 +1,152 @@
+//! Snapshots: the root file systems of containers.
+
+use std::collections::HashMap;
+
+use containerd_client::services::v1::ApplyRequest;
+use containerd_client::services::v1::diff_client::DiffClient;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{
+    CommitSnapshotRequest, MountsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest,
+    StatSnapshotRequest,
+};
+use containerd_client::types;
+use kybernate_spec::{Descriptor, Digest};
+use tonic::transport::Channel;
+
+use super::image::to_containerd;
+use super::{Namespace, RuntimeError, RuntimeErrorKind};
+
+/// A mount that makes up a root file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    /// Type of file system.
+    pub(crate) kind: String,
+    pub(crate) source: String,
+    pub(crate) target: String,
+    pub(crate) options: Vec<String>,
+}
+
+impl Mount {
+    /// Returns the value of an option like `upperdir=…`.
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+        self.options.iter().find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
+    }
+}
+
+impl From<types::Mount> for Mount {
+    fn from(mount: types::Mount) -> Self {
+        let types::Mount { r#type: kind, source, target, options } = mount;
+        Self { kind, source, target, options }
+    }
+}
+
+impl From<Mount> for types::Mount {
+    fn from(mount: Mount) -> Self {
+        let Mount { kind, source, target, options } = mount;
+        Self { r#type: kind, source, target, options }
+    }
+}
+
+impl Namespace {
+    /// Returns the mounts of a snapshot.
+    pub(crate) async fn mounts(
+        &self,
+        snapshotter: &str,
+        key: &str,
+    ) -> Result<Vec<Mount>, RuntimeError> {
+        let message = MountsRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let answer = self.snapshots().mounts(self.quick(message)).await;
+        let answer = answer.map_err(|s| self.error("find the mounts of snapshot", key, s))?;
+        Ok(answer.into_inner().mounts.into_iter().map(Mount::from).collect())
+    }
+
+    /// Whether there is such a snapshot.
+    pub(crate) async fn has_snapshot(
+        &self,
+        snapshotter: &str,
+        key: &str,
+    ) -> Result<bool, RuntimeError> {
+        let message =
+            StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        match self.snapshots().stat(self.quick(message)).await {
+            Ok(_) => Ok(true),
+            Err(status) if status.code() == tonic::Code::NotFound => Ok(false),
+            Err(status) => Err(self.error("look at snapshot", key, status)),
+        }
+    }
+
+    /// Makes a writable snapshot on top of `parent`.
+    pub(crate) async fn prepare(
+        &self,
+        snapshotter: &str,
+        key: &str,
+        parent: Option<&Digest>,
+    ) -> Result<Vec<Mount>, RuntimeError> {
+        let message = PrepareSnapshotRequest {
+            snapshotter: snapshotter.to_owned(),
+            key: key.to_owned(),
+            parent: parent.map(ToString::to_string).unwrap_or_default(),
+            labels: HashMap::new(),
+        };
+        let answer = self.snapshots().prepare(self.quick(message)).await;
+        let answer = answer.map_err(|s| self.error("prepare snapshot", key, s))?;
+        Ok(answer.into_inner().mounts.into_iter().map(Mount::from).collect())
+    }
+
+    /// Turns a writable snapshot into a read-only one with another name.
+    pub(crate) async fn commit(
+        &self,
+        snapshotter: &str,
+        key: &str,
+        name: &Digest,
+    ) -> Result<(), RuntimeError> {
+        let message = CommitSnapshotRequest {
+            snapshotter: snapshotter.to_owned(),
+            name: name.to_string(),
+            key: key.to_owned(),
+            labels: HashMap::new(),
+        };
+        let answer = self.snapshots().commit(self.quick(message)).await;
+        answer.map_err(|s| self.error("commit snapshot", key, s)).map(drop)
+    }
+
+    /// Removes a snapshot.
+    pub(crate) async fn remove_snapshot(
+        &self,
+        snapshotter: &str,
+        key: &str,
+    ) -> Result<(), RuntimeError> {
+        let message =
+            RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let answer = self.snapshots().remove(self.quick(message)).await;
+        answer.map_err(|s| self.error("remove snapshot", key, s)).map(drop)
+    }
+
+    /// Unpacks a layer of the content store into a snapshot's mounts and checks that it is the
+    /// one with this digest when uncompressed.
+    pub(crate) async fn apply(
+        &self,
+        layer: &Descriptor,
+        mounts: Vec<Mount>,
+        diff_id: &Digest,
+    ) -> Result<(), RuntimeError> {
+        let subject = layer.digest.to_string();
+        let request = self.request(ApplyRequest {
+            diff: Some(to_containerd(layer)),
+            mounts: mounts.into_iter().map(Into::into).collect(),
+            ..ApplyRequest::default()
+        });
+        let answer = DiffClient::new(self.channel()).apply(request).await;
+        let answer = answer.map_err(|s| self.error("unpack layer", &subject, s))?;
+        let applied = answer.into_inner().applied.unwrap_or_default();
+        if applied.digest == diff_id.to_string() {
+            return Ok(());
+        }
+        let kind = RuntimeErrorKind::Answer("the layer is not the one its image's config names");
+        Err(RuntimeError { operation: "unpack layer", subject, kind })
+    }
+
+    fn snapshots(&self) -> SnapshotsClient<Channel> {
+        SnapshotsClient::new(self.channel())
+    }
+}

@@ -1,0 +1,194 @@
+//! Tasks: the processes of containers.
+
+use std::path::Path;
+use std::time::Duration;
+
+use containerd_client::services::v1::tasks_client::TasksClient;
+use containerd_client::services::v1::{
+    CheckpointTaskRequest, CreateTaskRequest, DeleteTaskRequest, GetRequest, KillRequest,
+    ListTasksRequest, PauseTaskRequest, ResumeTaskRequest, StartRequest, WaitRequest,
+};
+use containerd_client::types::v1::{Process, Status};
+use tonic::transport::Channel;
+
+use super::options::{CheckpointOptions, RuncOptions};
+use super::{Mount, Namespace, RuntimeError, empty};
+
+/// Where the standard streams of restored containers end. Named, the shim puts pipes in between;
+/// without a name the container would hold this node's own /dev/null, whose mount it does not
+/// have, and CRIU could not dump it again.
+const NOWHERE: &str = "/dev/null";
+
+/// What a task is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TaskStatus {
+    Created,
+    Running,
+    Paused,
+    Stopped,
+    Unknown,
+}
+
+/// A task as containerd sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TaskState {
+    pub(crate) status: TaskStatus,
+    pub(crate) pid: u32,
+    pub(crate) exit_status: u32,
+}
+
+impl TaskStatus {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl From<&Process> for TaskState {
+    fn from(process: &Process) -> Self {
+        let status = match process.status() {
+            Status::Created => TaskStatus::Created,
+            Status::Running => TaskStatus::Running,
+            Status::Stopped => TaskStatus::Stopped,
+            Status::Paused | Status::Pausing => TaskStatus::Paused,
+            Status::Unknown => TaskStatus::Unknown,
+        };
+        Self { status, pid: process.pid, exit_status: process.exit_status }
+    }
+}
+
+impl Namespace {
+    /// Returns the state of a container's task, or `None` when it has none.
+    pub(crate) async fn task(&self, id: &str) -> Result<Option<TaskState>, RuntimeError> {
+        let message = GetRequest { container_id: id.to_owned(), ..GetRequest::default() };
+        match self.tasks().get(self.quick(message)).await {
+            Ok(answer) => Ok(answer.into_inner().process.as_ref().map(TaskState::from)),
+            Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+            Err(status) => Err(self.error("look at the task of", id, status)),
+        }
+    }
+
+    /// Returns the state of all tasks, by container.
+    pub(crate) async fn all_tasks(&self) -> Result<Vec<(String, TaskState)>, RuntimeError> {
+        let answer = self.tasks().list(self.quick(ListTasksRequest::default())).await;
+        let answer = answer.map_err(|status| self.error("list", "tasks", status))?;
+        let tasks = answer.into_inner().tasks;
+        Ok(tasks.iter().map(|task| (task.id.clone(), TaskState::from(task))).collect())
+    }
+
+    /// Freezes a container.
+    pub(crate) async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
+        let request = self.quick(PauseTaskRequest { container_id: id.to_owned() });
+        self.tasks().pause(request).await.map_err(|s| self.error("pause container", id, s))?;
+        Ok(())
+    }
+
+    /// Thaws a container. Waits no longer than `limit`: while a dump is under way, the shim holds
+    /// the answer back.
+    pub(crate) async fn resume(&self, id: &str, limit: Duration) -> Result<(), RuntimeError> {
+        let mut request = self.request(ResumeTaskRequest { container_id: id.to_owned() });
+        request.set_timeout(limit);
+        self.tasks().resume(request).await.map_err(|s| self.error("resume container", id, s))?;
+        Ok(())
+    }
+
+    /// Dumps a container into the directory `images`; CRIU's log goes to `work`. No bound: it
+    /// takes as long as the memory is large, and whoever calls has a deadline.
+    pub(crate) async fn dump(
+        &self,
+        id: &str,
+        images: &Path,
+        work: &Path,
+    ) -> Result<(), RuntimeError> {
+        let options = CheckpointOptions {
+            exit: false,
+            file_locks: true,
+            image_path: images.display().to_string(),
+            work_path: work.display().to_string(),
+        };
+        let request = self.request(CheckpointTaskRequest {
+            container_id: id.to_owned(),
+            parent_checkpoint: String::new(),
+            options: Some(options.to_any()),
+        });
+        self.tasks().checkpoint(request).await.map_err(|s| self.error("dump container", id, s))?;
+        Ok(())
+    }
+
+    /// Creates a task that will be restored from the directory `images` when it is started. Its
+    /// standard streams are pipes that lead nowhere.
+    pub(crate) async fn create_restored_task(
+        &self,
+        id: &str,
+        rootfs: Vec<Mount>,
+        images: &Path,
+        work: &Path,
+    ) -> Result<(), RuntimeError> {
+        let options = RuncOptions {
+            criu_image_path: images.display().to_string(),
+            criu_work_path: work.display().to_string(),
+        };
+        let request = self.request(CreateTaskRequest {
+            container_id: id.to_owned(),
+            rootfs: rootfs.into_iter().map(Into::into).collect(),
+            stdin: NOWHERE.to_owned(),
+            stdout: NOWHERE.to_owned(),
+            stderr: NOWHERE.to_owned(),
+            options: Some(options.to_any()),
+            ..CreateTaskRequest::default()
+        });
+        self.tasks().create(request).await.map_err(|s| self.error("create task", id, s))?;
+        Ok(())
+    }
+
+    /// Starts a task and returns the id of its first process. Restoring happens here, so there is
+    /// no bound.
+    pub(crate) async fn start(&self, id: &str) -> Result<u32, RuntimeError> {
+        let request =
+            self.request(StartRequest { container_id: id.to_owned(), exec_id: String::new() });
+        let answer = self.tasks().start(request).await;
+        Ok(answer.map_err(|s| self.error("start task", id, s))?.into_inner().pid)
+    }
+
+    /// Kills every process of a container.
+    pub(crate) async fn kill(&self, id: &str) -> Result<(), RuntimeError> {
+        /// SIGKILL of signal(7).
+        const KILL: u32 = 9;
+        let message = KillRequest {
+            container_id: id.to_owned(),
+            exec_id: String::new(),
+            signal: KILL,
+            all: true,
+        };
+        self.tasks().kill(self.quick(message)).await.map_err(|s| self.error("kill", id, s))?;
+        Ok(())
+    }
+
+    /// Waits until a task has ended and returns its exit status.
+    pub(crate) async fn wait(&self, id: &str, limit: Duration) -> Result<u32, RuntimeError> {
+        let message = WaitRequest { container_id: id.to_owned(), exec_id: String::new() };
+        // The limit is kept here and not sent along: containerd answers a deadline of its own
+        // with the code "unknown", and which of the two answers first is a matter of luck.
+        let answer = tokio::time::timeout(limit, self.tasks().wait(self.request(message))).await;
+        let answer =
+            answer.unwrap_or_else(|_elapsed| Err(tonic::Status::deadline_exceeded("it runs on")));
+        Ok(answer.map_err(|s| self.error("wait for", id, s))?.into_inner().exit_status)
+    }
+
+    /// Deletes a task that has ended.
+    pub(crate) async fn delete_task(&self, id: &str) -> Result<(), RuntimeError> {
+        let request = self.quick(DeleteTaskRequest { container_id: id.to_owned() });
+        let answer = self.tasks().delete(request).await;
+        let answer = answer.map_err(|s| self.error("delete task", id, s))?;
+        if answer.into_inner().id.is_empty() { Err(empty("delete task", id)) } else { Ok(()) }
+    }
+
+    fn tasks(&self) -> TasksClient<Channel> {
+        TasksClient::new(self.channel())
+    }
+}

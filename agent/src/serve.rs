@@ -1,0 +1,122 @@
+//! The agent's life: recover what an earlier one left, serve, and leave nothing paused.
+
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use kybernate_packager::agent_api::agent_server::AgentServer;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::api::Service;
+use crate::app::App;
+use crate::config::Config;
+use crate::operations::OperationsError;
+use crate::{restore, stage, undo};
+
+/// How long operations may take to clean up at the end.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
+
+/// Options every restored container's CRIU gets. Its cgroups are the new container's, never what
+/// the images say: those would bring limits and device rules of their own.
+const CRIU_CONFIG: &str = "# Written by kybernate-agent.\nmanage-cgroups=ignore\n";
+
+/// Why the agent does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A directory or file of the agent's cannot be used.
+    #[error("failed to prepare {0:?}")]
+    Prepare(PathBuf, #[source] io::Error),
+    /// Another agent uses the same directory.
+    #[error("another agent runs on {0:?}")]
+    Locked(PathBuf),
+    /// The operations cannot be kept.
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    /// The socket cannot be served.
+    #[error("failed to listen on {0:?}")]
+    Listen(PathBuf, #[source] io::Error),
+    /// Signals cannot be received.
+    #[error("failed to wait for signals")]
+    Signals(#[source] io::Error),
+    /// Serving ended by itself.
+    #[error("failed to serve")]
+    Serve(#[source] tonic::transport::Error),
+    /// Operations did not end in time.
+    #[error("some operations did not end in time")]
+    Hung,
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub async fn serve(config: Config) -> Result<(), ServeError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
+    let (root, socket) = (config.root.clone(), config.socket.clone());
+    let criu_config = config.criu_config();
+    let _lock = prepare(&root, &criu_config)?;
+    let app = App::new(config)?;
+    undo::recover(&app).await;
+    restore::sweep(&app).await;
+    let listener = listen(&socket).map_err(|error| ServeError::Listen(socket.clone(), error))?;
+    tracing::info!(?socket, node = app.config.node, "serving");
+    let stopping = Arc::clone(&app);
+    let end = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("shutting down");
+        stopping.tasks.shut_down(SHUTDOWN_GRACE).await;
+    };
+    let served = Server::builder()
+        .add_service(AgentServer::new(Service::new(Arc::clone(&app))))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), end)
+        .await;
+    // Gone already when another agent was quicker to clean up.
+    fs::remove_file(&socket).unwrap_or_default();
+    served.map_err(ServeError::Serve)?;
+    if app.tasks.shut_down(Duration::ZERO).await { Ok(()) } else { Err(ServeError::Hung) }
+}
+
+/// Makes the agent's directory and takes its lock, which is held as long as what is returned.
+fn prepare(root: &Path, criu_config: &Path) -> Result<OwnedFd, ServeError> {
+    let wrong = |path: &Path| {
+        let path = path.to_owned();
+        move |error| ServeError::Prepare(path, error)
+    };
+    stage::make(root).map_err(wrong(root))?;
+    let path = root.join("agent.lock");
+    let mut options = fs::OpenOptions::new();
+    let lock = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
+    let lock = OwnedFd::from(lock.map_err(wrong(&path))?.into_parts().0);
+    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(ServeError::Locked(root.to_owned())),
+        Err(error) => return Err(wrong(&path)(error.into())),
+    }
+    let written =
+        fs::File::create(criu_config).and_then(|mut f| f.write_all(CRIU_CONFIG.as_bytes()));
+    written.map_err(wrong(criu_config))?;
+    Ok(lock)
+}
+
+/// Listens on a socket that only root can use, from its first moment on.
+fn listen(socket: &Path) -> io::Result<UnixListener> {
+    if let Some(directory) = socket.parent() {
+        stage::make(directory)?;
+    }
+    match fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(socket);
+    rustix::process::umask(before);
+    listener
+}

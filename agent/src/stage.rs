@@ -1,0 +1,120 @@
+//! Where dumps lie while they are taken or restored: in memory when they fit there, else on disk.
+//! Only root can look inside.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use std::os::unix::fs::DirBuilderExt as _;
+
+use fs_err as fs;
+
+use crate::config::{Config, StagingConfig};
+use crate::process::memory_available;
+
+/// `f_type` of a tmpfs (statfs(2)).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Added to every estimate: CRIU's small images and what grew since.
+const MARGIN_BYTES: u64 = 32 << 20;
+
+/// Why there is no place for a dump.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// There is no room.
+    #[error("{directory:?} has {available} bytes left, about {needed} are needed")]
+    NoSpace {
+        /// Where.
+        directory: PathBuf,
+        /// Bytes that are left.
+        available: u64,
+        /// Bytes that are needed.
+        needed: u64,
+    },
+    /// The directory cannot be used.
+    #[error("failed to prepare a place for the dump")]
+    Io(#[from] io::Error),
+}
+
+/// Picks the place for about `bytes`; nothing is made but the staging directories themselves.
+pub(crate) fn choose(config: &Config, bytes: u64) -> Result<PathBuf, StageError> {
+    let needed = bytes.saturating_add(MARGIN_BYTES);
+    let available = memory_available().unwrap_or(0);
+    if fits_memory(&config.staging, needed, available) {
+        return Ok(config.staging.tmpfs.clone());
+    }
+    let directory = config.disk_stage();
+    make(&directory)?;
+    let available = space(&directory)?;
+    if available < needed {
+        return Err(StageError::NoSpace { directory, available, needed });
+    }
+    Ok(directory)
+}
+
+/// Makes a directory that only root can look into, and those above it.
+pub(crate) fn make(directory: &Path) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory)
+}
+
+/// Removes a directory with its content, if it is there.
+pub(crate) fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn fits_memory(staging: &StagingConfig, needed: u64, available: u64) -> bool {
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::as_conversions,
+        reason = "a share of the memory needs no last byte"
+    )]
+    let share = needed as f64 <= available as f64 * staging.memory_share;
+    share
+        && make(&staging.tmpfs).is_ok()
+        && is_tmpfs(&staging.tmpfs)
+        && space(&staging.tmpfs).is_ok_and(|space| space >= needed)
+}
+
+fn is_tmpfs(directory: &Path) -> bool {
+    rustix::fs::statfs(directory).is_ok_and(|found| u64::try_from(found.f_type) == Ok(TMPFS_MAGIC))
+}
+
+fn space(directory: &Path) -> io::Result<u64> {
+    let found = rustix::fs::statvfs(directory)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServeArgs;
+
+    fn config(root: &Path, memory_share: f64) -> Config {
+        let file = root.join("agent.toml");
+        let tmpfs = root.join("tmpfs");
+        let text = format!("[staging]\ntmpfs = {tmpfs:?}\nmemory_share = {memory_share}\n");
+        fs::write(&file, text).unwrap();
+        let args =
+            ServeArgs { config: Some(file), root: Some(root.to_owned()), ..ServeArgs::default() };
+        args.validate().unwrap()
+    }
+
+    #[test]
+    fn what_is_no_tmpfs_is_not_taken_for_memory() {
+        let root = tempfile::tempdir().unwrap();
+        let config = config(root.path(), 1.0);
+        let chosen = choose(&config, 1 << 20).unwrap();
+        let expected = if is_tmpfs(root.path()) { "tmpfs" } else { "stage" };
+        assert_eq!(chosen, root.path().join(expected));
+    }
+
+    #[test]
+    fn no_room_is_an_error_that_tells_how_much_is_missing() {
+        let root = tempfile::tempdir().unwrap();
+        let error = choose(&config(root.path(), 0.5), u64::MAX / 2).unwrap_err();
+        assert!(matches!(error, StageError::NoSpace { .. }), "{error}");
+    }
+}
