@@ -118,9 +118,11 @@ fn installed(status: &str) -> impl Iterator<Item = &str> {
 }
 
 fn bootstrap(release: Release, target: &Path, mirror: &str) -> Result<(), CommandError> {
-    // In namespaces of its own: when it is killed, what it has mounted and started goes with it.
-    let mut debootstrap = Command::new("unshare");
+    // It ends when we are killed, and in namespaces of its own what it has mounted and started
+    // goes with it.
+    let mut debootstrap = Command::new("setpriv");
     debootstrap
+        .args(["--pdeathsig", "KILL", "--", "unshare"])
         .args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"])
         .args(["debootstrap", "--variant=minbase"])
         .arg(format!("--include={}", release.packages().join(",")))

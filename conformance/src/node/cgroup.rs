@@ -52,6 +52,14 @@ impl Cgroups {
 
     /// Makes them.
     pub(super) fn create(&self) -> io::Result<()> {
+        if self.is_unified() {
+            // systemd hands these on already. Where it does not, containers have no such limits,
+            // and what cannot be had shows when one asks for them.
+            for controller in ["cpu", "memory", "pids"] {
+                let control = Path::new(MOUNTS).join("cgroup.subtree_control");
+                drop(fs::write(control, format!("+{controller}")));
+            }
+        }
         for path in self.paths() {
             fs::create_dir_all(&path)?;
             let Some(hierarchy) = path.parent() else { continue };
@@ -85,6 +93,10 @@ impl Cgroups {
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
         let hierarchies = self.v1.iter().chain(&self.v2);
         hierarchies.map(|hierarchy| Path::new(MOUNTS).join(hierarchy).join(&self.name))
+    }
+
+    fn is_unified(&self) -> bool {
+        self.v2.as_deref() == Some("")
     }
 
     /// Returns where the node's own processes are in version 2.
