@@ -107,7 +107,7 @@ impl App {
         let accepted = driver.to_api();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            checkpoint::run(&app, &driver, source, order, cancel).await;
+            Box::pin(checkpoint::run(&app, &driver, source, order, cancel)).await;
             drop(busy);
         });
         Ok(accepted)
@@ -129,7 +129,7 @@ impl App {
         let accepted = driver.to_api();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            restore::run(&app, &driver, order, cancel).await;
+            Box::pin(restore::run(&app, &driver, order, cancel)).await;
             drop(busy);
         });
         Ok(accepted)

@@ -171,7 +171,7 @@ fn find(membership: &str, hierarchies: &[Hierarchy], preferred: Version) -> Opti
     }
 }
 
-/// Reads the cgroup mounts of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+/// Reads the cgroup mounts of /proc/self/mountinfo (`proc_pid_mountinfo(5)`).
 fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
     let parse = |line: &str| {
         let (front, back) = line.split_once(" - ")?;

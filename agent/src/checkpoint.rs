@@ -204,6 +204,7 @@ mod tests {
     use super::*;
     use crate::config::ServeArgs;
 
+    #[expect(clippy::unwrap_in_result, reason = "a failed preparation is a failed test")]
     fn check(change: impl FnOnce(&mut api::CheckpointRequest)) -> Result<Order, String> {
         let mut request = api::CheckpointRequest {
             container: "web".to_owned(),
@@ -220,7 +221,7 @@ mod tests {
         let order = check(|_| {}).unwrap();
         assert_eq!(order.namespace, "default");
         assert_eq!(order.after, After::LeaveRunning);
-        assert_eq!(order.deadline, Duration::from_secs(60));
+        assert_eq!(order.deadline, Duration::from_mins(1));
         assert!(matches!(order.naming, Naming::ByClient) && order.subject);
     }
 

@@ -119,7 +119,7 @@ pub enum ConfigError {
     Twice(String, String),
     /// A key cannot be used.
     #[error("{0} cannot be used")]
-    Key(String, #[source] KeyError),
+    Key(String, #[source] Box<KeyError>),
 }
 
 impl ServeArgs {
@@ -243,7 +243,7 @@ fn sign_key(table: &mut Reader<'_>) -> Option<NamedKey> {
         Ok(key) => Some(NamedKey { name, key: Arc::new(key) }),
         Err(error) => {
             let place = table.place("file");
-            table.wrong(ConfigError::Key(place, error));
+            table.wrong(ConfigError::Key(place, Box::new(error)));
             None
         }
     }
@@ -266,7 +266,7 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
         }),
         Err(error) => {
             let place = table.place("key");
-            table.wrong(ConfigError::Key(place, error));
+            table.wrong(ConfigError::Key(place, Box::new(error)));
             None
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! They are foreign bytes. A process of our own program without privileges, memory or files to
 //! speak of decodes them ([`run`]) and sends back a summary; we compare the summary with what the
-//! new container may be ([`judge`]).
+//! new container may be (`judge`).
 //!
 //! ```text
 //! to the process:   { u8 kind (0 name only, 1 with content), u16 length, name,

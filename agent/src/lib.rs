@@ -1,9 +1,9 @@
 //! The node agent: takes and restores checkpoints through containerd.
 //!
 //! Reading order: [`config`] is what the agent is told, [`app`] what its parts share; [`api`] serves
-//! the requests, [`operations`] keeps what became of them. [`checkpoint`] and [`restore`] do the
+//! the requests, [`operations`] keeps what became of them. `checkpoint` and `restore` do the
 //! work, [`guardian`] brings a paused source back when the agent cannot, [`gate`] reads CRIU's
-//! images before CRIU does, [`undo`] takes away what a failure leaves. [`runtime`] is containerd.
+//! images before CRIU does, `undo` takes away what a failure leaves. [`runtime`] is containerd.
 
 pub mod api;
 pub mod app;

@@ -15,7 +15,7 @@ use crate::cgroup;
 use crate::process::field;
 use crate::runtime::Containerd;
 
-/// First kernel with CAP_CHECKPOINT_RESTORE and what came with it.
+/// First kernel with `CAP_CHECKPOINT_RESTORE` and what came with it.
 const KERNEL_MIN: [u64; 2] = [5, 9];
 
 /// First CRIU with everything runc asks for (external PID namespaces, cgroup v2, LSM profiles).

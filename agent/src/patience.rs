@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// Counts the looks at something that may still change.
 ///
-/// ```ignore
+/// ```text
 /// let mut patience = Patience::new(limit, every);
 /// while patience.once_more().await {
 ///     if it_happened() { return Ok(()); }

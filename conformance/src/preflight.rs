@@ -14,13 +14,14 @@ const KERNEL_MIN: (u32, u32) = (5, 10);
 /// What namespaces, mounts, links and other processes' memory need: bit in `CapEff`, and name.
 const CAPABILITIES: [(u32, &str); 4] =
     [(12, "CAP_NET_ADMIN"), (18, "CAP_SYS_CHROOT"), (19, "CAP_SYS_PTRACE"), (21, "CAP_SYS_ADMIN")];
-/// The programs that make nodes, with Debian's package of each.
-const PROGRAMS: [(&str, &str); 5] = [
+/// The programs that make nodes, and the registry beside ours, with Debian's package of each.
+const PROGRAMS: [(&str, &str); 6] = [
     ("unshare", "util-linux"),
     ("nsenter", "util-linux"),
     ("setpriv", "util-linux"),
     ("ip", "iproute2"),
     ("debootstrap", "debootstrap"),
+    ("docker-registry", "docker-registry"),
 ];
 
 /// Everything that a machine lacks.

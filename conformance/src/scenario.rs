@@ -300,7 +300,7 @@ repository = \"*\"
     /// snapshots, leases, and files of the agent's staging directories.
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
         let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr lease ls; \
-            find /var/lib/kybernate /run/kybernate -mindepth 1 \
+            find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
             -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log'; \
             pgrep -a 'criu|runc|kybernate-agent'";
         let output = node.output(&["sh", "-c", script])?;

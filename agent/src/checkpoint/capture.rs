@@ -131,7 +131,7 @@ impl<W: Write> Walk<'_, W> {
             return self.whiteout(&stat);
         }
         if let Some(first) = self.first_name(&stat, kind) {
-            let mut header = header(&stat, EntryType::Link)?;
+            let mut header = header(&stat, EntryType::Link);
             return self.append(&mut header, &self.place.clone(), Some(&first), &[], io::empty());
         }
         let place = self.place.clone();
@@ -139,7 +139,7 @@ impl<W: Write> Walk<'_, W> {
             FileType::Directory => {
                 let directory = open_directory(parent, OsStr::from_bytes(name.to_bytes()))?;
                 let attributes = self.attributes(&link_of(&directory))?;
-                let mut entry = header(&stat, EntryType::Directory)?;
+                let mut entry = header(&stat, EntryType::Directory);
                 let mut slashed = place.into_os_string().into_vec();
                 slashed.push(b'/');
                 let slashed = PathBuf::from(std::ffi::OsString::from_vec(slashed));
@@ -151,7 +151,7 @@ impl<W: Write> Walk<'_, W> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
                 let attributes = self.attributes(&link_of(&file))?;
-                let mut entry = header(&stat, EntryType::Regular)?;
+                let mut entry = header(&stat, EntryType::Regular);
                 let size = u64::try_from(stat.st_size).map_err(io::Error::other)?;
                 entry.set_size(size);
                 // Exactly as much as the header says, also when someone cuts the file meanwhile.
@@ -161,7 +161,7 @@ impl<W: Write> Walk<'_, W> {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
                 let target = PathBuf::from(std::ffi::OsString::from_vec(target.into_bytes()));
-                let mut entry = header(&stat, EntryType::Symlink)?;
+                let mut entry = header(&stat, EntryType::Symlink);
                 self.append(&mut entry, &place, Some(&target), &[], io::empty())
             }
             FileType::Fifo => self.special(&stat, EntryType::Fifo),
@@ -192,7 +192,7 @@ impl<W: Write> Walk<'_, W> {
         let mut marked = b".wh.".to_vec();
         marked.extend_from_slice(name.as_bytes());
         let path = self.place.with_file_name(OsStr::from_bytes(&marked));
-        let mut entry = header(stat, EntryType::Regular)?;
+        let mut entry = header(stat, EntryType::Regular);
         self.append(&mut entry, &path, None, &[], io::empty())
     }
 
@@ -210,12 +210,12 @@ impl<W: Write> Walk<'_, W> {
             return Ok(());
         }
         let marker = self.place.join(".wh..wh..opq");
-        let mut entry = header(stat, EntryType::Regular)?;
+        let mut entry = header(stat, EntryType::Regular);
         self.append(&mut entry, &marker, None, &[], io::empty())
     }
 
     fn special(&mut self, stat: &Stat, kind: EntryType) -> io::Result<()> {
-        let mut entry = header(stat, kind)?;
+        let mut entry = header(stat, kind);
         entry.set_device_major(rustix::fs::major(stat.st_rdev))?;
         entry.set_device_minor(rustix::fs::minor(stat.st_rdev))?;
         self.append(&mut entry, &self.place.clone(), None, &[], io::empty())
@@ -286,7 +286,7 @@ fn fill(field: &mut [u8; PLAIN_NAME_BYTES], text: &[u8]) {
     }
 }
 
-fn header(stat: &Stat, kind: EntryType) -> io::Result<Header> {
+fn header(stat: &Stat, kind: EntryType) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
     header.set_mode(stat.st_mode & 0o7777);
@@ -295,7 +295,7 @@ fn header(stat: &Stat, kind: EntryType) -> io::Result<Header> {
     // Before 1970 there is no plain field; nobody misses it.
     header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
     header.set_size(0);
-    Ok(header)
+    header
 }
 
 fn open_directory(parent: impl std::os::fd::AsFd, name: &OsStr) -> io::Result<OwnedFd> {

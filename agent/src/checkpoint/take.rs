@@ -84,7 +84,7 @@ pub(crate) async fn run(
         guardian: None,
         stop: Arc::default(),
     };
-    let taken = driver.tell_while(taking.guarded(cancel)).await;
+    let taken = driver.tell_while(Box::pin(taking.guarded(cancel))).await;
     taking.stop.store(true, Ordering::Relaxed);
     undo(app, driver, &order.namespace, &order.container).await;
     // Only now: until the source runs, someone has to stand by.

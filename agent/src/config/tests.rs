@@ -1,5 +1,6 @@
 use super::*;
 
+#[expect(clippy::unwrap_in_result, reason = "a failed preparation is a failed test")]
 fn check(text: &str) -> Result<Config, Vec<String>> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     io::Write::write_all(&mut file, text.as_bytes()).unwrap();

@@ -17,7 +17,7 @@ pub(super) struct Inventory {
     /// The namespaces of whoever dumped.
     #[prost(message, optional, tag = "3")]
     pub(super) root_ids: Option<Ids>,
-    /// 0 none, 1 SELinux, 2 `AppArmor`.
+    /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     #[prost(int32, optional, tag = "6")]
     pub(super) lsm: Option<i32>,
     #[prost(message, optional, tag = "12")]
@@ -148,7 +148,7 @@ pub(super) struct Mount {
     #[prost(string, tag = "6")]
     pub(super) root: String,
     #[prost(string, tag = "7")]
-    pub(super) mount_point: String,
+    pub(super) path: String,
     #[prost(bool, optional, tag = "12")]
     pub(super) with_plugin: Option<bool>,
     #[prost(bool, optional, tag = "13")]

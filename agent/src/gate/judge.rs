@@ -14,7 +14,7 @@ pub(crate) struct Expected {
     pub(crate) no_new_privileges: bool,
     /// Whether a seccomp filter is required.
     pub(crate) seccomp: bool,
-    /// The security module of this node: 0 none, 1 SELinux, 2 `AppArmor`.
+    /// The security module of this node: 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
     /// Where something from this node is mounted.
     pub(crate) external_mounts: BTreeSet<String>,
@@ -137,15 +137,15 @@ fn judge_namespaces(summary: &Summary, expected: &Expected, reasons: &mut BTreeS
 fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSet<String>) {
     let mut places = BTreeSet::new();
     for mount in mounts {
-        if !mount.mount_point.starts_with('/') || mount.mount_point.contains("/..") {
-            reasons.insert(format!("{:?} is no place for a mount", mount.mount_point));
+        if !mount.path.starts_with('/') || mount.path.contains("/..") {
+            reasons.insert(format!("{:?} is no place for a mount", mount.path));
         }
-        if !places.insert(&*mount.mount_point) {
-            let place = &mount.mount_point;
+        if !places.insert(&*mount.path) {
+            let place = &mount.path;
             reasons.insert(format!("two mounts are stacked on {place:?}, and one hides the other"));
         }
         if !stands_on_its_parent(mount, mounts) {
-            reasons.insert(format!("the mount on {:?} is hidden", mount.mount_point));
+            reasons.insert(format!("the mount on {:?} is hidden", mount.path));
         }
         if let Some(reason) = judge_mount(mount, expected) {
             reasons.insert(reason);
@@ -158,7 +158,7 @@ fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSe
         reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
     }
     let locked: BTreeSet<&str> =
-        mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.mount_point).collect();
+        mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.path).collect();
     for path in expected.read_only.iter().filter(|path| !locked.contains(&***path)) {
         reasons.insert(format!("{path:?} is writable, which it is not in new containers"));
     }
@@ -166,24 +166,19 @@ fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSe
 
 /// Whether a mount is where its path says: on the mount that has the longest part of its path.
 fn stands_on_its_parent(mount: &MountFact, mounts: &[MountFact]) -> bool {
-    if mount.mount_point == "/" {
+    if mount.path == "/" {
         return true;
     }
     let above = mounts.iter().filter(|other| {
         other.id != mount.id
-            && (other.mount_point == "/"
-                || mount
-                    .mount_point
-                    .strip_prefix(&*other.mount_point)
-                    .is_some_and(|rest| rest.starts_with('/')))
+            && (other.path == "/"
+                || mount.path.strip_prefix(&*other.path).is_some_and(|rest| rest.starts_with('/')))
     });
-    above
-        .max_by_key(|other| other.mount_point.len())
-        .is_some_and(|parent| parent.id == mount.parent)
+    above.max_by_key(|other| other.path.len()).is_some_and(|parent| parent.id == mount.parent)
 }
 
 fn judge_mount(mount: &MountFact, expected: &Expected) -> Option<String> {
-    let place = &*mount.mount_point;
+    let place = &*mount.path;
     if mount.with_plugin {
         return Some(format!("the mount on {place:?} needs a plugin"));
     }

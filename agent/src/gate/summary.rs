@@ -25,7 +25,7 @@ const ZOMBIE: u32 = 6;
 pub(crate) struct Summary {
     pub(crate) processes: u32,
     pub(crate) threads: u32,
-    /// 0 none, 1 SELinux, 2 `AppArmor`.
+    /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
     pub(crate) plugins: Vec<String>,
     /// The different identities of the threads.
@@ -65,7 +65,7 @@ pub(crate) struct MountFact {
     /// CRIU's number of the file system type.
     pub(crate) kind: i32,
     pub(crate) root: String,
-    pub(crate) mount_point: String,
+    pub(crate) path: String,
     pub(crate) read_only: bool,
     /// By which name it comes from outside; empty when it does not.
     pub(crate) external: Option<String>,
@@ -190,12 +190,12 @@ impl Builder {
         let mounts = &mut self.summary.mounts;
         each(content, MOUNTS, |mount: Mount| {
             let is_external = mount.external == Some(true) || mount.external_key.is_some();
-            let path = mount.mount_point.strip_prefix('.').unwrap_or(&mount.mount_point);
+            let path = mount.path.strip_prefix('.').unwrap_or(&mount.path);
             mounts.push(MountFact {
                 id: mount.id,
                 parent: mount.parent,
                 kind: mount.kind,
-                mount_point: path.to_owned(),
+                path: path.to_owned(),
                 root: mount.root,
                 read_only: (mount.flags | mount.super_flags.unwrap_or(0)) & 1 != 0,
                 external: is_external.then(|| mount.external_key.unwrap_or_default()),

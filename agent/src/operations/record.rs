@@ -95,6 +95,7 @@ pub(crate) enum Made {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "units are part of the names, here and in the API")]
 pub(crate) struct Sizes {
     pub(crate) dump_bytes: u64,
     pub(crate) page_bytes: u64,

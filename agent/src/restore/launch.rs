@@ -114,10 +114,9 @@ impl Plan<'_> {
             Err(_elapsed) => return Err(LaunchError::Hung),
         };
         match namespace.wait(id, WATCH).await {
-            // It had nothing left to do.
-            Ok(0) => Ok(pid),
+            // It had nothing left to do, or it runs on.
+            Ok(0) | Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. }) => Ok(pid),
             Ok(status) => Err(LaunchError::Ended(status)),
-            Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. }) => Ok(pid),
             Err(error) => Err(error.into()),
         }
     }

@@ -179,7 +179,7 @@ mod tests {
     use crate::trust::{Glob, Rule};
     use kybernate_packager::agent_api as api;
     use kybernate_packager::key::SigningKey;
-    use kybernate_spec::checkpoint::{NeededMount, Source};
+    use kybernate_spec::checkpoint::{CpuFacts, NeededMount, Source};
 
     fn order(change: impl FnOnce(&mut api::RestoreRequest)) -> Order {
         let mut request = api::RestoreRequest {
@@ -285,7 +285,7 @@ mod tests {
             page_bytes: 4096,
             cgroup: "v2".to_owned(),
             lsm: "none".to_owned(),
-            cpu: Default::default(),
+            cpu: CpuFacts::default(),
             criu: "4.1".to_owned(),
             runtime: String::new(),
             containerd: String::new(),

@@ -98,7 +98,7 @@ pub(crate) async fn run(app: &Arc<App>, driver: &Driver, order: Order, cancel: C
             () = cancel.cancelled() => Err(RestoreError::ShuttingDown),
         }
     };
-    let restored = driver.tell_while(steps).await;
+    let restored = driver.tell_while(Box::pin(steps)).await;
     if restored.is_ok() {
         // CRIU has read everything; what remains is the container.
         let kept = driver.update(|record| record.made.retain(is_temporary)).await;
@@ -196,7 +196,7 @@ impl Restoring<'_> {
         }
         let expected = spec::expected(&order.allow, &volumes, config, &report.facts.lsm);
         let container = self.name(&checkpoint).await?;
-        Ok(Accepted { store, container, expected, checkpoint })
+        Ok(Accepted { store, checkpoint, container, expected })
     }
 
     /// Decides how the container is called, and makes sure that nobody else is.

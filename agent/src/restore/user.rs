@@ -119,6 +119,7 @@ mod tests {
     use super::*;
     use fs_err as fs;
 
+    #[expect(clippy::unwrap_in_result, reason = "a failed preparation is a failed test")]
     fn check(text: &str) -> Result<User, String> {
         let (upper, lower) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir_all(lower.path().join("etc")).unwrap();

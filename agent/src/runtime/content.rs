@@ -107,8 +107,8 @@ impl Namespace {
         let stream = source.open(descriptor).await?;
         let reference = format!("kybernate-{}", descriptor.digest);
         let (sender, receiver) = mpsc::channel(WRITES_IN_FLIGHT);
-        let feed = feed(sender, stream, descriptor, &reference);
-        let (fed, written) = tokio::join!(feed, self.send(receiver));
+        let feeding = feed(sender, stream, descriptor, &reference);
+        let (fed, written) = tokio::join!(feeding, self.send(receiver));
         let outcome = match (fed, written) {
             (Err(error), _) => Err(error.into()),
             (Ok(()), Err(status)) if status.code() == tonic::Code::AlreadyExists => Ok(()),
