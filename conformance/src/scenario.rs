@@ -28,14 +28,14 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Everything that runs.
 #[derive(Debug)]
 pub struct Scenario {
-    /// The nodes and the network.
-    pub testbed: Testbed,
     /// Our registry.
     pub registry: Option<Service>,
     /// The agent on node a.
     pub agent_a: Option<Agent>,
     /// The agent on node b.
     pub agent_b: Option<Agent>,
+    /// The nodes and the network. Ends last: the others run in it, and write into its directory.
+    pub testbed: Testbed,
     bin: PathBuf,
 }
 
