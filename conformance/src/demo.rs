@@ -167,8 +167,8 @@ impl Story {
     /// Prints a refusal and makes sure that it was one: exit code 2, and a reason that names what
     /// is wrong.
     fn refused(&self, what: &str, output: &Output, reason: &str) -> anyhow::Result<()> {
-        let said = tail(output);
-        self.line(&format!("{what}: {}", one_line(&said)));
+        let said = last_line(output);
+        self.line(&format!("{what}: {said}"));
         if output.status.code() != Some(2) {
             bail!("{what} ended with {} instead of a refusal", output.status);
         }
@@ -204,6 +204,11 @@ fn summary(status: &Value) -> String {
         fact("log_ok"),
         fact("pipe_ok")
     )
+}
+
+/// What a program said last: the reason, after the steps it had reported.
+fn last_line(output: &Output) -> String {
+    tail(output).lines().last().unwrap_or_default().to_owned()
 }
 
 fn one_line(text: &str) -> String {

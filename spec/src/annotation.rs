@@ -22,6 +22,9 @@ pub const CONTAINER: &str = "io.kybernate.container";
 pub const NAMESPACE: &str = "io.kybernate.namespace";
 /// What an index entry is: `runnable` or `checkpoint`.
 pub const ROLE: &str = "io.kybernate.role";
+/// On an index entry whose image has zstd layers: containers/image (skopeo, podman, buildah) looks
+/// for it, and adds it when it is not there, which changes the index and so its digest.
+pub const ZSTD: &str = "io.github.containers.compression.zstd";
 /// Where in the container a volume layer was mounted.
 pub const DESTINATION: &str = "io.kybernate.volume.destination";
 

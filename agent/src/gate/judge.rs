@@ -75,7 +75,7 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
     if !more.is_empty() {
         reasons.insert(format!(
             "its processes have {}, which the new container has not \
-             (allow.capabilities, --allow-capability)",
+             (allow.capabilities, --allow-cap)",
             more.join(", ")
         ));
     }

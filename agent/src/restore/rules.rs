@@ -19,7 +19,7 @@ const OWN_MOUNTS: &[&str] = &["/sys/fs/cgroup"];
 
 /// A rule said no.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("refused by {}: {}", .by.name(), .reasons.join("; "))]
+#[error("{}", .reasons.join("; "))]
 pub(crate) struct Refusal {
     pub(crate) by: RefusedBy,
     pub(crate) reasons: Vec<String>,

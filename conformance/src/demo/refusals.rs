@@ -7,7 +7,7 @@ use fs_err as fs;
 use kybernate_spec::media_type;
 use serde_json::Value;
 
-use super::{Story, list, number, one_line, role, text};
+use super::{Story, last_line, list, number, role, text};
 use crate::command::tail;
 use crate::node::Node;
 use crate::scenario::Scenario;
@@ -71,7 +71,7 @@ fn changed_on_our_disk(
     let shard = shard_of(scenario, reference)?;
     flip(&blob_file(&scenario.registry_root(), &shard)?)?;
     let output = restore(scenario, b, reference)?;
-    story.line(&format!("one byte changed on our registry's disk: {}", one_line(&tail(&output))));
+    story.line(&format!("one byte changed on our registry's disk: {}", last_line(&output)));
     ensure!(!output.status.success(), "a changed shard was restored");
     let exact = format!("{}@{digest}", scenario.reference("demo/counter"));
     let deep = ["verify", &exact, "--plain-http", "--key", "/srv/share/node-a.pub", "--deep"];

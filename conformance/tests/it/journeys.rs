@@ -5,7 +5,7 @@ use std::process::Command;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 
-use crate::harness::{bin, checkpoint, restore, said, start};
+use crate::harness::{bin, checkpoint, refused, restore, said, start};
 
 /// The demo asserts each thing it tells: the way from a to b, what other tools see, the refusals.
 #[test]
@@ -82,5 +82,41 @@ fn files_in_dev_shm_move_too() {
     let read = "cat /dev/shm/note /state/note; ls /etc/os-release || echo gone";
     let found = b.run(&["ctr", "task", "exec", "--exec-id", "r", "shm", "sh", "-c", read]).unwrap();
     assert_eq!(found, "kept\nchanged\ngone\n");
+    scenario.end().unwrap();
+}
+
+#[test]
+fn other_peoples_tools_copy_it_and_it_still_restores() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let reference = scenario.reference("tools/job:v1");
+    let digest = checkpoint(&scenario, a, "job", &reference);
+    let peer = scenario.start_peer().unwrap();
+    let copy = |tool: &str| scenario.peer_reference(&format!("{tool}/job:v1"));
+    let (oras, crane, skopeo) = (copy("oras"), copy("crane"), copy("skopeo"));
+    b.run(&["oras", "copy", "-r", "--from-plain-http", "--to-plain-http", &reference, &oras])
+        .unwrap();
+    b.run(&["crane", "copy", "--insecure", &reference, &crane]).unwrap();
+    let (from, to) = (format!("docker://{reference}"), format!("docker://{skopeo}"));
+    let flags = ["--src-tls-verify=false", "--dest-tls-verify=false", "--preserve-digests"];
+    b.run(&[&["skopeo", "copy", "--all"], &flags[..], &[&from, &to]].concat()).unwrap();
+    for copy in [&oras, &crane, &skopeo] {
+        let found = b.run(&["crane", "digest", "--insecure", copy]).unwrap();
+        assert_eq!(found.trim(), digest, "{copy}");
+    }
+    // oras takes the signature along, also into a registry without a referrers API.
+    let cosign = ["cosign", "verify", "--key", "/srv/share/node-a.pub", "--insecure-ignore-tlog"];
+    b.run(&[&cosign[..], &["--allow-http-registry", &oras]].concat()).unwrap();
+    let output = restore(&scenario, b, &oras, "from-oras", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(b, "from-oras").unwrap();
+    // The others leave the signature behind, so an enforcing node refuses their copies.
+    refused(&scenario, b, &crane, &[], "not signed");
+    // ctr takes the runnable image of it.
+    b.run(&["ctr", "image", "pull", "--plain-http", &skopeo]).unwrap();
+    let words = ["ctr", "run", "--rm", &skopeo, "cold", "cat", "/state/ticks.log"];
+    assert!(b.run(&words).unwrap().starts_with("1\n"), "the rootfs diff is not in the image");
+    drop(peer);
     scenario.end().unwrap();
 }

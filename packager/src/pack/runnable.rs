@@ -110,6 +110,8 @@ async fn push_runnable(
     let mut config: Value = serde_json::from_slice(source_config)
         .map_err(|error| PackError::Image(format!("the source image's config: {error}")))?;
     let platform = platform_of(&config)?;
+    let is_zstd = |layer: &Descriptor| layer.media_type.ends_with("+zstd");
+    let has_zstd = request.rootfs_diff.is_some() || source_manifest.layers.iter().any(is_zstd);
     let runnable = match &request.rootfs_diff {
         None => source.clone(),
         Some(diff) => {
@@ -135,7 +137,8 @@ async fn push_runnable(
         }
     };
     let runnable = Descriptor { platform: Some(platform), ..runnable };
-    Ok(runnable.with_annotation(annotation::ROLE, "runnable"))
+    let runnable = runnable.with_annotation(annotation::ROLE, "runnable");
+    Ok(if has_zstd { runnable.with_annotation(annotation::ZSTD, "true") } else { runnable })
 }
 
 /// Compresses the rootfs diff; returns the layer and the digest of the plain tar.
