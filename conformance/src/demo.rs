@@ -157,11 +157,22 @@ impl Story {
 
     /// Prints the times and sizes of an operation.
     fn facts(&self, operation: &Value) {
-        for part in ["times", "sizes"] {
-            if let Some(facts) = operation.get(part) {
-                self.line(&format!("{part} {facts}"));
-            }
-        }
+        let parts = |key: &str| operation.get(key).and_then(Value::as_object).into_iter().flatten();
+        let times = parts("timesMicroseconds").filter_map(|(step, time)| {
+            let milliseconds = time.as_u64()? / 1000;
+            (milliseconds > 0).then(|| format!("{step} {milliseconds} ms"))
+        });
+        self.line(&times.collect::<Vec<_>>().join(", "));
+        let sizes = parts("sizes").filter_map(|(name, bytes)| {
+            let name = match &**name {
+                "dumpBytes" => "in the dump",
+                "pageBytes" => "of pages that are not zero",
+                "transferredBytes" => "over the network",
+                _ => return None,
+            };
+            Some(format!("{} MiB {name}", bytes.as_u64()? >> 20))
+        });
+        self.line(&sizes.collect::<Vec<_>>().join(", "));
     }
 
     /// Prints a refusal and makes sure that it was one: exit code 2, and a reason that names what
