@@ -10,7 +10,9 @@ export KYBERNATE_CACHE ?= /var/cache/kybernate
 demo: build
 	target/debug/kybernate-conformance demo
 
-test: lint build
+# Everything is built as the tests build it, so that each dependency is compiled once.
+test: lint
+	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked
 
 build: setup

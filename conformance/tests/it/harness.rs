@@ -19,8 +19,9 @@ pub(crate) fn bin() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
         let target = target();
+        // All targets: the same features as this test was built with, so nothing is built twice.
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--workspace", "--bins", "--locked", "--quiet"]);
+        cargo.args(["build", "--workspace", "--all-targets", "--locked", "--quiet"]);
         if target.ends_with("release") {
             cargo.arg("--release");
         }
