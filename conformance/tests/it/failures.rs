@@ -196,3 +196,31 @@ fn an_agent_without_root_says_so() {
     assert!(said(&output).contains("root"), "{}", said(&output));
     scenario.end().unwrap();
 }
+
+#[test]
+fn a_name_that_is_taken_and_a_container_that_is_busy_are_left_alone() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", 128, &[]).unwrap();
+    let reference = scenario.reference("failure/taken:v1");
+    let kyb = begin(&scenario, a, "job", &reference, &[]);
+    assert!(wait_until(Duration::from_secs(20), || is(a, "job", "PAUSED")));
+    let second = scenario.reference("failure/taken:v2");
+    let words = ["checkpoint", "job", &second, "--plain-http", "--sign-key", "node-a"];
+    let output = scenario.kyb(a, &words).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("busy"), "{}", said(&output));
+    assert!(wait_until(Duration::from_secs(30), || has_tag(&scenario, &reference)));
+    assert!(!has_tag(&scenario, &second));
+    drop(kyb);
+
+    let first = restore(&scenario, b, &reference, "taken", &[]);
+    assert!(first.status.success(), "{}", said(&first));
+    let before = scenario.traces(b).unwrap();
+    let again = restore(&scenario, b, &reference, "taken", &[]);
+    assert_eq!(again.status.code(), Some(1), "{}", said(&again));
+    assert!(said(&again).contains("taken"), "{}", said(&again));
+    assert_eq!(scenario.traces(b).unwrap(), before);
+    scenario.wait_for_ticks(b, "taken").unwrap();
+    scenario.end().unwrap();
+}
