@@ -1,1 +1,435 @@
+use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+use prost::Message as _;
+
+use super::images::{
+    CORE, Core, Credentials, FILES, File, IDS, Ids, Inventory, MOUNTS, Mount, Plugins, ProcessCore,
+    RegularFile, SECCOMP, Seccomp, SeccompFilter, ThreadCore,
+};
+use super::*;
+use crate::capability;
+use kybernate_packager::criu::{Magic, Process};
+
+/// Bits of the capabilities containerd gives by default.
+const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;
+const SYS_ADMIN: u32 = 1 << 21;
+
+/// A dump of one process, as CRIU writes it, to be spoiled by tests.
+struct Dump {
+    inventory: Inventory,
+    tree: Vec<Process>,
+    cores: BTreeMap<u32, Core>,
+    ids: BTreeMap<u32, Ids>,
+    mounts: Vec<Mount>,
+    files: Vec<File>,
+    seccomp: Option<Seccomp>,
+    /// Files with any name, without content.
+    others: Vec<String>,
+}
+
+fn ids(base: u32) -> Ids {
+    let id = |number| Some(base + number);
+    Ids { pid: id(1), network: id(2), ipc: id(3), uts: id(4), mount: id(5), user: Some(1) }
+}
+
+fn core() -> Core {
+    let set = || vec![DEFAULT_CAPABILITIES, 0];
+    let credentials = Credentials {
+        permitted: set(),
+        effective: set(),
+        bounding: set(),
+        inheritable: vec![0, 0],
+        no_new_privs: Some(1),
+        ..Credentials::default()
+    };
+    Core {
+        process: Some(ProcessCore { state: 1, old_seccomp_mode: None }),
+        ids: None,
+        thread: Some(ThreadCore {
+            credentials: Some(credentials),
+            seccomp_mode: Some(0),
+            seccomp_filter: None,
+        }),
+    }
+}
+
+fn mount(id: u32, parent: u32, kind: i32, path: &str) -> Mount {
+    Mount { kind, id, parent, root: "/".to_owned(), path: path.to_owned(), ..Mount::default() }
+}
+
+fn locked(id: u32, parent: u32, kind: i32, path: &str, root: &str) -> Mount {
+    Mount { flags: 1, root: root.to_owned(), ..mount(id, parent, kind, path) }
+}
+
+impl Default for Dump {
+    fn default() -> Self {
+        let masked =
+            Mount { external_key: Some("/dev/null".to_owned()), ..mount(6, 2, 5, "/proc/keys") };
+        Self {
+            inventory: Inventory {
+                img_version: 2,
+                root_ids: Some(Ids { user: Some(1), ..ids(100) }),
+                lsm: Some(0),
+                plugins: None,
+            },
+            tree: vec![Process { pid: 1, ppid: 0, threads: vec![1] }],
+            cores: BTreeMap::from([(1, core())]),
+            ids: BTreeMap::from([(1, ids(0))]),
+            mounts: vec![
+                mount(1, 0, 17, "/"),
+                mount(2, 1, 1, "/proc"),
+                locked(3, 1, 2, "/sys", "/"),
+                mount(4, 1, 5, "/dev"),
+                locked(5, 2, 1, "/proc/sys", "/sys"),
+                masked,
+            ],
+            files: vec![File { kind: 1, regular: Some(RegularFile::default()) }],
+            seccomp: Some(Seccomp::default()),
+            others: vec!["mm-1.img".to_owned(), "pages-1.img".to_owned()],
+        }
+    }
+}
+
+impl Dump {
+    fn images(&self) -> Vec<(String, Vec<u8>)> {
+        let one = |magic, message: Vec<u8>| image(magic, &[message]);
+        let each = |magic, messages: Vec<Vec<u8>>| image(magic, &messages);
+        let mut images = vec![
+            ("inventory.img".to_owned(), inventory(&self.inventory)),
+            (
+                "pstree.img".to_owned(),
+                each(Magic::PSTREE, self.tree.iter().map(prost::Message::encode_to_vec).collect()),
+            ),
+            (
+                "mountpoints-13.img".to_owned(),
+                each(MOUNTS, self.mounts.iter().map(prost::Message::encode_to_vec).collect()),
+            ),
+            (
+                "files.img".to_owned(),
+                each(FILES, self.files.iter().map(prost::Message::encode_to_vec).collect()),
+            ),
+        ];
+        for (pid, core) in &self.cores {
+            images.push((format!("core-{pid}.img"), one(CORE, core.encode_to_vec())));
+        }
+        for (pid, ids) in &self.ids {
+            images.push((format!("ids-{pid}.img"), one(IDS, ids.encode_to_vec())));
+        }
+        if let Some(seccomp) = &self.seccomp {
+            images.push(("seccomp.img".to_owned(), one(SECCOMP, seccomp.encode_to_vec())));
+        }
+        images
+    }
+}
+
+/// Frames messages as CRIU does.
+fn image(magic: Magic, messages: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = 0x5456_4319_u32.to_le_bytes().to_vec();
+    bytes.extend(magic.0.to_le_bytes());
+    for message in messages {
+        bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
+        bytes.extend(message);
+    }
+    bytes
+}
+
+fn inventory(inventory: &Inventory) -> Vec<u8> {
+    // The one image without the common magic.
+    image(Magic::INVENTORY, &[inventory.encode_to_vec()])[4..].to_vec()
+}
+
+fn summarise(images: &[(String, Vec<u8>)], others: &[String]) -> Result<Summary, String> {
+    let told = |error: summary::SummaryError| kybernate_spec::chain(&error).to_string();
+    let mut builder = Builder::default();
+    for name in others {
+        builder.name(name).map_err(told)?;
+    }
+    for (name, content) in images {
+        builder.name(name).map_err(told)?;
+        builder.image(name, &**content).map_err(told)?;
+    }
+    builder.finish().map_err(told)
+}
+
+fn expected() -> Expected {
+    let set = |paths: &[&str]| paths.iter().map(ToString::to_string).collect();
+    Expected {
+        capabilities: set(capability::DEFAULT),
+        no_new_privileges: true,
+        masked: set(&["/proc/keys"]),
+        read_only: set(&["/sys", "/proc/sys"]),
+        ..Expected::default()
+    }
+}
+
+/// Spoils a dump and returns what is wrong with it, undecodable or not.
+fn check(spoil: impl FnOnce(&mut Dump, &mut Expected)) -> String {
+    let (mut dump, mut expected) = (Dump::default(), expected());
+    spoil(&mut dump, &mut expected);
+    match summarise(&dump.images(), &dump.others) {
+        Ok(summary) => judge(&summary, &expected).join("; "),
+        Err(reason) => reason,
+    }
+}
+
+fn credentials(dump: &mut Dump) -> &mut Credentials {
+    let core = dump.cores.get_mut(&1).unwrap();
+    core.thread.as_mut().unwrap().credentials.as_mut().unwrap()
+}
+
+fn assert_refused(reason: &str, spoil: impl FnOnce(&mut Dump, &mut Expected)) {
+    let found = check(spoil);
+    assert!(found.contains(reason), "{reason:?} is not in {found:?}");
+}
+
+#[test]
+fn an_ordinary_container_passes() {
+    assert_eq!(check(|_, _| {}), "");
+    let dump = Dump::default();
+    let identity = summarise(&dump.images(), &dump.others).unwrap().identity();
+    assert_eq!(identity.uids, [0].into());
+    assert!(identity.no_new_privileges && !identity.seccomp);
+    assert_eq!(identity.capabilities.len(), capability::DEFAULT.len());
+}
+
+#[test]
+fn capabilities_in_any_set_count() {
+    type Pick = fn(&mut Credentials) -> &mut Vec<u32>;
+    let sets: [Pick; 5] = [
+        |c| &mut c.inheritable,
+        |c| &mut c.permitted,
+        |c| &mut c.effective,
+        |c| &mut c.bounding,
+        |c| &mut c.ambient,
+    ];
+    for set in sets {
+        assert_refused("CAP_SYS_ADMIN", |dump, _| *set(credentials(dump)) = vec![SYS_ADMIN, 0]);
+    }
+    assert_refused("CAP_BPF", |dump, _| credentials(dump).permitted = vec![0, 1 << 7]);
+    assert_refused("CAP_64", |dump, _| credentials(dump).bounding = vec![0, 0, 1]);
+    let allowed = check(|dump, expected| {
+        credentials(dump).bounding = vec![SYS_ADMIN | DEFAULT_CAPABILITIES, 0];
+        expected.capabilities.insert("CAP_SYS_ADMIN".to_owned());
+    });
+    assert_eq!(allowed, "");
+}
+
+#[test]
+fn every_thread_is_looked_at() {
+    assert_refused("CAP_SYS_ADMIN", |dump, _| {
+        dump.tree[0].threads = vec![1, 7];
+        let mut other = core();
+        other.process = None;
+        let thread = other.thread.as_mut().unwrap();
+        thread.credentials.as_mut().unwrap().permitted = vec![SYS_ADMIN, 0];
+        dump.cores.insert(7, other);
+    });
+}
+
+#[test]
+fn privileges_filters_and_profiles_must_be_as_strict() {
+    assert_refused("may gain privileges", |dump, _| credentials(dump).no_new_privs = None);
+    assert_refused("may gain privileges", |dump, _| credentials(dump).no_new_privs = Some(0));
+    assert_refused("seccomp filter", |_, expected| expected.seccomp = true);
+    assert_refused("security profile \"docker\"", |dump, _| {
+        credentials(dump).lsm_profile = Some("docker".to_owned());
+    });
+    assert_refused("security module", |dump, _| dump.inventory.lsm = Some(2));
+    assert_refused("plugin \"cuda\"", |dump, _| {
+        dump.inventory.plugins = Some(Plugins { names: vec!["cuda".to_owned()] });
+    });
+}
+
+#[test]
+fn a_seccomp_filter_must_be_there() {
+    let filtered = |filters: Vec<SeccompFilter>| {
+        move |dump: &mut Dump, expected: &mut Expected| {
+            let thread = dump.cores.get_mut(&1).unwrap().thread.as_mut().unwrap();
+            (thread.seccomp_mode, thread.seccomp_filter) = (Some(2), Some(0));
+            dump.seccomp = Some(Seccomp { filters });
+            expected.seccomp = true;
+        }
+    };
+    let real = SeccompFilter { program: vec![6, 0], previous: None };
+    assert_eq!(check(filtered(vec![real])), "");
+    assert_refused("seccomp filter 0", filtered(Vec::new()));
+    assert_refused("seccomp filter 0", filtered(vec![SeccompFilter::default()]));
+}
+
+#[test]
+fn the_tree_and_the_cores_must_name_the_same_threads() {
+    assert_refused("process 9 has a core but is not in the tree", |dump, _| {
+        dump.cores.insert(9, core());
+    });
+    assert_refused("\"core-2.img\" is missing", |dump, _| {
+        dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![2] });
+    });
+    assert_refused("listed twice", |dump, _| dump.tree.push(dump.tree[0].clone()));
+    assert_refused("no credentials", |dump, _| {
+        dump.cores.get_mut(&1).unwrap().thread.as_mut().unwrap().credentials = None;
+    });
+    assert_refused("version 3 are not known", |dump, _| dump.inventory.img_version = 3);
+    assert_refused("\"pstree.img\" is missing", |dump, _| {
+        dump.tree.clear();
+        dump.cores.clear();
+    });
+}
+
+#[test]
+fn a_zombie_needs_no_credentials() {
+    let passed = check(|dump, _| {
+        dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![2] });
+        let process = Some(ProcessCore { state: 6, old_seccomp_mode: None });
+        dump.cores.insert(2, Core { process, ids: None, thread: None });
+    });
+    assert_eq!(passed, "");
+}
+
+#[test]
+fn a_file_in_the_guise_of_another_is_refused() {
+    for name in ["core-01.img", "core-a.img", "ids-+1.img", "mountpoints-013.img"] {
+        assert_refused("is no name that CRIU gives", |dump, _| dump.others.push(name.to_owned()));
+    }
+}
+
+#[test]
+fn namespaces_of_the_host_are_refused_unless_allowed() {
+    let spoils: [(&str, fn(&mut Ids)); 5] = [
+        ("pid", |ids| ids.pid = Some(101)),
+        ("network", |ids| ids.network = Some(102)),
+        ("ipc", |ids| ids.ipc = Some(103)),
+        ("uts", |ids| ids.uts = None),
+        ("mount", |ids| ids.mount = Some(105)),
+    ];
+    for (name, spoil) in spoils {
+        let reason = format!("in the host's {name} namespace");
+        assert_refused(&reason, |dump, _| spoil(dump.ids.get_mut(&1).unwrap()));
+    }
+    let allowed = |dump: &mut Dump, expected: &mut Expected| {
+        dump.ids.get_mut(&1).unwrap().network = Some(102);
+        expected.host_namespaces.insert("network".to_owned());
+    };
+    assert_eq!(check(allowed), "");
+    assert_refused("network namespace of their own", |_, expected| {
+        expected.host_namespaces.insert("network".to_owned());
+    });
+    assert_refused("user namespace", |dump, _| dump.ids.get_mut(&1).unwrap().user = Some(9));
+    assert_refused("two places at once", |dump, _| {
+        dump.cores.get_mut(&1).unwrap().ids = Some(ids(50));
+    });
+    assert_refused("namespaces of their own", |dump, _| {
+        dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![2] });
+        dump.cores.insert(2, core());
+        dump.ids.insert(2, ids(50));
+    });
+}
+
+#[test]
+fn mounts_are_those_of_a_new_container() {
+    assert_refused("nothing hides \"/proc/keys\"", |dump, _| {
+        dump.mounts.pop();
+    });
+    assert_refused("\"/proc/sys\" is writable", |dump, _| dump.mounts[4].flags = 0);
+    assert_refused("\"/sys\" is writable", |dump, _| dump.mounts[2].flags = 0);
+    assert_refused("\"/disk\" (kind 16)", |dump, _| {
+        dump.mounts.push(mount(20, 1, 16, "/disk"));
+    });
+    assert_refused("\"/proc2\" (kind 1)", |dump, _| dump.mounts.push(mount(20, 1, 1, "/proc2")));
+    assert_refused("\"/sys2\" (kind 2)", |dump, _| {
+        dump.mounts.push(locked(20, 1, 2, "/sys2", "/"));
+    });
+    assert_refused("\"/x\" (kind 23)", |dump, _| dump.mounts.push(mount(20, 1, 23, "/x")));
+    assert_refused("something from the node on \"/data\"", |dump, _| {
+        let external_key = Some("/data".to_owned());
+        dump.mounts.push(Mount { external_key, ..mount(20, 1, 5, "/data") });
+    });
+    assert_refused("needs a plugin", |dump, _| {
+        dump.mounts.push(Mount { with_plugin: Some(true), ..mount(20, 1, 5, "/x") });
+    });
+    let allowed = check(|dump, expected| {
+        let external_key = Some("/data".to_owned());
+        dump.mounts.push(Mount { external_key, ..mount(20, 1, 0, "/data") });
+        expected.external_mounts.insert("/data".to_owned());
+    });
+    assert_eq!(allowed, "");
+}
+
+#[test]
+fn mounts_that_hide_each_other_are_refused() {
+    assert_refused("stacked on \"/proc\"", |dump, _| dump.mounts.push(mount(20, 2, 1, "/proc")));
+    // On the root below /proc, where nobody sees it.
+    assert_refused("on \"/proc/keys\" is hidden", |dump, _| dump.mounts[5].parent = 1);
+    assert_refused("no place for a mount", |dump, _| {
+        dump.mounts.push(mount(20, 1, 5, "/a/../proc"));
+    });
+    assert_refused("no root file system", |dump, _| dump.mounts.clear());
+}
+
+#[test]
+fn files_that_reach_out_are_refused() {
+    for kind in [12, 14, 15, 16, 19, 0, 99] {
+        assert_refused("reach beyond a container", |dump, _| {
+            dump.files.push(File { kind, regular: None });
+        });
+    }
+    assert_refused("\"/etc/shadow\" is outside", |dump, _| {
+        let name = "/etc/shadow".to_owned();
+        let regular = Some(RegularFile { name, external: Some(true) });
+        dump.files.push(File { kind: 1, regular });
+    });
+    for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img"] {
+        assert_refused("more than a container", |dump, _| dump.others.push(name.to_owned()));
+    }
+}
+
+#[test]
+fn an_image_with_a_second_record_is_refused() {
+    let mut images = Dump::default().images();
+    let core = images.iter_mut().find(|(name, _)| name == "core-1.img").unwrap();
+    let record = core.1[8..].to_vec();
+    core.1.extend(record);
+    assert!(summarise(&images, &[]).unwrap_err().contains("one record"));
+}
+
+proptest! {
+    #[test]
+    fn spoiled_images_are_survived(
+        victim in 0_usize..7,
+        position in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        cut in any::<bool>(),
+    ) {
+        let mut images = Dump::default().images();
+        let content = &mut images[victim].1;
+        let position = position.index(content.len());
+        if cut {
+            content.truncate(position);
+        } else {
+            content[position] = byte;
+        }
+        if let Ok(summary) = summarise(&images, &[]) {
+            judge(&summary, &expected());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        for name in ["inventory.img", "pstree.img", "core-1.img", "mountpoints-1.img", "files.img",
+            "seccomp.img", "ids-1.img"]
+        {
+            let mut builder = Builder::default();
+            let _refused = builder.image(name, &*bytes);
+            // Behind a true beginning, too.
+            let magic = match name {
+                "core-1.img" => CORE,
+                "mountpoints-1.img" => MOUNTS,
+                "files.img" => FILES,
+                "seccomp.img" => SECCOMP,
+                "ids-1.img" => IDS,
+                _ => Magic::PSTREE,
+            };
+            let _refused = builder.image(name, &*image(magic, std::slice::from_ref(&bytes)));
+        }
+    }
+}
