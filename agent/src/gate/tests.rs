@@ -295,7 +295,8 @@ fn a_file_in_the_guise_of_another_is_refused() {
 
 #[test]
 fn namespaces_of_the_host_are_refused_unless_allowed() {
-    let spoils: [(&str, fn(&mut Ids)); 5] = [
+    type Spoil = fn(&mut Ids);
+    let spoils: [(&str, Spoil); 5] = [
         ("pid", |ids| ids.pid = Some(101)),
         ("network", |ids| ids.network = Some(102)),
         ("ipc", |ids| ids.ipc = Some(103)),
