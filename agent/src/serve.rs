@@ -60,6 +60,8 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let (root, socket) = (config.root.clone(), config.socket.clone());
     let criu_config = config.criu_config();
     let _lock = prepare(&root, &criu_config)?;
+    let staging = &config.staging;
+    stage::mount(staging).map_err(|error| ServeError::Prepare(staging.tmpfs.clone(), error))?;
     let app = App::new(config)?;
     undo::recover(&app).await;
     restore::sweep(&app).await;

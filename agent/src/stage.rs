@@ -1,12 +1,14 @@
 //! Where dumps lie while they are taken or restored: in memory when they fit there, else on disk.
 //! Only root can look inside.
 
+use std::ffi::CString;
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use std::os::unix::fs::DirBuilderExt as _;
-
 use fs_err as fs;
+use kybernate_spec::chain;
+use rustix::mount::MountFlags;
 
 use crate::config::{Config, StagingConfig};
 use crate::process::memory_available;
@@ -51,6 +53,34 @@ pub(crate) fn choose(config: &Config, bytes: u64) -> Result<PathBuf, StageError>
     Ok(directory)
 }
 
+/// Mounts a tmpfs of the agent's own on the staging directory, unless one is there or something lies
+/// in it. What a dump writes and CRIU reads then comes in huge pages, which halves the time of both;
+/// small files still take small pages. Where that cannot be, the directory is used as it is.
+pub(crate) fn mount(staging: &StagingConfig) -> io::Result<()> {
+    let directory = &staging.tmpfs;
+    make(directory)?;
+    if is_mount_point(directory)? || fs::read_dir(directory)?.next().is_some() {
+        return Ok(());
+    }
+    // A share of the memory in percent: what tmpfs's `size` takes.
+    let size = format!("size={:.0}%", (staging.memory_share * 100.0).max(1.0));
+    let options = [format!("mode=0700,{size},huge=within_size"), format!("mode=0700,{size}")];
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let mut refused = None;
+    // A kernel without huge pages refuses the first.
+    for options in options {
+        let options = CString::new(options)?;
+        match rustix::mount::mount("kybernate", directory, "tmpfs", flags, &*options) {
+            Ok(()) => return Ok(()),
+            Err(error) => refused = Some(io::Error::from(error)),
+        }
+    }
+    if let Some(error) = refused {
+        tracing::warn!(error = %chain(&error), ?directory, "no tmpfs of our own for staging");
+    }
+    Ok(())
+}
+
 /// Makes a directory that only root can look into, and those above it.
 pub(crate) fn make(directory: &Path) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
@@ -76,6 +106,11 @@ fn fits_memory(staging: &StagingConfig, needed: u64, available: u64) -> bool {
         && make(&staging.tmpfs).is_ok()
         && is_tmpfs(&staging.tmpfs)
         && space(&staging.tmpfs).is_ok_and(|space| space >= needed)
+}
+
+fn is_mount_point(directory: &Path) -> io::Result<bool> {
+    let parent = directory.parent().unwrap_or(directory);
+    Ok(rustix::fs::stat(directory)?.st_dev != rustix::fs::stat(parent)?.st_dev)
 }
 
 fn is_tmpfs(directory: &Path) -> bool {

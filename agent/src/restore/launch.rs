@@ -20,8 +20,8 @@ use crate::runtime::{Mount, Namespace, RuntimeError, RuntimeErrorKind, SPEC_TYPE
 /// The runtime restored containers get: containerd's own.
 const RUNTIME: &str = "io.containerd.runc.v2";
 
-/// How long a restored process is watched: one that cannot live dies at once.
-const WATCH: Duration = Duration::from_millis(250);
+/// How long a restored process is watched: one that cannot live dies as soon as it is scheduled.
+const WATCH: Duration = Duration::from_millis(50);
 
 /// CRIU can hang for ever on a short file. Restoring reads the memory once; this is enough for
 /// hundreds of GiB.

@@ -39,6 +39,13 @@ fn journey(scenario: &Scenario, from: &Node, to: &Node, name: &str) {
 fn a_container_moves_to_a_newer_node_and_to_its_own() {
     let scenario = start();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    for node in [a, b] {
+        let mounts = node.run(&["cat", "/proc/mounts"]).unwrap();
+        let mut staging =
+            mounts.lines().filter(|line| line.contains(" /run/kybernate/stage tmpfs "));
+        assert!(staging.next().is_some_and(|line| line.contains("huge=within_size")), "{mounts}");
+        assert_eq!(staging.next(), None);
+    }
     journey(&scenario, a, b, "a-to-b");
     journey(&scenario, a, a, "a-to-a");
     journey(&scenario, b, b, "b-to-b");
