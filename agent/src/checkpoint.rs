@@ -23,7 +23,6 @@ use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
 use crate::container::SourceSpec;
 use crate::operations::{Kind, Subject};
 use crate::process;
-use crate::revive::Paused;
 use crate::runtime::{Namespace, TaskStatus};
 use crate::stage;
 
@@ -68,7 +67,8 @@ pub(crate) struct Source {
     namespace: Namespace,
     container: Container,
     spec: SourceSpec,
-    paused: Paused,
+    pid: u32,
+    freezer: Freezer,
     /// The upper directory of its root file system.
     upper: PathBuf,
     /// Where the dump goes.
@@ -184,13 +184,7 @@ impl Source {
         let measured = measured.await.map_err(std::io::Error::other).and_then(|found| found);
         let (freezer, stage) = measured
             .map_err(|error| cannot(&format!("its processes cannot be looked at: {error}")))?;
-        let paused = Paused {
-            namespace: namespace.clone(),
-            container: order.container.clone(),
-            pid: task.pid,
-            freezer,
-        };
-        Ok(Self { namespace, container, spec, paused, upper, stage: stage? })
+        Ok(Self { namespace, container, spec, pid: task.pid, freezer, upper, stage: stage? })
     }
 }
 

@@ -36,7 +36,10 @@ fn pick(text: &str) -> String {
         .map(message)
         .collect();
     if errors.is_empty() {
-        return text.lines().rfind(|line| !line.is_empty()).map(message).unwrap_or_default().into();
+        let last = text.lines().rfind(|line| !line.is_empty()).map(message);
+        return last
+            .map(|last| format!("no error; its log ends with {last:?}"))
+            .unwrap_or_default();
     }
     let surplus = errors.len().saturating_sub(LINES_MAX);
     errors.into_iter().skip(surplus).collect::<Vec<_>>().join("; ")
@@ -64,7 +67,7 @@ mod tests {
 
     #[test]
     fn without_errors_the_last_line_has_to_do() {
-        assert_eq!(pick("(00.1) a\n(00.2) b\n\n"), "b");
+        assert_eq!(pick("(00.1) a\n(00.2) b\n\n"), "no error; its log ends with \"b\"");
         assert_eq!(telling(Path::new("/nowhere/dump.log")), "");
     }
 

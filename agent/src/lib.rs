@@ -15,6 +15,7 @@ mod container;
 mod criu_log;
 pub mod gate;
 pub mod guardian;
+mod network;
 mod node;
 pub mod operations;
 mod patience;

@@ -1,6 +1,7 @@
 //! What /proc tells about the processes of a container.
 
 use std::io;
+use std::path::Path;
 
 use fs_err as fs;
 
@@ -25,14 +26,39 @@ pub(crate) fn memory_available() -> io::Result<u64> {
     kibibytes(&text, "MemAvailable:").ok_or_else(|| io::Error::other("no MemAvailable in meminfo"))
 }
 
-/// Returns the process that traces `pid` or one of its threads: CRIU, while it dumps.
-pub(crate) fn tracer(pid: u32) -> Option<u32> {
+/// Returns the CRIU that works on the process `pid` or writes to the directory `images`. Near its
+/// end, it has let go of all processes and has yet to put their freezer back as it was.
+pub(crate) fn dumper(pid: u32, images: &Path) -> Option<u32> {
+    // Not a debugger, which is none of our business.
+    tracer(pid).filter(|tracer| is_criu(*tracer)).or_else(|| writer(images))
+}
+
+/// Returns the process that traces `pid` or one of its threads.
+fn tracer(pid: u32) -> Option<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.filter_map(Result::ok).find_map(|thread| {
         let status = fs::read_to_string(thread.path().join("status")).ok()?;
         let tracer = field(&status, "TracerPid:")?.parse().ok()?;
         (tracer != 0).then_some(tracer)
     })
+}
+
+/// Returns the CRIU that has something in `directory` open.
+fn writer(directory: &Path) -> Option<u32> {
+    let processes = fs::read_dir("/proc").ok()?;
+    processes.filter_map(Result::ok).find_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        if !is_criu(pid) {
+            return None;
+        }
+        let files = fs::read_dir(process.path().join("fd")).ok()?;
+        let mut links = files.filter_map(Result::ok).map(|file| fs::read_link(file.path()));
+        links.any(|link| link.is_ok_and(|link| link.starts_with(directory))).then_some(pid)
+    })
+}
+
+fn is_criu(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "criu")
 }
 
 /// Kills one process, if it is there.
@@ -73,5 +99,6 @@ mod tests {
         assert!(memory_bytes(&[std::process::id()]) > 0);
         assert!(memory_available().unwrap() > 0);
         assert_eq!(tracer(std::process::id()), None);
+        assert_eq!(dumper(std::process::id(), Path::new("/nowhere")), None);
     }
 }

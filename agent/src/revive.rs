@@ -6,11 +6,13 @@
 //! not answer at all.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::cgroup::Freezer;
+use crate::network;
 use crate::patience::Patience;
 use crate::process;
 use crate::runtime::{Namespace, RuntimeError, TaskStatus};
@@ -32,6 +34,10 @@ pub(crate) struct Paused {
     pub(crate) container: String,
     pub(crate) pid: u32,
     pub(crate) freezer: Freezer,
+    /// Where it is being dumped to.
+    pub(crate) images: PathBuf,
+    /// Whether the dump may have been cut short, so that CRIU left something behind.
+    pub(crate) cut_short: bool,
 }
 
 /// How it went.
@@ -43,6 +49,16 @@ pub(crate) enum Revived {
     Thawed,
     /// It had ended.
     Gone,
+}
+
+/// What one look found.
+enum Step {
+    /// Nothing is left to be done.
+    Ended(Revived),
+    /// It runs, as far as one look can tell.
+    Runs,
+    /// Look again.
+    Pending,
 }
 
 /// Why a container could not be brought back.
@@ -74,10 +90,25 @@ impl Paused {
     pub(crate) async fn revive(&self, patience: Instant) -> Result<Revived, ReviveError> {
         let limit = patience.saturating_duration_since(Instant::now()) + REVIVE_LIMIT;
         let mut looks = Patience::new(limit, LOOK_EVERY);
+        let mut locked = self.cut_short;
+        // A pause that was asked for just now may still be on its way, and so may a CRIU.
+        let mut ran_before = false;
         while looks.once_more().await {
+            if self.is_dumped(patience).await {
+                (locked, ran_before) = (self.cut_short, false);
+                continue;
+            }
+            // Before it runs: it must not see that nothing can be sent.
+            if std::mem::take(&mut locked)
+                && let Err(error) = network::unlock(self.pid).await
+            {
+                tracing::warn!(%error, "failed to unlock the container's network");
+            }
             match self.step(patience).await {
-                Ok(Some(revived)) => return Ok(revived),
-                Ok(None) => {}
+                Ok(Step::Ended(revived)) => return Ok(revived),
+                Ok(Step::Runs) if ran_before || !self.cut_short => return Ok(Revived::Running),
+                Ok(Step::Runs) => ran_before = true,
+                Ok(Step::Pending) => ran_before = false,
                 Err(error) => {
                     tracing::debug!(%error, container = self.container, "not revived yet");
                 }
@@ -94,47 +125,68 @@ impl Paused {
         }
     }
 
-    /// Looks once and does the next thing. Returns how it ended, when it has.
-    async fn step(&self, patience: Instant) -> io::Result<Option<Revived>> {
-        if let Some(tracer) = process::tracer(self.pid) {
-            if Instant::now() >= patience {
-                tracing::warn!(pid = tracer, "ending a dump that outlives its deadline");
-                process::kill(tracer)?;
+    /// Whether a CRIU is at work on the container: whatever is done to the freezer before it has
+    /// ended, it may undo. One that has run out of patience is killed.
+    async fn is_dumped(&self, patience: Instant) -> bool {
+        let Some(dumper) = self.dumper().await else { return false };
+        if Instant::now() >= patience {
+            tracing::warn!(pid = dumper, "ending a dump that outlives its deadline");
+            if let Err(error) = process::kill(dumper) {
+                tracing::warn!(%error, pid = dumper, "failed to end a dump");
             }
-            return Ok(None);
         }
+        true
+    }
+
+    async fn dumper(&self) -> Option<u32> {
+        let (pid, images) = (self.pid, self.images.clone());
+        let look = tokio::task::spawn_blocking(move || process::dumper(pid, &images));
+        look.await.unwrap_or_default()
+    }
+
+    /// Looks once and does the next thing. Returns what it found.
+    async fn step(&self, patience: Instant) -> io::Result<Step> {
         let Ok(task) = self.namespace.task(&self.container).await else {
             // Nobody to ask: the kernel does as it is told.
             self.freezer.thaw()?;
-            return Ok((Instant::now() >= patience).then_some(Revived::Thawed));
+            let late = Instant::now() >= patience;
+            return Ok(if late { Step::Ended(Revived::Thawed) } else { Step::Pending });
         };
         match task.map(|task| task.status) {
-            None | Some(TaskStatus::Stopped) => Ok(Some(Revived::Gone)),
+            None | Some(TaskStatus::Stopped) => Ok(Step::Ended(Revived::Gone)),
             Some(TaskStatus::Running) => {
                 if self.freezer.is_frozen()? {
                     self.freezer.thaw()?;
                 }
-                Ok(Some(Revived::Running))
+                Ok(Step::Runs)
             }
             Some(TaskStatus::Paused) => self.resume().await,
+            // containerd says so, too, when the shim does not answer: it does when CRIU has ended.
             Some(TaskStatus::Created | TaskStatus::Unknown) => {
-                self.freezer.thaw()?;
-                Ok(None)
+                if Instant::now() >= patience {
+                    self.freezer.thaw()?;
+                }
+                Ok(Step::Pending)
             }
         }
     }
 
-    async fn resume(&self) -> io::Result<Option<Revived>> {
+    async fn resume(&self) -> io::Result<Step> {
         match self.namespace.resume(&self.container, RESUME_LIMIT).await {
-            Ok(()) => Ok(Some(Revived::Running)),
+            Ok(()) => Ok(Step::Runs),
             // runc refuses to resume what is not frozen, and containerd would call it paused for
             // ever: frozen for a moment, it can be resumed.
             Err(error) => {
                 tracing::warn!(error = %error.kind, "containerd does not resume the container");
-                if process::tracer(self.pid).is_none() && !self.freezer.is_frozen()? {
+                // Not when another one, a guardian or an agent, has just resumed it.
+                let task = self.namespace.task(&self.container).await.ok().flatten();
+                if task.is_some_and(|task| task.status == TaskStatus::Paused)
+                    && self.dumper().await.is_none()
+                    && !self.freezer.is_frozen()?
+                {
                     self.freezer.freeze()?;
                 }
-                Ok(None)
+                Ok(Step::Pending)
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Takes away what an operation made: after a failure, and for an agent that died.
 
+use std::path::Path;
 use std::time::Duration;
 
 use kybernate_spec::chain;
@@ -11,7 +12,7 @@ use crate::operations::{Driver, Made, Record, State};
 use crate::patience::Patience;
 use crate::process;
 use crate::revive::Paused;
-use crate::runtime::{Namespace, RuntimeError, TaskStatus};
+use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 
 /// How long a killed task may take to end.
@@ -23,8 +24,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// After this time, a dump that is still under way is cut short.
 pub(crate) const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Undoes everything, last first. What does not work is logged and does not stop the rest.
-pub(crate) async fn undo(app: &App, driver: &Driver, namespace: &str, container: &str) {
+/// Undoes everything, last first. What does not work is logged and does not stop the rest;
+/// returns whether all did.
+pub(crate) async fn undo(app: &App, driver: &Driver, namespace: &str, container: &str) -> bool {
+    let mut all = true;
     let namespace = app.containerd.namespace(namespace);
     for made in driver.made() {
         if let Err(error) = undo_one(&namespace, container, &made).await {
@@ -35,8 +38,10 @@ pub(crate) async fn undo(app: &App, driver: &Driver, namespace: &str, container:
                 error = %chain(&*error),
                 "failed to clean up after an operation"
             );
+            all = false;
         }
     }
+    all
 }
 
 /// Finishes what an earlier agent had begun: cleans up and marks it as failed.
@@ -73,7 +78,7 @@ async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result
             let directory = directory.clone();
             tokio::task::spawn_blocking(move || stage::remove(&directory)).await??;
         }
-        Made::Paused { pid } => revive(namespace, container, *pid).await?,
+        Made::Paused { pid, images } => revive(namespace, container, *pid, images).await?,
         Made::Lease(id) => namespace.end_lease(id).await?,
         Made::Image(name) => gone(namespace.delete_image(name).await)?,
         Made::Snapshot { snapshotter, key } => {
@@ -85,15 +90,28 @@ async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result
     Ok(())
 }
 
-async fn revive(namespace: &Namespace, container: &str, pid: u32) -> Result<(), AnyError> {
-    // After a restart of the machine the process id is somebody else's.
+async fn revive(
+    namespace: &Namespace,
+    container: &str,
+    pid: u32,
+    images: &Path,
+) -> Result<(), AnyError> {
+    // After a restart of the machine the process id is somebody else's. While a dump goes on,
+    // containerd knows no process id at all.
     let task = namespace.task(container).await?;
-    if task.is_none_or(|task| task.pid != pid || task.status == TaskStatus::Stopped) {
+    let is_other =
+        |task: TaskState| task.status == TaskStatus::Stopped || (task.pid != 0 && task.pid != pid);
+    if task.is_none_or(is_other) {
         return Ok(());
     }
-    let freezer = Freezer::of(pid)?;
-    let paused =
-        Paused { namespace: namespace.clone(), container: container.to_owned(), pid, freezer };
+    let paused = Paused {
+        namespace: namespace.clone(),
+        container: container.to_owned(),
+        pid,
+        freezer: Freezer::of(pid)?,
+        images: images.to_owned(),
+        cut_short: true,
+    };
     paused.revive(Instant::now() + DUMP_PATIENCE).await?;
     Ok(())
 }
@@ -132,7 +150,7 @@ fn gone(done: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
 }
 
 /// Removes what lies in a staging directory: nothing there outlives its operation.
-fn empty(directory: &std::path::Path) -> std::io::Result<()> {
+fn empty(directory: &Path) -> std::io::Result<()> {
     let entries = match fs_err::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

@@ -20,7 +20,7 @@ use crate::criu_log;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{Driver, Made, OperationsError, Record, Sizes, State};
-use crate::revive::{ReviveError, Revived};
+use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::RuntimeError;
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, undo};
@@ -86,9 +86,11 @@ pub(crate) async fn run(
     };
     let taken = driver.tell_while(Box::pin(taking.guarded(cancel))).await;
     taking.stop.store(true, Ordering::Relaxed);
-    undo(app, driver, &order.namespace, &order.container).await;
-    // Only now: until the source runs, someone has to stand by.
+    let undone = undo(app, driver, &order.namespace, &order.container).await;
+    // Only now: until the source runs, someone has to stand by. One that is not sent away takes
+    // us for dead and does what we could not.
     if let Some(guardian) = taking.guardian.take()
+        && undone
         && let Err(error) = guardian.dismiss().await
     {
         tracing::debug!(error = %chain(&error), "the guardian was quicker");
@@ -155,7 +157,8 @@ impl Taking<'_> {
             containerd: self.app.config.containerd.clone(),
             namespace: self.order.namespace.clone(),
             container: self.order.container.clone(),
-            pid: self.source.paused.pid,
+            pid: self.source.pid,
+            images: self.directory.join("images"),
             deadline: self.order.deadline,
         };
         let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await?;
@@ -170,8 +173,8 @@ impl Taking<'_> {
 
     async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
         self.driver.step("dump");
-        let pid = self.source.paused.pid;
-        self.driver.will_make(Made::Paused { pid }).await?;
+        let Paused { pid, images, .. } = self.paused();
+        self.driver.will_make(Made::Paused { pid, images }).await?;
         self.source.namespace.pause(&self.order.container).await?;
         let (captured, summary) = self.capture().await?;
         if self.order.after == After::LeaveRunning {
@@ -219,12 +222,24 @@ impl Taking<'_> {
 
     /// Lets the source run and sends the guardian away.
     async fn let_go(&mut self) -> Result<(), CheckpointError> {
-        self.source.paused.revive(Instant::now() + DUMP_PATIENCE).await?;
+        self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
         self.running().await?;
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss().await?;
         }
         Ok(())
+    }
+
+    /// Returns the source as someone to be brought back, after a dump that came to its end.
+    fn paused(&self) -> Paused {
+        Paused {
+            namespace: self.source.namespace.clone(),
+            container: self.order.container.clone(),
+            pid: self.source.pid,
+            freezer: self.source.freezer.clone(),
+            images: self.directory.join("images"),
+            cut_short: false,
+        }
     }
 
     /// Notes that nobody has to bring the source back any more.
@@ -275,7 +290,7 @@ impl Taking<'_> {
     async fn end_source(&mut self) -> Result<(), CheckpointError> {
         let (namespace, container) = (&self.source.namespace, &self.order.container);
         namespace.kill(container).await?;
-        let revived = self.source.paused.revive(Instant::now() + DUMP_PATIENCE).await?;
+        let revived = self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
         if revived != Revived::Gone {
             namespace.wait(container, END_LIMIT).await?;
         }

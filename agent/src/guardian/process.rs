@@ -30,6 +30,9 @@ pub struct GuardianArgs {
     /// Its first process.
     #[arg(long)]
     pid: u32,
+    /// Where it is dumped to.
+    #[arg(long)]
+    images: PathBuf,
     /// How long the pause may last.
     #[arg(long)]
     deadline_ms: u64,
@@ -76,6 +79,8 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
         container: args.container.clone(),
         pid: args.pid,
         freezer: Freezer::of(args.pid)?,
+        images: args.images.clone(),
+        cut_short: true,
     };
     let orders = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     let mut answers = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;

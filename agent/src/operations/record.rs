@@ -75,7 +75,11 @@ pub(crate) enum Made {
     /// A directory with its content.
     Directory(PathBuf),
     /// The source is paused.
-    Paused { pid: u32 },
+    Paused {
+        pid: u32,
+        /// Where it is dumped to.
+        images: PathBuf,
+    },
     /// The directory with a container's captured mounts.
     Volume(PathBuf),
     /// A lease of containerd.

@@ -16,14 +16,15 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     let done = operations.begin(subject()).await.unwrap();
     done.finish(|record| record.state = State::Done).await.unwrap();
     let cut = operations.begin(subject()).await.unwrap();
-    cut.will_make(Made::Paused { pid: 7 }).await.unwrap();
+    let paused = Made::Paused { pid: 7, images: "/stage/images".into() };
+    cut.will_make(paused.clone()).await.unwrap();
 
     let restarted = Operations::open(directory.path()).unwrap();
     let interrupted = restarted.interrupted();
     assert_eq!(interrupted.len(), 1);
     let (record, driver) = &interrupted[0];
     assert_eq!(record.id, cut.id());
-    assert_eq!(driver.made(), [Made::Paused { pid: 7 }]);
+    assert_eq!(driver.made(), [paused]);
     assert_eq!(restarted.list().len(), 2);
 }
 

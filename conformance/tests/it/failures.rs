@@ -9,6 +9,8 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Service;
 use kybernate_conformance::scenario::Scenario;
 
+mod deaths;
+
 use crate::harness::{checkpoint, restore, said, start};
 
 /// A checkpoint that must fail with `reason`; the source runs on, and nothing is named or left.
