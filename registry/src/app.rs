@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use crate::config::Config;
 use crate::store::{Store, StoreError};
 use crate::tasks::Tasks;
 use crate::upload::Uploads;
@@ -18,6 +19,8 @@ const BODIES_RECEIVED_MAX: usize = 256;
 /// Everything the registry is made of, built once and never changed.
 #[derive(Debug)]
 pub struct App {
+    /// What was set.
+    pub config: Config,
     /// Content.
     pub store: Arc<Store>,
     /// Unfinished uploads.
@@ -33,9 +36,10 @@ pub type AppState = Arc<App>;
 
 impl App {
     /// Builds a registry on `store`.
-    pub fn new(store: Store, tasks: Tasks) -> AppState {
+    pub fn new(config: Config, store: Store, tasks: Tasks) -> AppState {
         let store = Arc::new(store);
         Arc::new(Self {
+            config,
             uploads: Uploads::new(Arc::clone(&store)),
             store,
             tasks,

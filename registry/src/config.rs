@@ -1,136 +1,129 @@
 //! Configuration, read once and proven before the first socket is opened.
+//!
+//! A [`Config`] is made of sections. Each is a struct in a file of its own below `config/`, and
+//! everything else follows from it: its place in the TOML file, the name in the environment
+//! (`[log] format` is `KYBERNATE_REGISTRY_LOG_FORMAT`), the option (`--log-format`), the help, the
+//! line in the schema. Options win over the environment, the environment over the file, the file
+//! over the defaults.
+//!
+//! To add a section `NAME`:
+//!
+//! 1. `config/NAME.rs`: a struct that derives `Debug, Clone, Deserialize, Serialize, JsonSchema`
+//!    with `#[serde(default, deny_unknown_fields)]`, has a `Default` of its own and one doc
+//!    comment per field, which is what people read in `--help` and in the schema. Times are
+//!    [`Period`], sizes [`Size`], sockets [`Address`]; secrets are never values, only paths of
+//!    files, opened by whoever uses them.
+//! 2. `fn check(&self, mistakes: &mut Mistakes<'_>)`: ranges and contradictions, without input or
+//!    output; each names the key that has to change and what to write instead.
+//! 3. A field in [`Config`], and a line in [`Config::check`].
+//!
+//! Whatever is an array of tables is given in the environment and as an option as TOML:
+//! `KYBERNATE_REGISTRY_X='[{a = 1}]'`.
 
-use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use tracing_subscriber::EnvFilter;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// The command line of `kybernate-registry`.
-#[derive(Debug, clap::Parser)]
-#[command(version, about = "An OCI registry on a directory")]
-pub struct Args {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
+pub use self::connections::Connections;
+pub use self::log::{Log, LogFormat};
+pub use self::mistake::{Mistake, Mistakes, Origin, Place};
+pub use self::setting::Settings;
+pub use self::value::{Address, Period, Size};
 
-/// What `kybernate-registry` can do.
-#[derive(Debug, clap::Subcommand)]
-pub enum Command {
-    /// Serve a registry.
-    ///
-    /// Prints `listening on ADDRESS` once it serves. SIGTERM and SIGINT let requests finish first.
-    #[command(
-        after_help = "Example:\n  kybernate-registry serve --root ./registry --listen 0.0.0.0:5000"
-    )]
-    Serve(ServeArgs),
-}
+mod connections;
+mod document;
+mod log;
+mod mistake;
+mod setting;
+mod value;
 
-/// The options of `serve`; each has an environment variable of the same name.
-#[derive(Debug, clap::Args)]
-pub struct ServeArgs {
-    /// Directory that holds everything; made when it is missing.
-    #[arg(
-        long,
-        env = "KYBERNATE_REGISTRY_ROOT",
-        value_name = "DIR",
-        default_value = "/var/lib/kybernate-registry"
-    )]
-    root: PathBuf,
-    /// Address to serve on; port 0 takes a free one.
-    #[arg(
-        long,
-        env = "KYBERNATE_REGISTRY_LISTEN",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:5000"
-    )]
-    listen: String,
-    /// How log lines look.
-    #[arg(
-        long,
-        env = "KYBERNATE_REGISTRY_LOG_FORMAT",
-        value_name = "FORMAT",
-        default_value = "text"
-    )]
-    log_format: String,
-    /// What is logged: a level, or `target=level` rules joined by commas.
-    #[arg(long, env = "KYBERNATE_REGISTRY_LOG", value_name = "FILTER", default_value = "info")]
-    log: String,
-}
+use self::document::{Document, Sources};
+use self::setting::Given;
 
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines: one JSON object per line.
-    Json,
-}
-
-/// A configuration that can work.
-#[derive(Debug)]
-#[non_exhaustive]
+/// Everything that can be set.
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Directory that holds everything.
+    /// Directory that holds everything; made when it is missing.
+    #[schemars(extend("format" = "dir"))]
     pub root: PathBuf,
-    /// Address to serve on.
-    pub listen: SocketAddr,
-    /// How log lines look.
-    pub log_format: LogFormat,
-    /// What is logged.
-    pub log: EnvFilter,
+    /// Address to serve on; port 0 takes a free one.
+    pub listen: Address,
+    /// What is logged, and how.
+    pub log: Log,
+    /// Limits of connections.
+    pub connections: Connections,
 }
 
-/// One thing wrong with the configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The root is empty.
-    #[error("--root must not be empty")]
-    EmptyRoot,
-    /// The root is something else than a directory.
-    #[error("--root {0:?} is not a directory")]
-    RootIsFile(PathBuf),
-    /// The address names no socket.
-    #[error("--listen {0:?} is not an address such as 127.0.0.1:5000")]
-    Listen(String, #[source] Option<std::io::Error>),
-    /// There is no such format.
-    #[error("--log-format {0:?} is neither text nor json")]
-    LogFormat(String),
-    /// The filter cannot be read.
-    #[error("--log {0:?} is not a filter such as info or kybernate_registry=debug")]
-    Log(String, #[source] tracing_subscriber::filter::ParseError),
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            root: "/var/lib/kybernate-registry".into(),
+            listen: Address::loopback(5000),
+            log: Log::default(),
+            connections: Connections::default(),
+        }
+    }
 }
 
-impl ServeArgs {
-    /// Checks the options and returns everything that is wrong at once.
-    pub fn validate(self) -> Result<Config, Vec<ConfigError>> {
-        let Self { root, listen, log_format, log } = self;
-        let root = if root.as_os_str().is_empty() {
-            Err(ConfigError::EmptyRoot)
-        } else if root.exists() && !root.is_dir() {
-            Err(ConfigError::RootIsFile(root))
-        } else {
-            Ok(root)
-        };
-        let address = match listen.to_socket_addrs() {
-            Ok(mut addresses) => addresses.next().ok_or(ConfigError::Listen(listen, None)),
-            Err(error) => Err(ConfigError::Listen(listen, Some(error))),
-        };
-        let format = match log_format.as_str() {
-            "text" => Ok(LogFormat::Text),
-            "json" => Ok(LogFormat::Json),
-            _ => Err(ConfigError::LogFormat(log_format)),
-        };
-        let filter = EnvFilter::try_new(&log).map_err(|error| ConfigError::Log(log, error));
-        match (root, address, format, filter) {
-            (Ok(root), Ok(listen), Ok(log_format), Ok(log)) => {
-                Ok(Config { root, listen, log_format, log })
-            }
-            (root, address, format, filter) => {
-                let wrong = [root.err(), address.err(), format.err(), filter.err()];
-                Err(wrong.into_iter().flatten().collect())
+impl Config {
+    /// Reads a configuration file, the environment and options, and returns everything that is
+    /// wrong at once.
+    pub fn load(settings: &Settings) -> Result<Self, Vec<Mistake>> {
+        let mut wrong = Settings::unknown(std::env::vars_os().map(|(name, _)| name));
+        let mut sources = Sources::default();
+        if let Some(path) = settings.file() {
+            match fs_err::read_to_string(path) {
+                Ok(text) => {
+                    sources.add(Origin::File(path.to_owned()), text);
+                }
+                Err(error) => wrong.push(Mistake::unreadable(path, &error)),
             }
         }
+        settings.sources(&mut sources);
+        Self::from_sources(&sources, settings.given(), wrong)
+    }
+
+    /// Reads the text of a configuration file alone, without environment and options; `name` is
+    /// what mistakes call it.
+    pub fn read(name: &Path, text: &str) -> Result<Self, Vec<Mistake>> {
+        let mut sources = Sources::default();
+        sources.add(Origin::File(name.to_owned()), text.to_owned());
+        Self::from_sources(&sources, &[], Vec::new())
+    }
+
+    fn from_sources(
+        sources: &Sources,
+        given: &[Given],
+        mut wrong: Vec<Mistake>,
+    ) -> Result<Self, Vec<Mistake>> {
+        let mut document = Document::read(sources, given);
+        let config = document.take::<Self>();
+        let mut found = Vec::new();
+        if let Some(config) = &config {
+            config.check(&mut Mistakes::new(&mut found));
+        }
+        wrong.extend(document.finish(found));
+        match config {
+            Some(config) if wrong.is_empty() => Ok(config),
+            _ => Err(wrong),
+        }
+    }
+
+    fn check(&self, mistakes: &mut Mistakes<'_>) {
+        if self.root.as_os_str().is_empty() {
+            mistakes.add("root", "is empty; name the directory that holds everything");
+        } else if self.root.exists() && !self.root.is_dir() {
+            mistakes.add("root", format!("{} is not a directory; name one", self.root.display()));
+        }
+        self.log.check(&mut mistakes.within("log"));
+        self.connections.check(&mut mistakes.within("connections"));
+    }
+
+    /// Returns the JSON schema of the configuration.
+    pub fn schema() -> serde_json::Value {
+        setting::schema()
     }
 }
 

@@ -1,6 +1,6 @@
 //! An OCI registry on a directory.
 //!
-//! Reading order: [`config`] says what can be set, [`server`] accepts connections and drains them,
+//! Reading order: [`cli`] and [`config`] say what can be asked and set, [`server`] accepts connections and drains them,
 //! [`api`] answers every request over [`route`] and [`range`], and [`error`] is the one place where
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
@@ -8,6 +8,7 @@
 
 pub mod api;
 pub mod app;
+pub mod cli;
 pub mod config;
 pub mod error;
 pub mod manifest;

@@ -2,29 +2,25 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use kybernate_registry::config::{Args, Command, Config};
+use kybernate_registry::cli::{Args, Command};
+use kybernate_registry::config::Config;
 use kybernate_registry::server::Server;
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
-use kybernate_spec::chain;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// `EX_USAGE` of sysexits(3): the operator must change something, a restart will not help.
 const EXIT_USAGE: u8 = 64;
-/// Below the 30 s after which Kubernetes kills.
-const GRACE: Duration = Duration::from_secs(25);
 /// Threads that wait for the disk; more of them would only queue there.
 const BLOCKING_THREADS_MAX: usize = 64;
 
-#[expect(clippy::print_stderr, reason = "nothing is logging yet")]
 fn main() -> ExitCode {
-    let Args { command: Command::Serve(arguments) } = match Args::try_parse() {
+    let Args { command } = match Args::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             let told = error.print();
@@ -32,17 +28,8 @@ fn main() -> ExitCode {
             return if good { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
         }
     };
-    let config = match arguments.validate() {
-        Ok(config) => config,
-        Err(wrong) => {
-            for error in wrong {
-                eprintln!("kybernate-registry: {}", chain(&error));
-            }
-            return ExitCode::from(EXIT_USAGE);
-        }
-    };
-    match serve(config) {
-        Ok(()) => ExitCode::SUCCESS,
+    match run(command) {
+        Ok(code) => code,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "registry stopped");
             ExitCode::FAILURE
@@ -50,8 +37,41 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve(settings) => match Config::load(&settings) {
+            Ok(config) => serve(config).map(|()| ExitCode::SUCCESS),
+            Err(wrong) => Ok(wrong_usage(&wrong)),
+        },
+        Command::Verify { file } => {
+            let text = match fs_err::read_to_string(&file) {
+                Ok(text) => text,
+                Err(error) => return Ok(wrong_usage(&[error])),
+            };
+            match Config::read(&file, &text) {
+                Ok(_) => writeln!(std::io::stdout(), "{}: good", file.display())?,
+                Err(wrong) => return Ok(wrong_usage(&wrong)),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Schema => {
+            let schema = serde_json::to_string_pretty(&Config::schema())?;
+            writeln!(std::io::stdout(), "{schema}")?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "nothing is logging yet")]
+fn wrong_usage(wrong: &[impl std::fmt::Display]) -> ExitCode {
+    for mistake in wrong {
+        eprintln!("{mistake}");
+    }
+    ExitCode::from(EXIT_USAGE)
+}
+
 fn serve(config: Config) -> anyhow::Result<()> {
-    telemetry::start(config.log_format, config.log);
+    telemetry::start(&config.log);
     // Each connection and each blob being read is an open file.
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
@@ -63,17 +83,17 @@ fn serve(config: Config) -> anyhow::Result<()> {
         .build()
         .context("failed to start the runtime")?;
     runtime.block_on(async {
-        let listener = TcpListener::bind(config.listen)
+        let listener = TcpListener::bind(config.listen.as_str())
             .await
             .with_context(|| format!("failed to listen on {}", config.listen))?;
-        let server = Server::start(store, listener).context("failed to serve")?;
+        let server = Server::start(&config, store, listener).context("failed to serve")?;
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         writeln!(std::io::stdout(), "listening on {}", server.address())?;
         tracing::info!(address = %server.address(), root = ?config.root, "serving");
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
         tracing::info!("draining");
-        let drained = server.shut_down(GRACE).await;
+        let drained = server.shut_down(config.connections.drain.0).await;
         tracing::info!(drained, "stopped");
         Ok(())
     })

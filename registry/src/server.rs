@@ -16,16 +16,12 @@ use tokio_util::sync::CancellationToken;
 use self::patience::Patience;
 use crate::api::router;
 use crate::app::{App, AppState};
+use crate::config::Config;
 use crate::store::Store;
 use crate::tasks::Tasks;
 
 mod patience;
 
-/// Connections at once; idle ones cost ~20 KiB each.
-const CONNECTIONS_MAX: usize = 4096;
-/// How long a client may take to send a request's head, so also how long an idle connection stays.
-/// Above the 90 s after which Go's client closes its own, so that we do not close it under a request.
-const HEAD_TIME_MAX: Duration = Duration::from_mins(2);
 /// How long a failed accept (too many files open) is waited out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often what has expired is swept.
@@ -40,10 +36,10 @@ pub struct Server {
 
 impl Server {
     /// Serves `store` on `listener` until it is shut down.
-    pub fn start(store: Store, listener: TcpListener) -> io::Result<Self> {
+    pub fn start(config: &Config, store: Store, listener: TcpListener) -> io::Result<Self> {
         let tasks = Tasks::default();
         let address = listener.local_addr()?;
-        let app = App::new(store, tasks.clone());
+        let app = App::new(config.clone(), store, tasks.clone());
         let sweeping = Arc::clone(&app);
         tasks.spawn(|cancel| sweep(sweeping, cancel));
         tasks.spawn(|cancel| accept(app, listener, cancel));
@@ -62,7 +58,7 @@ impl Server {
 }
 
 async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Arc::new(Semaphore::new(app.config.connections.max));
     loop {
         let accepted = async {
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
@@ -95,11 +91,12 @@ async fn converse(
     _place: OwnedSemaphorePermit,
     cancel: CancellationToken,
 ) {
+    let limits = app.config.connections.clone();
     let service = TowerToHyperService::new(router(app));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME_MAX)
-        .serve_connection(TokioIo::new(Patience::new(stream)), service);
+        .header_read_timeout(limits.idle.0)
+        .serve_connection(TokioIo::new(Patience::new(stream, limits.unread.0)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

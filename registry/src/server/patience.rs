@@ -9,20 +9,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// How long a client may leave a reply unread. Pulls stop for a while when the client unpacks, so
-/// this is more than a push may be silent; there is no limit on the whole.
-const UNREAD_MAX: Duration = Duration::from_mins(5);
-
 /// Wraps a stream whose writes may wait only so long.
 #[derive(Debug)]
 pub(super) struct Patience {
     stream: TcpStream,
+    /// How long a client may leave a reply unread.
+    unread_max: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patience {
-    pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, waiting: None }
+    pub(super) fn new(stream: TcpStream, unread_max: Duration) -> Self {
+        Self { stream, unread_max, waiting: None }
     }
 
     /// Turns a write that has waited too long into an error.
@@ -35,7 +33,8 @@ impl Patience {
             self.waiting = None;
             return written;
         }
-        let until = || Box::pin(tokio::time::sleep_until(Instant::now() + UNREAD_MAX));
+        let until = Instant::now() + self.unread_max;
+        let until = || Box::pin(tokio::time::sleep_until(until));
         ready!(self.waiting.get_or_insert_with(until).as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }

@@ -71,7 +71,7 @@ async fn what_was_acknowledged_survives_kill_9() {
     let root = tempfile::tempdir().unwrap();
     let seen = Arc::new(Mutex::new(Acknowledged::default()));
     for round in 1..=3u64 {
-        let process = Process::start(root.path(), &["--log", "warn"]).await;
+        let process = Process::start(root.path(), &["--log-filter", "warn"]).await;
         let pushing = (0..4).map(|worker| {
             push_until_it_dies(process.remote.clone(), worker + 10 * round, Arc::clone(&seen))
         });
@@ -84,7 +84,7 @@ async fn what_was_acknowledged_survives_kill_9() {
         };
         futures::future::join(pushing, killing).await;
 
-        let process = Process::start(root.path(), &["--log", "warn"]).await;
+        let process = Process::start(root.path(), &["--log-filter", "warn"]).await;
         let left = std::fs::read_dir(root.path().join("tmp")).unwrap().count();
         assert_eq!(left, 0, "half-written records are swept");
         let so_far = seen.lock().unwrap().clone();

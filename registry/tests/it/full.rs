@@ -52,7 +52,7 @@ async fn a_full_disk_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(dir.path()) else { return };
     let root = dir.path().join("store");
-    let process = Process::start(&root, &["--log", "off"]).await;
+    let process = Process::start(&root, &["--log-filter", "off"]).await;
     let remote = process.remote.clone();
     let kept = noise(MIB, 1);
     let kept_digest = remote.push("a", &kept).await;

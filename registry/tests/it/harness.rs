@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method};
+use kybernate_registry::config::Config;
 use kybernate_registry::server::Server;
 use kybernate_registry::store::Store;
 use kybernate_spec::{Algorithm, Descriptor, Digest, Hasher, media_type};
@@ -55,9 +56,13 @@ impl TestRegistry {
     }
 
     pub(crate) async fn start_in(root: TempDir) -> Self {
+        Self::start_with(&Config::default(), root).await
+    }
+
+    pub(crate) async fn start_with(config: &Config, root: TempDir) -> Self {
         let store = Store::open(&root.path().join("store")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = Server::start(store, listener).unwrap();
+        let server = Server::start(config, store, listener).unwrap();
         let remote = Remote::new(format!("http://{}", server.address()));
         Self { remote, server, root }
     }

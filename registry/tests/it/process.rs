@@ -29,7 +29,12 @@ impl Process {
     pub(crate) async fn start(root: &Path, more: &[&str]) -> Self {
         let root = root.to_str().unwrap();
         let serve = ["serve", "--root", root, "--listen", "127.0.0.1:0"];
-        let mut child = command(&[&serve[..], more].concat()).spawn().unwrap();
+        Self::of(command(&[&serve[..], more].concat())).await
+    }
+
+    /// Starts what serves, and waits for the line that says where.
+    pub(crate) async fn of(mut serve: Command) -> Self {
+        let mut child = serve.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).await.unwrap();
         let Some(address) = line.trim_end().strip_prefix("listening on ") else {

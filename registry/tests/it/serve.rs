@@ -46,7 +46,8 @@ async fn a_second_server_on_a_root_is_refused() {
 #[tokio::test]
 async fn corruption_is_logged_and_secrets_are_not() {
     let root = tempfile::tempdir().unwrap();
-    let process = Process::start(root.path(), &["--log-format", "json", "--log", "debug"]).await;
+    let process =
+        Process::start(root.path(), &["--log-format", "json", "--log-filter", "debug"]).await;
     let remote = process.remote.clone();
     let content = noise(2 * MIB, 1);
     let upload = remote.begin("a").await;
@@ -101,4 +102,52 @@ async fn a_push_that_has_begun_may_finish_while_the_server_ends() {
     let process = Process::start(root.path(), &[]).await;
     assert!(process.remote.blob("a", &digest).await.body == content);
     process.kill().await;
+}
+
+#[tokio::test]
+async fn a_configuration_is_verified_before_it_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("registry.toml");
+    let path = file.to_str().unwrap();
+    fs_err::write(&file, "listen = 5\n[log]\nformat = \"json\"\nfromat = \"text\"\n").unwrap();
+    for arguments in [&["verify", path][..], &["serve", "--config", path]] {
+        let output = command(arguments).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(64), "{output:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        let lines: Vec<_> = told.lines().collect();
+        assert_eq!(lines.len(), 2, "{told}");
+        assert!(lines[0].starts_with(&format!("{path}:1:10: listen: ")), "{told}");
+        assert!(lines[1].starts_with(&format!("{path}:4:1: log.fromat: ")), "{told}");
+    }
+    fs_err::write(&file, "[log]\nformat = \"json\"\n").unwrap();
+    let output = command(&["verify", path]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = command(&["verify", "/no/such/file"]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    let output = command(&["schema"]).output().await.unwrap();
+    let schema: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(schema["properties"]["log"]["properties"]["format"]["default"], "text");
+}
+
+#[tokio::test]
+async fn the_environment_is_above_the_file_and_below_the_options() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("registry.toml");
+    fs_err::write(&file, "listen = \"127.0.0.1:1\"\n[log]\nformat = \"json\"\n").unwrap();
+    let mut serve = command(&["serve", "--log-filter", "debug"]);
+    serve.env("KYBERNATE_REGISTRY_CONFIG", &file);
+    serve.env("KYBERNATE_REGISTRY_ROOT", root.path().join("store"));
+    serve.env("KYBERNATE_REGISTRY_LISTEN", "127.0.0.1:0");
+    serve.env("KYBERNATE_REGISTRY_LOG_FILTER", "off");
+    let process = Process::of(serve).await;
+    process.remote.get("/v2/").await;
+    let log = String::from_utf8(process.terminate().await.stderr).unwrap();
+    for line in log.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap();
+    }
+    assert!(log.contains("answered"), "{log}");
+    let mut serve = command(&["serve"]);
+    serve.env("KYBERNATE_REGISTRY_LISTN", "127.0.0.1:0");
+    let output = serve.output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
 }
