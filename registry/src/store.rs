@@ -32,6 +32,7 @@ mod open;
 mod reader;
 mod record;
 mod referrer;
+mod sink;
 mod tag;
 mod upload_file;
 
@@ -43,8 +44,9 @@ pub use self::upload_file::{UploadId, UploadIdError};
 
 pub(crate) use self::blob::OpenBlob;
 pub(crate) use self::buffer::Buffer;
-pub(crate) use self::checksum::{CHUNK_BYTES, ChunkSums, SumRun};
+pub(crate) use self::checksum::{CHUNK_BYTES, CHUNK_LENGTH, ChunkSums, SumRun};
 pub(crate) use self::commit::Commit;
+pub(crate) use self::sink::Sink;
 pub(crate) use self::upload_file::UploadFile;
 
 /// Locks for names and digests; two names that share one merely wait for each other.

@@ -23,7 +23,7 @@ use self::append::{Appended, Target, append};
 use self::progress::Progress;
 use crate::app::blocking;
 use crate::range::ContentRange;
-use crate::store::{Store, StoreError, UploadFile, UploadId};
+use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
 
 mod append;
 mod progress;
@@ -269,9 +269,10 @@ impl Uploads {
         before: Progress,
         arrival: Arrival<'_>,
     ) -> Result<Appended, UploadError> {
-        let file = session.file.clone();
-        let file =
-            blocking(&self.store, move |_| file.open()).await?.ok_or(UploadError::Unknown)?;
+        let (file, received) = (session.file.clone(), before.received);
+        let more = arrival.length.or(arrival.range.map(|range| range.length)).unwrap_or(u64::MAX);
+        let opening = blocking(&self.store, move |_| Sink::open(&file, received, more));
+        let file = opening.await?.ok_or(UploadError::Unknown)?;
         let target = Target { store: &self.store, file: Arc::new(file), upload: &session.file };
         append(target, before, arrival, turn.superseded.clone()).await
     }

@@ -1,4 +1,6 @@
 //! Reused buffers of one chunk, so that bulk traffic allocates nothing.
+//!
+//! A chunk's buffer begins at a multiple of [`ALIGNMENT`], as writes past the page cache want it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,6 +10,11 @@ use super::checksum::CHUNK_BYTES;
 
 /// Free buffers kept for reuse: what eight pulls with two chunks each use, 16 MiB.
 const KEPT_MAX: usize = 16;
+
+/// Room for a chunk wherever the allocation begins.
+const POOLED_BYTES: usize = CHUNK_BYTES + ALIGNMENT;
+/// What `O_DIRECT` wants of memory, offset and length: the largest sector there is.
+pub(crate) const ALIGNMENT: usize = 4096;
 
 /// Hands out [`Buffer`]s and takes them back when they are dropped.
 #[derive(Debug, Default)]
@@ -20,6 +27,10 @@ pub(crate) struct BufferPool {
 #[derive(Debug)]
 pub(crate) struct Buffer {
     bytes: Box<[u8]>,
+    /// Where the usable part begins and ends.
+    start: usize,
+    end: usize,
+    /// Where the data ends.
     filled: usize,
     pool: Arc<BufferPool>,
 }
@@ -27,18 +38,20 @@ pub(crate) struct Buffer {
 impl BufferPool {
     /// Returns an empty buffer of exactly `capacity` bytes; a whole chunk comes from the pool.
     pub(crate) fn take(self: &Arc<Self>, capacity: usize) -> Buffer {
-        let reused = if capacity == CHUNK_BYTES {
-            self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()
-        } else {
-            None
-        };
-        let bytes = reused.unwrap_or_else(|| vec![0; capacity].into_boxed_slice());
-        Buffer { bytes, filled: 0, pool: Arc::clone(self) }
+        let pool = Arc::clone(self);
+        if capacity != CHUNK_BYTES {
+            let bytes = vec![0; capacity].into_boxed_slice();
+            return Buffer { bytes, start: 0, end: capacity, filled: 0, pool };
+        }
+        let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let bytes = reused.unwrap_or_else(|| vec![0; POOLED_BYTES].into_boxed_slice());
+        let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Buffer { bytes, start, end: start + CHUNK_BYTES, filled: start, pool }
     }
 
     fn give_back(&self, bytes: Box<[u8]>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if bytes.len() == CHUNK_BYTES && free.len() < KEPT_MAX {
+        if bytes.len() == POOLED_BYTES && free.len() < KEPT_MAX {
             free.push(bytes);
         }
     }
@@ -47,22 +60,27 @@ impl BufferPool {
 impl Buffer {
     /// Returns the part that holds data.
     pub(crate) fn filled(&self) -> &[u8] {
-        self.bytes.get(..self.filled).unwrap_or_default()
+        self.bytes.get(self.start..self.filled).unwrap_or_default()
     }
 
     /// Returns the part that is free.
     pub(crate) fn spare(&mut self) -> &mut [u8] {
-        self.bytes.get_mut(self.filled..).unwrap_or_default()
+        self.bytes.get_mut(self.filled..self.end).unwrap_or_default()
     }
 
     /// Counts `more` bytes of the spare part as data.
     pub(crate) fn advance(&mut self, more: usize) {
-        self.filled = self.filled.saturating_add(more).min(self.bytes.len());
+        self.filled = self.filled.saturating_add(more).min(self.end);
     }
 
     /// Whether nothing fits any more.
     pub(crate) fn is_full(&self) -> bool {
-        self.filled == self.bytes.len()
+        self.filled == self.end
+    }
+
+    /// Whether it holds a whole chunk when it is full.
+    pub(crate) fn is_chunk(&self) -> bool {
+        self.end - self.start == CHUNK_BYTES
     }
 
     /// Copies as much of `from` as fits and returns how much that was.
@@ -78,7 +96,7 @@ impl Buffer {
 
     /// Forgets the data.
     pub(crate) fn clear(&mut self) {
-        self.filled = 0;
+        self.filled = self.start;
     }
 
     /// Shares the data without a copy; the buffer goes back to the pool with the last handle.

@@ -1,15 +1,13 @@
 //! Commit: received bytes become a blob of a repository. No copy, no second read.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, PoisonError};
 
 use fs_err as fs;
 use kybernate_spec::{Digest, RepositoryName};
 
 use super::checksum::{ChunkSums, DIGEST_CHECKED_MAX, write_header};
-use super::{Buffer, Store, StoreError, SumRun, UploadFile};
+use super::{Buffer, Sink, Store, StoreError, SumRun, UploadFile};
 
 /// An upload whose bytes are all received and whose digest is right.
 #[derive(Debug)]
@@ -21,7 +19,7 @@ pub(crate) struct Commit {
     /// The file that becomes the blob.
     pub(crate) upload: UploadFile,
     /// The file, open.
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Sink>,
     /// Received bytes not yet written.
     pub(crate) rest: Buffer,
     /// All bytes of the blob, the rest included.
@@ -41,9 +39,9 @@ impl Store {
 
     fn put_upload(&self, commit: &Commit) -> io::Result<()> {
         let Commit { repository, digest, upload, file, rest, length, sums } = commit;
-        let rest = rest.filled();
-        let written = length.saturating_sub(u64::try_from(rest.len()).unwrap_or(0));
-        file.write_all_at(rest, written)?;
+        let unwritten = u64::try_from(rest.filled().len()).unwrap_or(0);
+        file.write(rest, length.saturating_sub(unwritten))?;
+        let file = file.file();
         // An interrupted PUT may have left bytes behind the end.
         file.set_len(*length)?;
         file.sync_data()?;

@@ -6,11 +6,13 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kybernate_spec::{Digest, RepositoryName};
+use rustix::fs::OFlags;
 
 use super::{Store, StoreError, absent};
 
@@ -113,6 +115,12 @@ impl UploadFile {
     pub(crate) fn open(&self) -> Result<Option<File>, StoreError> {
         let opened = absent(OpenOptions::new().read(true).write(true).open(&self.path));
         opened.map_err(StoreError::during("open an upload"))
+    }
+
+    /// Opens the file for writes past the page cache, where the file system has them.
+    pub(super) fn open_direct(&self) -> Option<File> {
+        let flags = i32::try_from(OFlags::DIRECT.bits()).ok()?;
+        OpenOptions::new().write(true).custom_flags(flags).open(&self.path).ok()
     }
 
     /// Returns how many bytes it has when the upload exists.

@@ -1,8 +1,6 @@
 //! From a body to a file: hashed as it arrives, written a chunk at a time.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +13,9 @@ use tokio::task::JoinHandle;
 
 use super::progress::{Progress, read_through};
 use super::{Arrival, UploadError};
-use crate::store::{Buffer, CHUNK_BYTES, Commit, Store, StoreError, SumRun, UploadFile};
+use crate::store::{
+    Buffer, CHUNK_BYTES, CHUNK_LENGTH, Commit, Sink, Store, StoreError, SumRun, UploadFile,
+};
 
 /// How long a client may send nothing. There is no limit on the whole: a push takes its time.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
@@ -33,7 +33,7 @@ pub(crate) struct Appended {
 #[derive(Debug)]
 pub(crate) struct Remainder {
     progress: Progress,
-    file: Arc<File>,
+    file: Arc<Sink>,
     buffer: Buffer,
     writing: Option<JoinHandle<io::Result<Buffer>>>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Remainder {
 pub(crate) struct Target<'a> {
     pub(crate) store: &'a Arc<Store>,
     /// The upload's file, open.
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Sink>,
     pub(crate) upload: &'a UploadFile,
 }
 
@@ -57,9 +57,10 @@ pub(crate) async fn append(
     let Target { store, file, upload } = target;
     let Arrival { body, range, length } = arrival;
     let limit = range.map_or(u64::MAX, |range| range.length);
-    let capacity = length.map_or(CHUNK_BYTES, |length| {
-        usize::try_from(length).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES)
-    });
+    // Up to the next multiple of a chunk, so that what follows can be written directly.
+    let capacity = CHUNK_LENGTH - before.received % CHUNK_LENGTH;
+    let capacity = usize::try_from(length.map_or(capacity, |length| length.min(capacity)));
+    let capacity = capacity.unwrap_or(CHUNK_BYTES);
     let mut remainder =
         Remainder { progress: before, file, buffer: store.buffer(capacity), writing: None };
     let start = remainder.progress.received;
@@ -133,16 +134,14 @@ impl Remainder {
 
     /// Begins to write the buffer, whose bytes end at `position`, and goes on with another.
     async fn swap(&mut self, store: &Arc<Store>, position: u64) -> Result<(), UploadError> {
-        let mut next = match self.written().await? {
-            Some(buffer) => buffer,
-            None => store.buffer(CHUNK_BYTES),
-        };
+        let written = self.written().await?.filter(Buffer::is_chunk);
+        let mut next = written.unwrap_or_else(|| store.buffer(CHUNK_BYTES));
         next.clear();
         let full = std::mem::replace(&mut self.buffer, next);
         let offset = position.saturating_sub(u64::try_from(full.filled().len()).unwrap_or(0));
         let file = Arc::clone(&self.file);
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            file.write_all_at(full.filled(), offset)?;
+            file.write(&full, offset)?;
             Ok(full)
         }));
         Ok(())
@@ -169,7 +168,7 @@ impl Remainder {
         // A write that is still under way would meet the ones that come next.
         self.written().await?;
         let file = self.file;
-        let cutting = tokio::task::spawn_blocking(move || file.set_len(length));
+        let cutting = tokio::task::spawn_blocking(move || file.file().set_len(length));
         let cut = cutting.await.map_err(io::Error::other).flatten();
         cut.map_err(StoreError::during("rewind an upload")).map_err(UploadError::from)
     }
@@ -214,7 +213,7 @@ impl Remainder {
 /// another: only clients that push SHA-512 in chunks without saying so pay this.
 async fn hash_again(
     store: &Arc<Store>,
-    file: &Arc<File>,
+    file: &Arc<Sink>,
     digest: &Digest,
     length: u64,
 ) -> Result<Digest, StoreError> {
@@ -223,8 +222,8 @@ async fn hash_again(
         let mut hasher = Hasher::new(algorithm);
         let mut hash = || {
             // An interrupted PUT may have left bytes behind the end.
-            file.set_len(length)?;
-            read_through(store, &file, |bytes| {
+            file.file().set_len(length)?;
+            read_through(store, file.file(), |bytes| {
                 hasher.update(bytes);
                 Ok(())
             })
