@@ -1,6 +1,6 @@
 # make demo   a running container moves from one node to another
 # make test   every check: formatting, lints, documentation, licences, all tests
-# make bench  figures beside containerd's own path (release build)
+# make bench  figures beside containerd's own path and beside other registries (release build)
 
 CARGO ?= cargo
 export KYBERNATE_CACHE ?= /var/cache/kybernate
@@ -26,6 +26,8 @@ lint: setup
 
 bench: setup
 	$(CARGO) build --workspace --bins --locked --release
+	sh conformance/bench/peers.sh
+	target/release/kybernate-conformance bench registry
 	target/release/kybernate-conformance bench
 
 clean:

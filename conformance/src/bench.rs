@@ -9,7 +9,9 @@ mod containerd;
 mod floors;
 mod meter;
 mod ours;
+pub(crate) mod registry;
 mod report;
+mod spread;
 
 use std::io;
 use std::path::Path;

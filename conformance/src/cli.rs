@@ -11,6 +11,7 @@ use crate::command;
 use crate::demo;
 use crate::node::command_in;
 use crate::preflight::preflight;
+use crate::root::cache;
 use crate::testbed::state::{State, sweep};
 use crate::testbed::{Testbed, keep};
 
@@ -36,8 +37,13 @@ enum Command {
         mib: u32,
     },
     /// Measures checkpoint → push and pull → restore beside containerd's own path, in one run.
-    #[command(after_help = "Example: kybernate-conformance bench --mib 1024 --rounds 3")]
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Example: kybernate-conformance bench --mib 1024 --rounds 3"
+    )]
     Bench {
+        #[command(subcommand)]
+        only: Option<BenchCommand>,
         /// Memory of the process, in MiB.
         #[arg(long, default_value_t = 1024)]
         mib: u32,
@@ -51,6 +57,13 @@ enum Command {
     /// Starts, enters and ends two real nodes.
     #[command(subcommand)]
     Node(NodeCommand),
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum BenchCommand {
+    /// Measures our registry beside others.
+    #[command(after_help = "Example: kybernate-conformance bench registry --only push,pull")]
+    Registry(bench::registry::Plan),
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -130,7 +143,11 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             demo::run(&programs()?, mib)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Bench { mib, rounds, json } => {
+        Command::Bench { only: Some(BenchCommand::Registry(plan)), .. } => {
+            bench::registry::run(&programs()?, &cache(), &plan)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench { only: None, mib, rounds, json } => {
             preflight()?;
             bench::run(&programs()?, Plan { mib, rounds }, json)?;
             Ok(ExitCode::SUCCESS)

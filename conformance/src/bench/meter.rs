@@ -101,9 +101,9 @@ fn processor_of_cgroup(pid: u32) -> anyhow::Result<Duration> {
 }
 
 /// Processor time of a process and of its children that ended (proc(5), fields 14 to 17).
-fn processor_of_process(pid: u32) -> anyhow::Result<Duration> {
+pub(super) fn processor_of_process(pid: u32) -> anyhow::Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, fields) = stat.rsplit_once(") ").context("the registry has ended")?;
+    let (_, fields) = stat.rsplit_once(") ").context("the process has ended")?;
     let ticks: u64 = fields.split(' ').skip(11).take(4).filter_map(|t| t.parse::<u64>().ok()).sum();
     Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }

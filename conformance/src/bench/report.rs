@@ -3,6 +3,7 @@
 use fs_err as fs;
 use serde_json::{Value, json};
 
+use super::spread::Spread;
 use super::{Cost, Floors, Leg, Plan, Trip, Way};
 use crate::node::Node;
 use crate::scenario::Scenario;
@@ -28,14 +29,6 @@ pub(super) struct Machine {
     load: String,
     nodes: Vec<String>,
     registry: String,
-}
-
-/// The middle and the ends of what was measured in several rounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
 }
 
 impl Machine {
@@ -213,29 +206,6 @@ impl Report {
     }
 }
 
-impl Spread {
-    fn of(figures: impl Iterator<Item = f64>) -> Self {
-        let mut figures: Vec<f64> = figures.collect();
-        figures.sort_by(f64::total_cmp);
-        let (low, high) = (figures.len().saturating_sub(1) / 2, figures.len() / 2);
-        match (figures.first(), figures.get(low), figures.get(high), figures.last()) {
-            (Some(&min), Some(low), Some(high), Some(&max)) => {
-                Self { median: f64::midpoint(*low, *high), min, max }
-            }
-            _ => Self::default(),
-        }
-    }
-
-    fn text(self, digits: usize) -> String {
-        let Self { median, min, max } = self;
-        format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
-    }
-
-    fn json(self) -> Value {
-        json!({ "median": self.median, "min": self.min, "max": self.max })
-    }
-}
-
 fn line(text: &mut String, name: &str, cells: &[String]) {
     *text += &["| ", name, " | ", &cells.join(" | "), " |\n"].concat();
 }
@@ -269,17 +239,4 @@ fn step(leg: &Leg, name: &str) -> Option<f64> {
 /// KiB are exact up to 4 TiB.
 fn mib(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes >> 10).unwrap_or(u32::MAX)) / 1024.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Spread;
-
-    #[test]
-    fn a_spread_has_the_middle_and_the_ends() {
-        let of = |figures: &[f64]| Spread::of(figures.iter().copied());
-        assert_eq!(of(&[3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(of(&[4.0, 1.0, 3.0, 2.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });
-        assert_eq!(of(&[]).text(1), "0.0 (0.0–0.0)");
-    }
 }
