@@ -11,6 +11,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod error;
+pub mod gc;
 pub mod manifest;
 pub mod range;
 pub mod route;

@@ -16,22 +16,29 @@ use kybernate_spec::{Digest, RepositoryName, chain};
 
 use self::buffer::BufferPool;
 use self::durable::Directories;
+use self::house::House;
 use self::layout::Layout;
 use self::record::Record;
 
 mod blob;
 mod buffer;
+mod census;
 mod checksum;
 mod clean;
 mod commit;
+mod condemned;
 mod durable;
+mod house;
 mod layout;
 mod listing;
 mod manifest;
+mod notes;
 mod open;
+mod pins;
 mod reader;
 mod record;
 mod referrer;
+mod seen;
 mod sink;
 mod tag;
 mod upload_file;
@@ -46,6 +53,8 @@ pub(crate) use self::blob::OpenBlob;
 pub(crate) use self::buffer::Buffer;
 pub(crate) use self::checksum::{CHUNK_BYTES, CHUNK_LENGTH, ChunkSums, SumRun};
 pub(crate) use self::commit::Commit;
+pub(crate) use self::condemned::Condemned;
+pub(crate) use self::house::Barrier;
 pub(crate) use self::sink::Sink;
 pub(crate) use self::upload_file::UploadFile;
 
@@ -63,6 +72,8 @@ pub struct Store {
     shelves: [Mutex<()>; STRIPES],
     /// Read by whoever writes a repository's manifests and tags, written by whoever deletes.
     repositories: [RwLock<()>; STRIPES],
+    /// What garbage collection has to know.
+    house: House,
     _lock: fs::File,
 }
 
@@ -104,7 +115,7 @@ impl StoreError {
 }
 
 impl Store {
-    fn new(layout: Layout, lock: fs::File) -> Self {
+    fn new(layout: Layout, lock: fs::File, house: House) -> Self {
         Self {
             layout,
             directories: Directories::default(),
@@ -112,6 +123,7 @@ impl Store {
             temporary: AtomicU64::new(0),
             shelves: std::array::from_fn(|_| Mutex::new(())),
             repositories: std::array::from_fn(|_| RwLock::new(())),
+            house,
             _lock: lock,
         }
     }
@@ -150,7 +162,7 @@ impl Store {
         pick(&self.shelves, digest.hex().as_bytes())
     }
 
-    fn repository_lock(&self, name: &RepositoryName) -> &RwLock<()> {
+    pub(crate) fn repository_lock(&self, name: &RepositoryName) -> &RwLock<()> {
         pick(&self.repositories, name.as_str().as_bytes())
     }
 }

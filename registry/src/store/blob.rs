@@ -10,6 +10,7 @@ use kybernate_spec::{Digest, Hasher, RepositoryName, chain};
 use super::checksum::{ChunkTable, DIGEST_CHECKED_MAX};
 use super::layout::file_name;
 use super::{Store, StoreError, absent, open_if_there};
+use crate::gc::LinkKind;
 
 /// A blob that is there, not yet read.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ impl Store {
     ) -> Result<Option<OpenBlob>, StoreError> {
         let failed = StoreError::during("open a blob");
         if self.is_linked(repository, digest)? {
+            // Whoever is shown it may leave out to push it.
+            self.house.seen.note(repository, digest);
             self.content(digest).map_err(failed)
         } else {
             Ok(None)
@@ -49,12 +52,24 @@ impl Store {
         repository: &RepositoryName,
         digest: &Digest,
     ) -> Result<bool, StoreError> {
-        if self.blob(from, digest)?.is_none() {
-            return Ok(false);
-        }
         let failed = StoreError::during("mount a blob");
-        self.link(repository, digest).map_err(failed)?;
-        Ok(true)
+        let _held = self.hold(digest);
+        let there = self.blob(from, digest)?.is_some() || self.is_condemned(from, digest)?;
+        if there {
+            self.link(repository, digest).map_err(failed)?;
+        }
+        Ok(there)
+    }
+
+    /// Whether a blob is in the quarantine of a repository and whole: a mount revives it.
+    fn is_condemned(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<bool, StoreError> {
+        let aside = self.condemned_link(repository, LinkKind::Blob, digest);
+        let whole = || Ok(aside.exists() && self.content(digest)?.is_some());
+        whole().map_err(StoreError::during("look at a condemned blob"))
     }
 
     /// Links a blob to a repository, durably.
@@ -73,6 +88,7 @@ impl Store {
             let links = self.layout.blob_links(repository, digest.algorithm());
             let removed = absent(fs::remove_file(links.join(digest.hex())))?.is_some();
             if removed {
+                self.house.notes.content(digest);
                 self.directories.sync(&links)?;
             }
             Ok(removed)

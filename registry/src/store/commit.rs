@@ -7,6 +7,7 @@ use fs_err as fs;
 use kybernate_spec::{Digest, RepositoryName};
 
 use super::checksum::{ChunkSums, DIGEST_CHECKED_MAX, write_header};
+use super::house::refresh;
 use super::{Buffer, Sink, Store, StoreError, SumRun, UploadFile};
 
 /// An upload whose bytes are all received and whose digest is right.
@@ -54,6 +55,7 @@ impl Store {
         }
         let dir = self.layout.shelf(digest);
         self.directories.ensure(&dir)?;
+        let _linking = self.hold(digest);
         {
             let _held = self.shelf_lock(digest).lock().unwrap_or_else(PoisonError::into_inner);
             if has_checksums {
@@ -84,7 +86,8 @@ impl Store {
         self.place(content, &self.layout.blob(digest))
     }
 
-    /// Enters a link; it is durable once its directory is synced.
+    /// Enters a link, or makes one that is there young again; it is durable once its directory is
+    /// synced. The caller holds the digest.
     pub(super) fn enter_link(
         &self,
         repository: &RepositoryName,
@@ -92,10 +95,15 @@ impl Store {
     ) -> io::Result<()> {
         let links = self.layout.blob_links(repository, digest.algorithm());
         self.directories.ensure(&links)?;
-        match fs::File::create_new(links.join(digest.hex())) {
+        let link = links.join(digest.hex());
+        match fs::File::create_new(&link) {
             // Whoever made it may not have synced yet, so the caller syncs also then.
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                refresh(&link)?;
+            }
+            other => drop(other?),
         }
+        self.house.linked(repository, digest);
+        Ok(())
     }
 }

@@ -72,6 +72,11 @@ impl Directories {
         known.insert(dir.to_owned());
     }
 
+    /// Counts `dir` as unknown: the caller may remove it.
+    pub(crate) fn forget(&self, dir: &Path) {
+        lock(&self.known).remove(dir);
+    }
+
     /// Returns once every entry made or removed in `dir` before the call is durable.
     pub(crate) fn sync(&self, dir: &Path) -> io::Result<()> {
         let group = Arc::clone(lock(&self.syncing).entry(dir.to_owned()).or_default());

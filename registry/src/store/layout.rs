@@ -8,9 +8,12 @@
 //! repositories/<name>/_manifests/<alg>/<hex>       … and this manifest (record with its media type)
 //! repositories/<name>/_tags/<tag>                  the tag's manifest (record)
 //! repositories/<name>/_referrers/<alg>/<hex>/<alg>-<hex>   a referrer of the first (its descriptor)
+//! repositories/<name>/_condemned/blob-<alg>-<hex>  garbage in quarantine: a link of `_blobs`
+//! repositories/<name>/_condemned/manifest-<alg>-<hex>      … and one of `_manifests`
 //! uploads/<id>-<repository>                        bytes of an unfinished upload
 //! tmp/                                             records being written; emptied at start
 //! corrupt/                                         content that did not match, moved out of the way
+//! gc/candidates.log                                where garbage may be, see `notes`
 //! ```
 //!
 //! No component of a repository name begins with `_`, so the names cannot meet.
@@ -30,6 +33,7 @@ pub(crate) const BLOBS: &str = "_blobs";
 pub(crate) const MANIFESTS: &str = "_manifests";
 pub(crate) const TAGS: &str = "_tags";
 const REFERRERS: &str = "_referrers";
+const CONDEMNED: &str = "_condemned";
 
 impl Layout {
     pub(crate) fn new(root: PathBuf) -> Self {
@@ -95,8 +99,24 @@ impl Layout {
     }
 
     pub(crate) fn referrers(&self, name: &RepositoryName, subject: &Digest) -> PathBuf {
-        let algorithm = subject.algorithm().name();
-        self.repository(name).join(REFERRERS).join(algorithm).join(subject.hex())
+        self.subjects(name, subject.algorithm()).join(subject.hex())
+    }
+
+    /// The directory of all that has referrers.
+    pub(crate) fn subjects(&self, name: &RepositoryName, algorithm: Algorithm) -> PathBuf {
+        self.repository(name).join(REFERRERS).join(algorithm.name())
+    }
+
+    pub(crate) fn condemned(&self, name: &RepositoryName) -> PathBuf {
+        self.repository(name).join(CONDEMNED)
+    }
+
+    pub(crate) fn housekeeping(&self) -> PathBuf {
+        self.root.join("gc")
+    }
+
+    pub(crate) fn candidates(&self) -> PathBuf {
+        self.housekeeping().join("candidates.log")
     }
 
     pub(crate) fn uploads(&self) -> PathBuf {

@@ -112,7 +112,7 @@ impl Store {
     }
 }
 
-fn is_repository(dir: &Path) -> bool {
+pub(super) fn is_repository(dir: &Path) -> bool {
     [BLOBS, MANIFESTS, TAGS].iter().any(|kind| dir.join(kind).is_dir())
 }
 

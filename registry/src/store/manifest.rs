@@ -40,11 +40,11 @@ pub struct NewManifest {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ManifestRecord {
-    media_type: String,
+pub(super) struct ManifestRecord {
+    pub(super) media_type: String,
     size: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    subject: Option<Digest>,
+    pub(super) subject: Option<Digest>,
 }
 
 impl Record for ManifestRecord {
@@ -63,26 +63,37 @@ impl Store {
         // Many may write at once, since each file is replaced whole; none while one deletes.
         let lock = self.repository_lock(repository);
         let _held = lock.read().unwrap_or_else(PoisonError::into_inner);
-        let missing = self.missing(repository, &new.references)?;
+        self.house.pushing(repository, &new.digest);
+        let missing = self.missing(repository, &new.references, 0)?;
         if missing.is_empty() {
             self.write_manifest(repository, new).map_err(StoreError::during("store a manifest"))?;
         }
         Ok(missing)
     }
 
-    fn missing(
+    /// Returns the references that the repository does not have. What is in quarantine is revived:
+    /// the client may have been shown it before it was condemned. `depth` is how many manifests
+    /// are being revived around this one.
+    pub(super) fn missing(
         &self,
         repository: &RepositoryName,
         references: &References,
+        depth: u32,
     ) -> Result<Vec<Digest>, StoreError> {
         let mut missing = Vec::new();
         for blob in &references.blobs {
-            if self.blob(repository, blob)?.is_none() {
+            let revive = || self.revive_blob(repository, blob);
+            if self.blob(repository, blob)?.is_none()
+                && !revive().map_err(StoreError::during("revive a blob"))?
+            {
                 missing.push(blob.clone());
             }
         }
         for manifest in &references.manifests {
-            if self.manifest(repository, manifest)?.is_none() {
+            let revive = || self.revive_manifest(repository, manifest, depth);
+            if self.manifest(repository, manifest)?.is_none()
+                && !revive().map_err(StoreError::during("revive a manifest"))?
+            {
                 missing.push(manifest.clone());
             }
         }
@@ -92,6 +103,7 @@ impl Store {
     fn write_manifest(&self, repository: &RepositoryName, new: &NewManifest) -> io::Result<()> {
         let NewManifest { digest, media_type, content, references, tags } = new;
         let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
+        let _held = self.hold(digest);
         self.put_content(digest, content)?;
         if let Some(subject) = &references.subject {
             let mut referrer = Descriptor::new(media_type, digest.clone(), size);
@@ -109,6 +121,10 @@ impl Store {
         self.place_record(&record, &links.join(digest.hex()))?;
         self.directories.sync(&self.layout.shelf(digest))?;
         self.directories.sync(&links)?;
+        if tags.is_empty() {
+            self.house.untagged(repository);
+        }
+        self.revive_attached(repository, digest, 0)?;
         // Only now: after power loss a tag must not name a manifest that was lost.
         self.put_tags(repository, tags, digest)
     }
@@ -126,6 +142,9 @@ impl Store {
             Ok(content.filter(|content| content.len() == record.size).map(|_| record))
         };
         let record = find().map_err(StoreError::during("look at a manifest"))?;
+        if record.is_some() {
+            self.house.seen.note(repository, digest);
+        }
         Ok(record.map(|record| StoredManifest {
             digest: digest.clone(),
             media_type: record.media_type,
@@ -146,7 +165,7 @@ impl Store {
         Ok(content.map(|content| (manifest, content)))
     }
 
-    fn read_content(&self, digest: &Digest) -> io::Result<Option<Bytes>> {
+    pub(super) fn read_content(&self, digest: &Digest) -> io::Result<Option<Bytes>> {
         let path = self.layout.blob(digest);
         let Some(file) = super::open_if_there(&path)? else { return Ok(None) };
         let mut content = Vec::new();
@@ -175,6 +194,7 @@ impl Store {
                 return Ok(false);
             }
             let subject = read_record::<ManifestRecord>(&link)?.and_then(|record| record.subject);
+            self.house.deleted(repository, digest);
             // Tags first: killed in between, the manifest is there and can be deleted again.
             self.remove_tags_of(repository, digest)?;
             absent(fs::remove_file(&link))?;

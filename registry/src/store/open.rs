@@ -10,6 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::Store;
+use super::house::House;
 use super::layout::Layout;
 
 /// The file that says what the directory is.
@@ -17,7 +18,7 @@ pub(crate) const VERSION_FILE: &str = "kybernate-registry.json";
 /// The layout this program reads and writes.
 const LAYOUT: u32 = 1;
 /// What a store's root may hold before its version file is there: a first start that was killed.
-const OURS: [&str; 5] = ["blobs", "repositories", "uploads", "tmp", "corrupt"];
+const OURS: [&str; 6] = ["blobs", "repositories", "uploads", "tmp", "corrupt", "gc"];
 
 /// Why a directory cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +69,9 @@ impl Store {
             Err(error) => return Err(failed(error.into())),
         }
         let known = check_version(&root)?;
-        let store = Self::new(Layout::new(root.clone()), lock);
+        let layout = Layout::new(root.clone());
+        let house = House::open(&layout).map_err(failed)?;
+        let store = Self::new(layout, lock, house);
         let prepared = store.make_directories().and_then(|()| store.clean(SystemTime::now()));
         prepared.map_err(failed)?;
         if !known {
@@ -80,7 +83,13 @@ impl Store {
     fn make_directories(&self) -> io::Result<()> {
         let layout = &self.layout;
         self.directories.remember(layout.root());
-        for dir in [layout.repositories(), layout.uploads(), layout.temporary(), layout.corrupt()] {
+        for dir in [
+            layout.repositories(),
+            layout.uploads(),
+            layout.temporary(),
+            layout.corrupt(),
+            layout.housekeeping(),
+        ] {
             self.directories.ensure(&dir)?;
         }
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {

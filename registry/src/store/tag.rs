@@ -1,18 +1,20 @@
 //! Tags: one small file each.
 
 use std::io;
+use std::path::Path;
 use std::sync::PoisonError;
 
 use fs_err as fs;
 use kybernate_spec::{Digest, RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
 
+use super::house::refresh;
 use super::record::Record;
 use super::{Store, StoreError, absent, read_record};
 
 #[derive(Debug, Serialize, Deserialize)]
-struct TagRecord {
-    digest: Digest,
+pub(super) struct TagRecord {
+    pub(super) digest: Digest,
 }
 
 impl Record for TagRecord {
@@ -40,9 +42,27 @@ impl Store {
         self.directories.ensure(&dir)?;
         let record = TagRecord { digest: digest.clone() };
         for tag in tags {
-            self.place_record(&record, &dir.join(tag.as_str()))?;
+            let path = dir.join(tag.as_str());
+            self.untagging(name, &path, Some(digest))?;
+            self.place_record(&record, &path)?;
         }
         self.directories.sync(&dir)
+    }
+
+    /// Says that the tag at `path` will no longer name what it names, which so becomes as young as
+    /// an untagged manifest can be.
+    fn untagging(
+        &self,
+        name: &RepositoryName,
+        path: &Path,
+        next: Option<&Digest>,
+    ) -> io::Result<()> {
+        let before = read_record::<TagRecord>(path)?.map(|tag| tag.digest);
+        if let Some(before) = before.filter(|before| Some(before) != next) {
+            refresh(&self.layout.manifest_link(name, &before))?;
+            self.house.untagged(name);
+        }
+        Ok(())
     }
 
     /// Removes a tag. Returns whether it was there.
@@ -50,7 +70,9 @@ impl Store {
         let lock = self.repository_lock(name);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
         let delete = || {
-            let removed = absent(fs::remove_file(self.layout.tag(name, tag)))?.is_some();
+            let path = self.layout.tag(name, tag);
+            self.untagging(name, &path, None)?;
+            let removed = absent(fs::remove_file(path))?.is_some();
             if removed {
                 self.directories.sync(&self.layout.tags(name))?;
             }

@@ -1,0 +1,114 @@
+//! What is condemned comes back when somebody needs it.
+
+use super::*;
+
+#[test]
+fn a_manifest_revives_what_it_names() {
+    let house = House::hasty();
+    house.push("a", b"{}");
+    let layer = house.push("a", b"layer");
+    assert_eq!(house.noted(HOUR).condemned, 2);
+    assert!(!house.has_blob("a", b"layer"), "a condemned blob is a 404");
+    house.put("a", &image(&[&layer], None), &["v1"]);
+    assert!(house.has_blob("a", b"layer") && house.has_blob("a", b"{}"));
+    house.everything(HOUR);
+    house.everything(HOUR);
+    assert!(house.has_blob("a", b"layer"));
+
+    // Another repository's quarantine is none of ours.
+    assert_eq!(house.try_put("b", &image(&[&layer], None), &["v1"]).len(), 2);
+}
+
+#[test]
+fn a_manifest_that_names_what_is_gone_is_refused() {
+    let house = House::hasty();
+    house.push("a", b"{}");
+    let layer = house.push("a", b"layer");
+    house.noted(HOUR);
+    house.noted(HOUR);
+    assert_eq!(house.contents().len(), 0);
+    assert_eq!(house.try_put("a", &image(&[&layer], None), &["v1"]).len(), 2);
+    assert_eq!(house.store.tag(&name("a"), &"v1".parse().unwrap()).unwrap(), None);
+}
+
+#[test]
+fn an_index_revives_its_children_and_all_they_need() {
+    let house = House::hasty();
+    let child = house.image("a", &["layer"], &[]);
+    let inner = house.put("a", &index(&[&child]), &[]);
+    let signature = house.put("a", &image(&[], Some(&child)), &[]);
+    assert_eq!(house.noted(HOUR).condemned, 5);
+    assert!(!house.has_manifest("a", &inner) && !house.has_manifest("a", &child));
+    house.put("a", &index(&[&inner]), &["v1"]);
+    assert!(house.has_manifest("a", &inner) && house.has_manifest("a", &child));
+    assert!(house.has_blob("a", b"layer"));
+    house.everything(HOUR);
+    assert!(house.has_manifest("a", &signature), "what is attached comes back with its subject");
+    assert_eq!(house.everything(HOUR).condemned, 0);
+}
+
+#[test]
+fn a_push_and_a_mount_bring_a_blob_back() {
+    let house = House::hasty();
+    house.push("a", b"pushed");
+    house.push("a", b"mounted");
+    house.noted(HOUR);
+    house.push("a", b"pushed");
+    let digest = Digest::of(b"mounted");
+    assert!(house.store.mount(&name("a"), &name("a"), &digest).unwrap());
+    assert!(house.store.mount(&name("a"), &name("b"), &digest).unwrap());
+    assert!(!house.store.mount(&name("c"), &name("b"), &digest).unwrap());
+    for (repository, content) in [("a", &b"pushed"[..]), ("a", b"mounted"), ("b", b"mounted")] {
+        assert!(house.has_blob(repository, content), "{repository}");
+    }
+    // Collected again, with the old quarantine beside the new link.
+    house.noted(HOUR);
+    house.noted(HOUR);
+    house.noted(HOUR);
+    assert_eq!(house.contents().len(), 0);
+}
+
+#[test]
+fn what_a_client_was_shown_is_kept_for_the_grace() {
+    let house = House::new(Settings { grace: HOUR, ..Settings::default() });
+    house.push("a", b"shown");
+    house.push("a", b"not shown");
+    house.everything(HOUR / 2);
+    assert!(house.has_blob("a", b"shown"));
+    assert_eq!(house.everything(HOUR * 3 / 2).condemned, 1, "what nobody has looked at");
+    assert_eq!(house.everything(HOUR * 5 / 2).condemned, 1, "what was looked at two hours ago");
+}
+
+/// The moments between a client's look and its manifest, while a collection runs: what is pushed
+/// while the repository is looked at is needed, also when it was not there when that began.
+#[test]
+fn what_is_pushed_during_a_collection_is_needed() {
+    let house = House::hasty();
+    let child = house.image("a", &["layer"], &[]);
+    let stray = house.push("a", b"stray");
+    let run = Run {
+        store: &house.store,
+        scope: Scope::Everything,
+        dry_run: false,
+        now: house.began + HOUR,
+        tell: &mut |_| {},
+        pace: &mut |_| true,
+    };
+    std::thread::scope(|threads| {
+        let pusher = threads.spawn(|| {
+            for round in 0..200 {
+                let tag = format!("t{round}");
+                if house.try_put("a", &image(&[&stray], None), &[&tag]).is_empty() {
+                    assert_eq!(house.try_put("a", &index(&[&child]), &["i"]), []);
+                    break;
+                }
+            }
+        });
+        run.collect().unwrap();
+        pusher.join().unwrap();
+    });
+    house.everything(HOUR);
+    house.everything(HOUR);
+    assert!(house.has_blob("a", b"stray") && house.has_blob("a", b"layer"));
+    assert!(house.has_manifest("a", &child));
+}
