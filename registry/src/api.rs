@@ -169,6 +169,14 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Runs work on the store that only reads.
+    async fn look<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Arc<crate::store::Store>) -> Result<T, crate::store::StoreError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        Ok(crate::app::looking(&self.app.store, work).await?)
+    }
+
     /// Runs work on the store where blocking is allowed.
     async fn on_store<T: Send + 'static>(
         &self,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, glance};
 use crate::tasks::Tasks;
 use crate::upload::Uploads;
 
@@ -46,6 +46,18 @@ impl App {
             sending: Arc::new(Semaphore::new(BODIES_SENT_MAX)),
             receiving: Semaphore::new(BODIES_RECEIVED_MAX),
         })
+    }
+}
+
+/// Runs `work`, which only reads: on the spot when all it wants is in memory, else where blocking is
+/// allowed.
+pub(crate) async fn looking<T: Send + 'static>(
+    store: &Arc<Store>,
+    work: impl Fn(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match glance(|| work(store)) {
+        Err(error) if error.would_block() => blocking(store, work).await,
+        seen => seen,
     }
 }
 

@@ -28,6 +28,7 @@ mod clean;
 mod commit;
 mod condemned;
 mod durable;
+mod glance;
 mod house;
 mod layout;
 mod listing;
@@ -54,6 +55,7 @@ pub(crate) use self::buffer::Buffer;
 pub(crate) use self::checksum::{CHUNK_BYTES, CHUNK_LENGTH, ChunkSums, SumRun};
 pub(crate) use self::commit::Commit;
 pub(crate) use self::condemned::Condemned;
+pub(crate) use self::glance::glance;
 pub(crate) use self::house::Barrier;
 pub(crate) use self::sink::Sink;
 pub(crate) use self::upload_file::UploadFile;
@@ -111,6 +113,13 @@ impl StoreError {
             };
             Self { operation, kind }
         }
+    }
+}
+
+impl StoreError {
+    /// Whether a glance did not suffice.
+    pub(crate) fn would_block(&self) -> bool {
+        matches!(&self.kind, StoreErrorKind::Io(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
@@ -178,7 +187,7 @@ fn write_synced(
 
 /// Reads a record. One that is damaged is told and absent.
 fn read_record<R: Record>(path: &Path) -> io::Result<Option<R>> {
-    let Some(bytes) = absent(fs::read(path))? else { return Ok(None) };
+    let Some(bytes) = absent(glance::read(path))? else { return Ok(None) };
     match record::decode(&bytes) {
         Ok(record) => Ok(Some(record)),
         Err(error) => {
@@ -199,7 +208,7 @@ fn remove_quietly(path: &Path) {
 
 /// Opens a file that may be missing.
 fn open_if_there(path: &Path) -> io::Result<Option<fs::File>> {
-    absent(fs::File::open(path))
+    absent(glance::open(path))
 }
 
 /// Turns "no such file" into nothing, also when a directory above is missing or is a file.

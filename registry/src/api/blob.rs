@@ -59,7 +59,7 @@ pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Res
 
 async fn open(call: Call<'_>, name: &str, text: &str) -> Result<OpenBlob, ApiError> {
     let (repository, digest) = (repository(name)?, digest(text)?);
-    let found = call.on_store(move |store| store.blob(&repository, &digest)).await?;
+    let found = call.look(move |store| store.blob(&repository, &digest)).await?;
     found.ok_or(ApiError::BlobUnknown)
 }
 

@@ -37,10 +37,10 @@ impl Reference {
         Ok(text.parse().map_or_else(Self::Neither, Self::Tag))
     }
 
-    fn resolve(self, name: &RepositoryName, store: &Store) -> Result<Option<Digest>, StoreError> {
+    fn resolve(&self, name: &RepositoryName, store: &Store) -> Result<Option<Digest>, StoreError> {
         match self {
-            Self::Tag(tag) => store.tag(name, &tag),
-            Self::Digest(digest) => Ok(Some(digest)),
+            Self::Tag(tag) => store.tag(name, tag),
+            Self::Digest(digest) => Ok(Some(digest.clone())),
             Self::Neither(_) => Ok(None),
         }
     }
@@ -48,7 +48,7 @@ impl Reference {
 
 pub(super) async fn head(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
-    let found = call.on_store(move |store| match reference.resolve(&repository, store)? {
+    let found = call.look(move |store| match reference.resolve(&repository, store)? {
         Some(digest) => store.manifest(&repository, &digest),
         None => Ok(None),
     });
@@ -58,7 +58,7 @@ pub(super) async fn head(call: Call<'_>, name: &str, text: &str) -> Result<Respo
 
 pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
-    let found = call.on_store(move |store| match reference.resolve(&repository, store)? {
+    let found = call.look(move |store| match reference.resolve(&repository, store)? {
         Some(digest) => store.read_manifest(&repository, &digest),
         None => Ok(None),
     });

@@ -9,7 +9,7 @@ use kybernate_spec::{Digest, Hasher, RepositoryName, chain};
 
 use super::checksum::{ChunkTable, DIGEST_CHECKED_MAX};
 use super::layout::file_name;
-use super::{Store, StoreError, absent, open_if_there};
+use super::{Store, StoreError, absent, glance, open_if_there};
 use crate::gc::LinkKind;
 
 /// A blob that is there, not yet read.
@@ -41,7 +41,8 @@ impl Store {
     /// Whether a repository may show a blob; the content may be missing all the same.
     fn is_linked(&self, repository: &RepositoryName, digest: &Digest) -> Result<bool, StoreError> {
         let link = self.layout.blob_link(repository, digest);
-        let found = absent(fs::metadata(link)).map_err(StoreError::during("read a blob's link"))?;
+        let found =
+            absent(glance::metadata(&link)).map_err(StoreError::during("read a blob's link"))?;
         Ok(found.is_some())
     }
 
@@ -102,24 +103,30 @@ impl Store {
         let length = file.metadata()?.len();
         if length == 0 && Hasher::new(digest.algorithm()).finish() != *digest {
             // Nothing will be read, so nothing would be checked later.
-            return Ok(self.discard(digest, &file, "it is empty"));
+            return self.discard(digest, &file, "it is empty");
         }
         let sums = open_if_there(&self.layout.checksums(digest))?;
         let table = match sums {
             // A small blob that has checksums was larger once.
             Some(sums) => match ChunkTable::open(sums.into_file(), length)? {
                 Some(table) => Some(table),
-                None => return Ok(self.discard(digest, &file, "its length is wrong")),
+                None => return self.discard(digest, &file, "its length is wrong"),
             },
             None if length <= DIGEST_CHECKED_MAX => None,
-            None => return Ok(self.discard(digest, &file, "its checksums are missing")),
+            None => return self.discard(digest, &file, "its checksums are missing"),
         };
         Ok(Some(OpenBlob { digest: digest.clone(), file, length, table }))
     }
 
-    fn discard<T>(&self, digest: &Digest, file: &fs::File, why: &'static str) -> Option<T> {
+    fn discard<T>(
+        &self,
+        digest: &Digest,
+        file: &fs::File,
+        why: &'static str,
+    ) -> io::Result<Option<T>> {
+        glance::blocks()?;
         self.quarantine(digest, file, why);
-        None
+        Ok(None)
     }
 
     /// Moves content that does not match its digest out of the way, so that it is absent from now

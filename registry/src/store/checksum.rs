@@ -20,6 +20,8 @@ use std::os::unix::fs::FileExt as _;
 
 use crc_fast::CrcAlgorithm;
 
+use super::glance;
+
 /// Bytes covered by one checksum.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes covered by one checksum, for arithmetic on offsets.
@@ -146,7 +148,7 @@ impl ChunkTable {
             return Ok(None);
         }
         let mut found = [0; 32];
-        file.read_exact_at(&mut found, 0)?;
+        glance::read_exact_at(&file, &mut found, 0)?;
         let good = found.as_slice() == header(length);
         Ok(good.then_some(Self { file, chunks, first: 0, window: Vec::new() }))
     }
@@ -164,7 +166,7 @@ impl ChunkTable {
         }
         let count = self.chunks.saturating_sub(chunk).min(WINDOW);
         let mut bytes = vec![0; usize::try_from(count * 8).unwrap_or(0)];
-        self.file.read_exact_at(&mut bytes, HEADER_LENGTH + chunk * 8)?;
+        glance::read_exact_at(&self.file, &mut bytes, HEADER_LENGTH + chunk * 8)?;
         let (sums, _) = bytes.as_chunks::<8>();
         self.window = sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect();
         self.first = chunk;

@@ -1,6 +1,6 @@
 //! Manifests: content like any other, and per repository a record of how it was pushed.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::sync::PoisonError;
 
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use kybernate_spec::{Descriptor, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryN
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
-use super::{Store, StoreError, absent, read_record};
+use super::{Store, StoreError, absent, glance, read_record};
 use crate::manifest::References;
 
 /// A manifest of a repository.
@@ -138,7 +138,7 @@ impl Store {
         let find = || -> io::Result<_> {
             let link = self.layout.manifest_link(repository, digest);
             let Some(record) = read_record::<ManifestRecord>(&link)? else { return Ok(None) };
-            let content = absent(fs::metadata(self.layout.blob(digest)))?;
+            let content = absent(glance::metadata(&self.layout.blob(digest)))?;
             Ok(content.filter(|content| content.len() == record.size).map(|_| record))
         };
         let record = find().map_err(StoreError::during("look at a manifest"))?;
@@ -168,11 +168,11 @@ impl Store {
     pub(super) fn read_content(&self, digest: &Digest) -> io::Result<Option<Bytes>> {
         let path = self.layout.blob(digest);
         let Some(file) = super::open_if_there(&path)? else { return Ok(None) };
-        let mut content = Vec::new();
-        file.file().take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut content)?;
+        let content = read_limited(&file)?;
         let mut hasher = Hasher::new(digest.algorithm());
         hasher.update(&content);
         if hasher.finish() != *digest {
+            glance::blocks()?;
             self.quarantine(digest, &file, "a manifest does not match its digest");
             return Ok(None);
         }
@@ -206,4 +206,12 @@ impl Store {
         };
         delete().map_err(StoreError::during("delete a manifest"))
     }
+}
+
+/// Reads what may be a manifest, and of what is longer only so much that it cannot be one.
+fn read_limited(file: &fs::File) -> io::Result<Vec<u8>> {
+    let length = file.metadata()?.len().min(MANIFEST_BYTES_MAX + 1);
+    let mut content = vec![0; usize::try_from(length).unwrap_or(0)];
+    glance::read_exact_at(file.file(), &mut content, 0)?;
+    Ok(content)
 }

@@ -1,13 +1,14 @@
 //! Reading a blob: a chunk at a time, each checked before a byte of it leaves.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use kybernate_spec::{Digest, Hasher};
-use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
+use rustix::io::{Errno, pread};
 
 use super::checksum::{CHUNK_BYTES, CHUNK_LENGTH, sum};
+use super::glance::{glance, read_exact_at};
 use super::{Buffer, OpenBlob, Store};
 
 /// Reads a range of a blob. Memory: one chunk at a time, whatever the length.
@@ -38,7 +39,7 @@ impl BlobReader {
     /// Returns the next checked bytes and the reader for what follows, or nothing at the end.
     ///
     /// Cancellation loses nothing but the reader.
-    pub async fn next(self) -> Result<Option<(Bytes, Self)>, ReadError> {
+    pub async fn next(mut self) -> Result<Option<(Bytes, Self)>, ReadError> {
         if self.position >= self.end {
             return Ok(None);
         }
@@ -70,20 +71,20 @@ impl BlobReader {
         usize::try_from(rest).unwrap_or(usize::MAX).min(CHUNK_BYTES)
     }
 
-    /// Reads the current chunk on the spot when all of it is in the page cache and its checksum in
-    /// memory: a hop to the blocking pool costs more than the copy.
-    fn read_cached(&self) -> Option<Buffer> {
-        let expected = self.blob.table.as_ref()?.cached(self.chunk())?;
-        let length = self.chunk_length();
+    /// Reads the current chunk on the spot when it and its checksum are in memory: a hop to the
+    /// blocking pool costs more than the copy.
+    fn read_cached(&mut self) -> Option<Buffer> {
+        let (chunk, length) = (self.chunk(), self.chunk_length());
+        if let Some(table) = &mut self.blob.table {
+            glance(|| table.load(chunk)).ok()?;
+        }
         let mut buffer = self.empty_buffer();
-        let offset = self.chunk() * CHUNK_LENGTH;
         let spare = buffer.spare().get_mut(..length)?;
-        let read =
-            preadv2(&self.blob.file, &mut [IoSliceMut::new(spare)], offset, ReadWriteFlags::NOWAIT);
-        let whole = read.is_ok_and(|read| read == length);
+        let offset = chunk * CHUNK_LENGTH;
+        glance(|| read_exact_at(self.blob.file.file(), spare, offset)).ok()?;
         buffer.advance(length);
         // A mismatch is told by the blocking read, which also knows how to tell it.
-        (whole && sum(buffer.filled()) == expected).then_some(buffer)
+        self.matches(chunk, buffer.filled()).is_ok_and(|good| good).then_some(buffer)
     }
 
     async fn read_blocking(mut self) -> Result<(Self, Result<Buffer, Fault>), ReadError> {
