@@ -4,7 +4,7 @@
 //! [`api`] answers every request over [`route`] and [`range`], and [`error`] is the one place where
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
-//! which content. [`tasks`] is the work that shutdown waits for.
+//! which content; [`index`] lists them faster. [`tasks`] is the work that shutdown waits for.
 
 pub mod api;
 pub mod app;
@@ -12,6 +12,7 @@ pub mod cli;
 pub mod config;
 pub mod error;
 pub mod gc;
+pub mod index;
 pub mod manifest;
 pub mod range;
 pub mod route;

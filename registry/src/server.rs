@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use hyper::server::conn::http1;
@@ -17,6 +17,7 @@ use self::patience::Patience;
 use crate::api::router;
 use crate::app::{App, AppState};
 use crate::config::Config;
+use crate::index;
 use crate::store::Store;
 use crate::tasks::Tasks;
 
@@ -32,6 +33,7 @@ const SWEEP_EVERY: Duration = Duration::from_mins(10);
 pub struct Server {
     address: SocketAddr,
     tasks: Tasks,
+    store: Weak<Store>,
 }
 
 impl Server {
@@ -42,13 +44,21 @@ impl Server {
         let app = App::new(config.clone(), store, tasks.clone());
         let sweeping = Arc::clone(&app);
         tasks.spawn(|cancel| sweep(sweeping, cancel));
+        let store = Arc::clone(&app.store);
+        tasks.spawn(|cancel| index::keep(store, cancel));
+        let observed = Arc::downgrade(&app.store);
         tasks.spawn(|cancel| accept(app, listener, cancel));
-        Ok(Self { address, tasks })
+        Ok(Self { address, tasks, store: observed })
     }
 
     /// Returns where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether lists are answered from the index, and not from the objects.
+    pub fn is_indexed(&self) -> bool {
+        self.store.upgrade().is_some_and(|store| store.is_indexed())
     }
 
     /// Accepts nothing more and waits up to `grace` for requests to finish. Returns whether all did.

@@ -2,13 +2,13 @@
 //!
 //! Every function here blocks and belongs on the blocking pool, except [`BlobReader`], which knows
 //! when it would block. Nothing is written in place: a file is written under a temporary name,
-//! synced, renamed, and its directory synced, before the function returns. There is no database
-//! and no index file: the directories are the lists.
+//! synced, renamed, and its directory synced, before the function returns. The directories are the
+//! lists; [`crate::index`] knows them too, and may be deleted at any time.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use fs_err as fs;
@@ -17,8 +17,10 @@ use kybernate_spec::{Digest, RepositoryName, chain};
 use self::buffer::BufferPool;
 use self::durable::Directories;
 use self::house::House;
+use self::indexed::Seal;
 use self::layout::Layout;
 use self::record::Record;
+use crate::index::Index;
 
 mod blob;
 mod buffer;
@@ -30,6 +32,7 @@ mod condemned;
 mod durable;
 mod glance;
 mod house;
+mod indexed;
 mod layout;
 mod listing;
 mod manifest;
@@ -39,6 +42,7 @@ mod pins;
 mod reader;
 mod record;
 mod referrer;
+mod scan;
 mod seen;
 mod sink;
 mod tag;
@@ -48,6 +52,7 @@ pub use self::listing::{Page, Window};
 pub use self::manifest::{NewManifest, StoredManifest};
 pub use self::open::OpenError;
 pub use self::reader::{BlobReader, ReadError};
+pub use self::scan::ScanError;
 pub use self::upload_file::{UploadId, UploadIdError};
 
 pub(crate) use self::blob::OpenBlob;
@@ -57,6 +62,7 @@ pub(crate) use self::commit::Commit;
 pub(crate) use self::condemned::Condemned;
 pub(crate) use self::glance::glance;
 pub(crate) use self::house::Barrier;
+pub(crate) use self::layout::file_name;
 pub(crate) use self::sink::Sink;
 pub(crate) use self::upload_file::UploadFile;
 
@@ -76,6 +82,11 @@ pub struct Store {
     repositories: [RwLock<()>; STRIPES],
     /// What garbage collection has to know.
     house: House,
+    /// Held while a link is made or removed and the index is told of it.
+    links: [Mutex<()>; STRIPES],
+    index: Index,
+    seal: Option<Seal>,
+    seal_broken: AtomicBool,
     _lock: fs::File,
 }
 
@@ -124,7 +135,7 @@ impl StoreError {
 }
 
 impl Store {
-    fn new(layout: Layout, lock: fs::File, house: House) -> Self {
+    fn new(layout: Layout, lock: fs::File, house: House, seal: Option<Seal>) -> Self {
         Self {
             layout,
             directories: Directories::default(),
@@ -133,6 +144,10 @@ impl Store {
             shelves: std::array::from_fn(|_| Mutex::new(())),
             repositories: std::array::from_fn(|_| RwLock::new(())),
             house,
+            links: std::array::from_fn(|_| Mutex::new(())),
+            index: Index::new(seal.is_some()),
+            seal,
+            seal_broken: AtomicBool::new(false),
             _lock: lock,
         }
     }
@@ -169,6 +184,10 @@ impl Store {
 
     fn shelf_lock(&self, digest: &Digest) -> &Mutex<()> {
         pick(&self.shelves, digest.hex().as_bytes())
+    }
+
+    fn link_lock(&self, repository: &RepositoryName, digest: &Digest) -> &Mutex<()> {
+        pick(&self.links, format!("{repository} {digest}").as_bytes())
     }
 
     pub(crate) fn repository_lock(&self, name: &RepositoryName) -> &RwLock<()> {

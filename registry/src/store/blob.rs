@@ -87,7 +87,15 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let remove = || {
             let links = self.layout.blob_links(repository, digest.algorithm());
-            let removed = absent(fs::remove_file(links.join(digest.hex())))?.is_some();
+            let removed = {
+                let lock = self.link_lock(repository, digest);
+                let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+                let removed = absent(fs::remove_file(links.join(digest.hex())))?.is_some();
+                if removed {
+                    self.link_gone(repository, LinkKind::Blob, digest)?;
+                }
+                removed
+            };
             if removed {
                 self.house.notes.content(digest);
                 self.directories.sync(&links)?;

@@ -9,6 +9,7 @@ use kybernate_spec::{Digest, RepositoryName};
 use super::checksum::{ChunkSums, DIGEST_CHECKED_MAX, write_header};
 use super::house::refresh;
 use super::{Buffer, Sink, Store, StoreError, SumRun, UploadFile};
+use crate::gc::LinkKind;
 
 /// An upload whose bytes are all received and whose digest is right.
 #[derive(Debug)]
@@ -96,6 +97,8 @@ impl Store {
         let links = self.layout.blob_links(repository, digest.algorithm());
         self.directories.ensure(&links)?;
         let link = links.join(digest.hex());
+        let lock = self.link_lock(repository, digest);
+        let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
         match fs::File::create_new(&link) {
             // Whoever made it may not have synced yet, so the caller syncs also then.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -103,6 +106,8 @@ impl Store {
             }
             other => drop(other?),
         }
+        self.link_there(repository, LinkKind::Blob, digest)?;
+        drop(held);
         self.house.linked(repository, digest);
         Ok(())
     }

@@ -13,6 +13,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::PoisonError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
@@ -77,7 +78,10 @@ impl Store {
             }
             // Between two names of one file, rename does nothing.
             absent(fs::remove_file(&aside))?;
+            let lock = self.link_lock(repository, digest);
+            let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
             fs::rename(&live, &aside)?;
+            self.link_condemned(repository, kind, digest, &aside)?;
             Ok(true)
         };
         self.house.pins.unless_held(digest, condemn).unwrap_or(Ok(false))
@@ -172,9 +176,14 @@ impl Store {
         if live.exists() {
             return Ok(true);
         }
-        if absent(fs::rename(&aside, &live))?.is_none() {
-            // Somebody else may have revived it at the same time.
-            return Ok(live.exists());
+        {
+            let lock = self.link_lock(repository, digest);
+            let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            if absent(fs::rename(&aside, &live))?.is_none() {
+                // Somebody else may have revived it at the same time.
+                return Ok(live.exists());
+            }
+            self.link_revived(repository, kind, digest, &live)?;
         }
         refresh(&live)?;
         self.sync_condemned(repository)?;

@@ -10,6 +10,8 @@
 //! repositories/<name>/_referrers/<alg>/<hex>/<alg>-<hex>   a referrer of the first (its descriptor)
 //! repositories/<name>/_condemned/blob-<alg>-<hex>  garbage in quarantine: a link of `_blobs`
 //! repositories/<name>/_condemned/manifest-<alg>-<hex>      … and one of `_manifests`
+//! index/<name>/                                    sled over the above; may be deleted at any time
+//! index.seal                                       says which of them agrees with the above (record)
 //! uploads/<id>-<repository>                        bytes of an unfinished upload
 //! tmp/                                             records being written; emptied at start
 //! corrupt/                                         content that did not match, moved out of the way
@@ -117,6 +119,14 @@ impl Layout {
 
     pub(crate) fn candidates(&self) -> PathBuf {
         self.housekeeping().join("candidates.log")
+    }
+
+    pub(crate) fn index(&self) -> PathBuf {
+        self.root.join("index")
+    }
+
+    pub(crate) fn seal(&self) -> PathBuf {
+        self.root.join("index.seal")
     }
 
     pub(crate) fn uploads(&self) -> PathBuf {

@@ -1,4 +1,4 @@
-//! Lists in pages, read from directories, in memory that does not grow with the directory.
+//! Lists in pages, from the index or else from directories, in memory that does not grow with them.
 
 use std::collections::BinaryHeap;
 use std::io;
@@ -69,6 +69,9 @@ impl Store {
         repository: &RepositoryName,
         window: Window,
     ) -> Result<Option<Page<String>>, StoreError> {
+        if let Some(page) = self.index().tags(repository, &window) {
+            return Ok(Some(page));
+        }
         let list = || -> io::Result<_> {
             if !is_repository(&self.layout.repository(repository)) {
                 return Ok(None);
@@ -89,26 +92,16 @@ impl Store {
 
     /// Lists the repositories.
     pub fn repositories(&self, window: Window) -> Result<Page<String>, StoreError> {
-        let list = || -> io::Result<_> {
-            let root = self.layout.repositories();
-            let mut names = Collector::new(window);
-            let mut unread = vec![root.clone()];
-            while let Some(dir) = unread.pop() {
-                let name = dir.strip_prefix(&root).ok().and_then(Path::to_str).unwrap_or_default();
-                if name.parse::<RepositoryName>().is_ok() && is_repository(&dir) {
-                    names.push(name);
-                }
-                for entry in fs::read_dir(&dir)? {
-                    let entry = entry?;
-                    let ours = entry.file_name().to_string_lossy().starts_with('_');
-                    if !ours && entry.file_type()?.is_dir() {
-                        unread.push(entry.path());
-                    }
-                }
-            }
-            Ok(names.finish())
-        };
-        list().map_err(StoreError::during("list repositories"))
+        if let Some(page) = self.index().repositories(&window) {
+            return Ok(page);
+        }
+        let mut names = Collector::new(window);
+        let listed: io::Result<()> = self.each_repository(&mut |name| {
+            names.push(name.as_str());
+            Ok(())
+        });
+        listed.map_err(StoreError::during("list repositories"))?;
+        Ok(names.finish())
     }
 }
 

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use super::{Store, StoreError, absent, glance, read_record};
+use crate::gc::LinkKind;
+use crate::index::Change;
 use crate::manifest::References;
 
 /// A manifest of a repository.
@@ -105,11 +107,14 @@ impl Store {
         let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
         let _held = self.hold(digest);
         self.put_content(digest, content)?;
-        if let Some(subject) = &references.subject {
+        let referrer = references.subject.as_ref().map(|subject| {
             let mut referrer = Descriptor::new(media_type, digest.clone(), size);
             referrer.artifact_type.clone_from(&references.artifact_type);
             referrer.annotations.clone_from(&references.annotations);
-            self.put_referrer(repository, subject, &referrer)?;
+            (subject, referrer)
+        });
+        if let Some((subject, referrer)) = &referrer {
+            self.put_referrer(repository, subject, referrer)?;
         }
         let links = self.layout.manifest_links(repository, digest.algorithm());
         self.directories.ensure(&links)?;
@@ -119,6 +124,10 @@ impl Store {
             subject: references.subject.clone(),
         };
         self.place_record(&record, &links.join(digest.hex()))?;
+        self.link_there(repository, LinkKind::Manifest, digest)?;
+        if let Some((subject, referrer)) = &referrer {
+            self.changed(Change::referrer(repository, subject, referrer)?)?;
+        }
         self.directories.sync(&self.layout.shelf(digest))?;
         self.directories.sync(&links)?;
         if tags.is_empty() {
@@ -198,6 +207,7 @@ impl Store {
             // Tags first: killed in between, the manifest is there and can be deleted again.
             self.remove_tags_of(repository, digest)?;
             absent(fs::remove_file(&link))?;
+            self.link_gone(repository, LinkKind::Manifest, digest)?;
             self.directories.sync(&self.layout.manifest_links(repository, digest.algorithm()))?;
             if let Some(subject) = subject {
                 self.remove_referrer(repository, &subject, digest)?;

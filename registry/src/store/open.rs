@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Store;
 use super::house::House;
+use super::indexed::Seal;
 use super::layout::Layout;
 
 /// The file that says what the directory is.
@@ -71,7 +72,8 @@ impl Store {
         let known = check_version(&root)?;
         let layout = Layout::new(root.clone());
         let house = House::open(&layout).map_err(failed)?;
-        let store = Self::new(layout, lock, house);
+        let seal = Seal::take(&layout).map_err(failed)?;
+        let store = Self::new(layout, lock, house, seal);
         let prepared = store.make_directories().and_then(|()| store.clean(SystemTime::now()));
         prepared.map_err(failed)?;
         if !known {

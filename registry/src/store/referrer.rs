@@ -10,14 +10,15 @@ use super::layout::{file_name, parse_file_name};
 use super::listing::Collector;
 use super::record::Record;
 use super::{Page, Store, StoreError, Window, absent, read_record};
+use crate::index::{Change, ReferrersWanted};
 
 /// A page ends after this many bytes of annotations, artifact types and the like, so that
 /// referrers with large annotations do not make a large reply.
 const PAGE_BYTES_MAX: usize = 2 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct ReferrerRecord {
-    referrer: Descriptor,
+pub(super) struct ReferrerRecord {
+    pub(super) referrer: Descriptor,
 }
 
 impl Record for ReferrerRecord {
@@ -48,6 +49,7 @@ impl Store {
     ) -> io::Result<()> {
         let dir = self.layout.referrers(repository, subject);
         if absent(fs::remove_file(dir.join(file_name(referrer))))?.is_some() {
+            self.changed(Change::no_referrer(repository, subject, referrer))?;
             self.directories.sync(&dir)?;
         }
         Ok(())
@@ -61,6 +63,10 @@ impl Store {
         artifact_type: Option<&str>,
         window: Window,
     ) -> Result<Page<Descriptor>, StoreError> {
+        let wanted = ReferrersWanted { artifact_type, window: &window, bytes_max: PAGE_BYTES_MAX };
+        if let Some(page) = self.index().referrers(repository, subject, &wanted) {
+            return Ok(page);
+        }
         let list = || -> io::Result<_> {
             let dir = self.layout.referrers(repository, subject);
             let mut names = Collector::new(window);

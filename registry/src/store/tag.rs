@@ -1,5 +1,6 @@
 //! Tags: one small file each.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::house::refresh;
 use super::record::Record;
 use super::{Store, StoreError, absent, read_record};
+use crate::index::Change;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TagRecord {
@@ -45,6 +47,7 @@ impl Store {
             let path = dir.join(tag.as_str());
             self.untagging(name, &path, Some(digest))?;
             self.place_record(&record, &path)?;
+            self.changed(Change::tag(name, tag))?;
         }
         self.directories.sync(&dir)
     }
@@ -74,6 +77,7 @@ impl Store {
             self.untagging(name, &path, None)?;
             let removed = absent(fs::remove_file(path))?.is_some();
             if removed {
+                self.changed(Change::no_tag(name, tag))?;
                 self.directories.sync(&self.layout.tags(name))?;
             }
             Ok(removed)
@@ -88,9 +92,13 @@ impl Store {
         let Some(entries) = absent(fs::read_dir(&dir))? else { return Ok(()) };
         for entry in entries {
             let path = entry?.path();
-            let tag = read_record::<TagRecord>(&path)?;
-            if tag.is_some_and(|tag| tag.digest == *digest) {
-                absent(fs::remove_file(path))?;
+            let record = read_record::<TagRecord>(&path)?;
+            if record.is_some_and(|record| record.digest == *digest) {
+                absent(fs::remove_file(&path))?;
+                let tag = path.file_name().and_then(OsStr::to_str).map(str::parse);
+                if let Some(Ok(tag)) = tag {
+                    self.changed(Change::no_tag(name, &tag))?;
+                }
             }
         }
         self.directories.sync(&dir)

@@ -78,6 +78,10 @@ impl TestRegistry {
         Self::start_in(self.stop().await).await
     }
 
+    pub(crate) fn is_indexed(&self) -> bool {
+        self.server.is_indexed()
+    }
+
     pub(crate) fn path(&self, below: &str) -> PathBuf {
         self.root.path().join("store").join(below)
     }

@@ -4,6 +4,7 @@ mod corruption;
 mod crash;
 mod full;
 mod harness;
+mod index;
 mod list;
 mod manifest;
 mod process;
