@@ -13,15 +13,19 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use kybernate_spec::{Digest, RepositoryName};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::access::Caller;
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::route::Route;
 use crate::upload::next_frame;
 
 mod blob;
+mod gate;
 mod list;
 mod manifest;
 mod upload;
+
+use self::gate::Entry;
 
 /// How much of a refused body is read so that the client gets to see why it was refused: closing
 /// with bytes unread resets the connection, which destroys the reply on its way.
@@ -46,6 +50,7 @@ pub fn router(app: AppState) -> Router {
 struct Call<'a> {
     app: &'a AppState,
     parts: &'a Parts,
+    caller: &'a Caller,
 }
 
 async fn dispatch(State(app): State<AppState>, request: Request) -> Response {
@@ -53,7 +58,9 @@ async fn dispatch(State(app): State<AppState>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let route = Route::of(parts.uri.path());
     let mut body = Some(body);
-    let answer = answer(Call { app: &app, parts: &parts }, route.as_ref(), &mut body).await;
+    let caller = app.access.identify();
+    let call = Call { app: &app, parts: &parts, caller: &caller };
+    let answer = admit(call, route.as_ref(), &mut body).await;
     let failed = answer.is_err();
     let mut response = answer.unwrap_or_else(IntoResponse::into_response);
     if let Some(body) = body.filter(|_| failed && !parts.headers.contains_key(EXPECT)) {
@@ -72,12 +79,23 @@ async fn dispatch(State(app): State<AppState>, request: Request) -> Response {
     response
 }
 
-async fn answer(
+async fn admit(
     call: Call<'_>,
     route: Option<&Route<'_>>,
     body: &mut Option<Body>,
 ) -> Result<Response, ApiError> {
     let Some(route) = route else { return Err(ApiError::NoEndpoint) };
+    match gate::enter(call, route).await? {
+        Entry::Open => answer(call, route, body).await,
+        Entry::Hidden(route) => answer(call, &route, body).await,
+    }
+}
+
+async fn answer(
+    call: Call<'_>,
+    route: &Route<'_>,
+    body: &mut Option<Body>,
+) -> Result<Response, ApiError> {
     match (route, &call.parts.method) {
         (Route::Live, &Method::GET | &Method::HEAD) => Ok(StatusCode::OK.into_response()),
         (Route::Ready, &Method::GET | &Method::HEAD) => Ok(readiness(call.app).into_response()),

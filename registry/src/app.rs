@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use crate::access::Access;
 use crate::config::Config;
 use crate::store::{Store, StoreError, glance};
 use crate::tasks::Tasks;
@@ -21,6 +22,8 @@ const BODIES_RECEIVED_MAX: usize = 256;
 pub struct App {
     /// What was set.
     pub config: Config,
+    /// Who may do what.
+    pub access: Access,
     /// Content.
     pub store: Arc<Store>,
     /// Unfinished uploads.
@@ -36,10 +39,11 @@ pub type AppState = Arc<App>;
 
 impl App {
     /// Builds a registry on `store`.
-    pub fn new(config: Config, store: Store, tasks: Tasks) -> AppState {
+    pub fn new(config: Config, access: Access, store: Store, tasks: Tasks) -> AppState {
         let store = Arc::new(store);
         Arc::new(Self {
             config,
+            access,
             uploads: Uploads::new(Arc::clone(&store)),
             store,
             tasks,

@@ -23,14 +23,17 @@
 use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use self::access::AccessSettings;
 pub use self::connections::Connections;
 pub use self::log::{Log, LogFormat};
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
 pub use self::setting::Settings;
 pub use self::value::{Address, Period, Size};
 
+mod access;
 mod connections;
 mod document;
 mod log;
@@ -54,6 +57,8 @@ pub struct Config {
     pub log: Log,
     /// Limits of connections.
     pub connections: Connections,
+    /// Who may do what. While nothing is set here, everybody may do everything.
+    pub access: AccessSettings,
 }
 
 impl Default for Config {
@@ -63,6 +68,7 @@ impl Default for Config {
             listen: Address::loopback(5000),
             log: Log::default(),
             connections: Connections::default(),
+            access: AccessSettings::default(),
         }
     }
 }
@@ -82,33 +88,13 @@ impl Config {
             }
         }
         settings.sources(&mut sources);
-        Self::from_sources(&sources, settings.given(), wrong)
+        from_sources(&sources, settings.given(), wrong, Self::check)
     }
 
     /// Reads the text of a configuration file alone, without environment and options; `name` is
     /// what mistakes call it.
     pub fn read(name: &Path, text: &str) -> Result<Self, Vec<Mistake>> {
-        let mut sources = Sources::default();
-        sources.add(Origin::File(name.to_owned()), text.to_owned());
-        Self::from_sources(&sources, &[], Vec::new())
-    }
-
-    fn from_sources(
-        sources: &Sources,
-        given: &[Given],
-        mut wrong: Vec<Mistake>,
-    ) -> Result<Self, Vec<Mistake>> {
-        let mut document = Document::read(sources, given);
-        let config = document.take::<Self>();
-        let mut found = Vec::new();
-        if let Some(config) = &config {
-            config.check(&mut Mistakes::new(&mut found));
-        }
-        wrong.extend(document.finish(found));
-        match config {
-            Some(config) if wrong.is_empty() => Ok(config),
-            _ => Err(wrong),
-        }
+        read_toml(name, text, Self::check)
     }
 
     fn check(&self, mistakes: &mut Mistakes<'_>) {
@@ -119,11 +105,42 @@ impl Config {
         }
         self.log.check(&mut mistakes.within("log"));
         self.connections.check(&mut mistakes.within("connections"));
+        self.access.check(&mut mistakes.within("access"));
     }
 
     /// Returns the JSON schema of the configuration.
     pub fn schema() -> serde_json::Value {
         setting::schema()
+    }
+}
+
+/// Reads another TOML file as this one is read: everything that is wrong at once, with its place.
+pub(crate) fn read_toml<T: DeserializeOwned>(
+    name: &Path,
+    text: &str,
+    check: impl FnOnce(&T, &mut Mistakes<'_>),
+) -> Result<T, Vec<Mistake>> {
+    let mut sources = Sources::default();
+    sources.add(Origin::File(name.to_owned()), text.to_owned());
+    from_sources(&sources, &[], Vec::new(), check)
+}
+
+fn from_sources<T: DeserializeOwned>(
+    sources: &Sources,
+    given: &[Given],
+    mut wrong: Vec<Mistake>,
+    check: impl FnOnce(&T, &mut Mistakes<'_>),
+) -> Result<T, Vec<Mistake>> {
+    let mut document = Document::read(sources, given);
+    let read = document.take::<T>();
+    let mut found = Vec::new();
+    if let Some(read) = &read {
+        check(read, &mut Mistakes::new(&mut found));
+    }
+    wrong.extend(document.finish(found));
+    match read {
+        Some(read) if wrong.is_empty() => Ok(read),
+        _ => Err(wrong),
     }
 }
 

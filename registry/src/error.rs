@@ -22,6 +22,8 @@ pub enum ErrorCode {
     BlobUploadInvalid,
     /// The upload is not here.
     BlobUploadUnknown,
+    /// The caller may not do this.
+    Denied,
     /// The digest is malformed or does not match the content.
     DigestInvalid,
     /// The manifest refers to something that is not here.
@@ -54,6 +56,9 @@ pub enum ApiError {
     /// The endpoint does not know the method.
     #[error("method not allowed")]
     Method(&'static str),
+    /// The caller may not do this, and that there is something to do it with is no secret.
+    #[error("denied")]
+    Denied,
     /// The path holds something that is not a repository name.
     #[error("invalid repository name in request")]
     Name(#[source] NameError),
@@ -142,6 +147,11 @@ impl ApiError {
                 StatusCode::METHOD_NOT_ALLOWED,
                 ErrorCode::Unsupported,
                 "the endpoint does not know this method",
+            ),
+            Self::Denied => reply(
+                StatusCode::FORBIDDEN,
+                ErrorCode::Denied,
+                "you may not do this with this repository",
             ),
             Self::Name(error) => bad(ErrorCode::NameInvalid, error.to_string()),
             Self::Digest(error) => bad(ErrorCode::DigestInvalid, error.to_string()),

@@ -4,8 +4,10 @@
 //! [`api`] answers every request over [`route`] and [`range`], and [`error`] is the one place where
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
-//! which content; [`index`] lists them faster. [`tasks`] is the work that shutdown waits for.
+//! which content; [`index`] lists them faster. [`access`] says who may do what. [`tasks`] is the
+//! work that shutdown waits for.
 
+pub mod access;
 pub mod api;
 pub mod app;
 pub mod cli;

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
+use kybernate_registry::access::AccessFiles;
 use kybernate_registry::cli::{Args, Command};
 use kybernate_registry::config::Config;
-use kybernate_registry::server::Server;
+use kybernate_registry::server::{Server, StartError};
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(settings) => match Config::load(&settings) {
-            Ok(config) => serve(config).map(|()| ExitCode::SUCCESS),
+            Ok(config) => serve(config),
             Err(wrong) => Ok(wrong_usage(&wrong)),
         },
         Command::Verify { file } => {
@@ -49,7 +50,10 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 Err(error) => return Ok(wrong_usage(&[error])),
             };
             match Config::read(&file, &text) {
-                Ok(_) => writeln!(std::io::stdout(), "{}: good", file.display())?,
+                Ok(config) => match AccessFiles::read(&config.access) {
+                    Ok(_good) => writeln!(std::io::stdout(), "{}: good", file.display())?,
+                    Err(wrong) => return Ok(wrong_usage(&wrong)),
+                },
                 Err(wrong) => return Ok(wrong_usage(&wrong)),
             }
             Ok(ExitCode::SUCCESS)
@@ -70,7 +74,7 @@ fn wrong_usage(wrong: &[impl std::fmt::Display]) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-fn serve(config: Config) -> anyhow::Result<()> {
+fn serve(config: Config) -> anyhow::Result<ExitCode> {
     telemetry::start(&config.log);
     // Each connection and each blob being read is an open file.
     let files = getrlimit(Resource::Nofile);
@@ -86,7 +90,10 @@ fn serve(config: Config) -> anyhow::Result<()> {
         let listener = TcpListener::bind(config.listen.as_str())
             .await
             .with_context(|| format!("failed to listen on {}", config.listen))?;
-        let server = Server::start(&config, store, listener).context("failed to serve")?;
+        let server = match Server::start(&config, store, listener) {
+            Err(StartError::Mistakes(wrong)) => return Ok(wrong_usage(&wrong)),
+            started => started.context("failed to serve")?,
+        };
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         writeln!(std::io::stdout(), "listening on {}", server.address())?;
@@ -95,6 +102,6 @@ fn serve(config: Config) -> anyhow::Result<()> {
         tracing::info!("draining");
         let drained = server.shut_down(config.connections.drain.0).await;
         tracing::info!(drained, "stopped");
-        Ok(())
+        Ok(ExitCode::SUCCESS)
     })
 }

@@ -14,9 +14,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use self::patience::Patience;
+use crate::access::{Access, AccessError, AccessFiles};
 use crate::api::router;
 use crate::app::{App, AppState};
-use crate::config::Config;
+use crate::config::{Config, Mistake};
 use crate::index;
 use crate::store::Store;
 use crate::tasks::Tasks;
@@ -36,12 +37,28 @@ pub struct Server {
     store: Weak<Store>,
 }
 
+/// Why a registry cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The listener has no address.
+    #[error("failed to find out the address")]
+    Address(#[source] io::Error),
+    /// Files that the configuration names are wrong.
+    #[error("{} things are wrong with the files that the configuration names", .0.len())]
+    Mistakes(Vec<Mistake>),
+    /// Access control could not be set up.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+}
+
 impl Server {
     /// Serves `store` on `listener` until it is shut down.
-    pub fn start(config: &Config, store: Store, listener: TcpListener) -> io::Result<Self> {
+    pub fn start(config: &Config, store: Store, listener: TcpListener) -> Result<Self, StartError> {
         let tasks = Tasks::default();
-        let address = listener.local_addr()?;
-        let app = App::new(config.clone(), store, tasks.clone());
+        let address = listener.local_addr().map_err(StartError::Address)?;
+        let files = AccessFiles::read(&config.access).map_err(StartError::Mistakes)?;
+        let access = Access::start(files, &tasks)?;
+        let app = App::new(config.clone(), access, store, tasks.clone());
         let sweeping = Arc::clone(&app);
         tasks.spawn(|cancel| sweep(sweeping, cancel));
         let store = Arc::clone(&app.store);

@@ -7,8 +7,10 @@ use http::{HeaderName, HeaderValue};
 use kybernate_spec::{Annotations, Index, media_type};
 
 use super::{Call, digest, parameter, repository};
+use crate::access::Caller;
+use crate::access::action::Action;
 use crate::error::ApiError;
-use crate::store::Window;
+use crate::store::{Page, Store, StoreError, Window};
 
 const FILTERS: HeaderName = HeaderName::from_static("oci-filters-applied");
 
@@ -34,7 +36,8 @@ pub(super) async fn catalog(call: Call<'_>) -> Result<Response, ApiError> {
     let query = call.query()?;
     let window = window(&query, NAMES_MAX)?;
     let path = format!("/v2/_catalog?n={}", window.limit);
-    let page = call.on_store(move |store| store.repositories(window)).await?;
+    let caller = call.caller.clone();
+    let page = call.on_store(move |store| visible(store, &caller, window)).await?;
     let body = Json(serde_json::json!({ "repositories": page.items }));
     Ok(linked(body.into_response(), &path, page.next.as_deref()))
 }
@@ -74,6 +77,28 @@ pub(super) async fn referrers(
         headers.insert(FILTERS, HeaderValue::from_static("artifactType"));
     }
     Ok(response)
+}
+
+/// Lists the repositories that the caller may see. That there are others is not told, neither by an
+/// empty page nor by a link to one.
+fn visible(store: &Store, caller: &Caller, window: Window) -> Result<Page<String>, StoreError> {
+    if let Caller::Anyone = caller {
+        return store.repositories(window);
+    }
+    let Window { mut after, limit } = window;
+    let mut items = Vec::new();
+    loop {
+        let page = store.repositories(Window { after, limit: NAMES_MAX })?;
+        items.extend(page.items.into_iter().filter(|name| caller.may(Action::Pull, name)));
+        if items.len() > limit {
+            items.truncate(limit);
+            return Ok(Page { next: items.last().cloned(), items });
+        }
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(Page { items, next: None }),
+        }
+    }
 }
 
 fn window(query: &[(String, String)], limit_max: usize) -> Result<Window, ApiError> {

@@ -9,6 +9,7 @@ use http::{HeaderName, StatusCode};
 use kybernate_spec::{Algorithm, Digest, RepositoryName};
 
 use super::{CONTENT_DIGEST, Call, digest, linger, parameter, repository};
+use crate::access::action::Action;
 use crate::app::AppState;
 use crate::error::{ApiError, received_range};
 use crate::range::ContentRange;
@@ -105,6 +106,9 @@ async fn try_mount(
         // The specification wants an upload where a mount cannot be.
         Some(Err(_malformed)) => return Ok(false),
     };
+    // From a repository that the caller may not see nothing can be mounted, as from a missing one.
+    let hidden = !call.caller.may(Action::Pull, from.as_str());
+    let from = if hidden { call.app.access.hidden().clone() } else { from };
     let (repository, digest) = (repository.clone(), digest.clone());
     call.on_store(move |store| store.mount(&from, &repository, &digest)).await
 }

@@ -100,6 +100,11 @@ impl<'a> Mistakes<'a> {
         self.found.push(Found { at, told: told.into() });
     }
 
+    /// Notes that the value that this is, is wrong itself; `told` as in [`Mistakes::add`].
+    pub fn here(&mut self, told: impl Into<String>) {
+        self.found.push(Found { at: self.at.clone(), told: told.into() });
+    }
+
     /// Returns where the table under `key` notes its mistakes.
     pub fn within(&mut self, key: &str) -> Mistakes<'_> {
         let at = self.deeper(Step::Key(key.to_owned()));

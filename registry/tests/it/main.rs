@@ -1,5 +1,7 @@
 //! The registry over real sockets, on real directories.
 
+mod access;
+mod access_policy;
 mod corruption;
 mod crash;
 mod full;
