@@ -24,6 +24,47 @@ pub enum Command {
         after_help = "Example:\n  kybernate-registry serve --root ./registry --listen 0.0.0.0:5000"
     )]
     Serve(Settings),
+    /// Collect garbage.
+    ///
+    /// Asks the server that has the store, or opens it when nobody serves it. What nothing needs
+    /// any more is first condemned: a 404 that a push brings back. It goes for good once its
+    /// quarantine is over, so space comes back with a later run. A server does this by itself;
+    /// see `[gc]` in `schema`.
+    #[command(after_help = "Example:\n  kybernate-registry gc --root ./registry --dry-run")]
+    Gc {
+        /// Where the store is, and everything else that can be set.
+        #[command(flatten)]
+        settings: Settings,
+        /// Change nothing and tell what would be done.
+        #[arg(long)]
+        dry_run: bool,
+        /// Look only where garbage is known to have come about, not everywhere.
+        #[arg(long)]
+        noted: bool,
+        /// Print one line of JSON for each thing done, and one for the whole.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read everything stored again and compare it with its digests.
+    ///
+    /// Asks the server that has the store, or opens it when nobody serves it. What is corrupt is
+    /// moved to `corrupt/`, and the next push of it heals. A pass that was interrupted goes on
+    /// where it was. Exits with 2 when something was corrupt.
+    #[command(
+        after_help = "Example:\n  kybernate-registry scrub --root ./registry --scrub-rate 100MiB"
+    )]
+    Scrub {
+        /// Where the store is, and everything else that can be set.
+        #[command(flatten)]
+        settings: Settings,
+        /// Begin anew, also when a pass is under way.
+        #[arg(long)]
+        restart: bool,
+        /// Print one line of JSON for each thing found, now and then one with how far it is, and
+        /// one for the whole.
+        #[arg(long)]
+        json: bool,
+    },
     /// Say everything that is wrong with a configuration file.
     ///
     /// Reads the file alone: environment and options are left out. Exits with 64 when something is

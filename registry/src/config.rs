@@ -28,16 +28,20 @@ use serde::{Deserialize, Serialize};
 
 pub use self::access::AccessSettings;
 pub use self::connections::Connections;
+pub use self::gc::Gc;
 pub use self::log::{Log, LogFormat};
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
+pub use self::scrub::Scrub;
 pub use self::setting::Settings;
 pub use self::value::{Address, Period, Size};
 
 mod access;
 mod connections;
 mod document;
+mod gc;
 mod log;
 mod mistake;
+mod scrub;
 mod setting;
 mod value;
 
@@ -59,6 +63,10 @@ pub struct Config {
     pub connections: Connections,
     /// Who may do what. While nothing is set here, everybody may do everything.
     pub access: AccessSettings,
+    /// Garbage collection.
+    pub gc: Gc,
+    /// Scrubbing.
+    pub scrub: Scrub,
 }
 
 impl Default for Config {
@@ -69,6 +77,8 @@ impl Default for Config {
             log: Log::default(),
             connections: Connections::default(),
             access: AccessSettings::default(),
+            gc: Gc::default(),
+            scrub: Scrub::default(),
         }
     }
 }
@@ -106,6 +116,8 @@ impl Config {
         self.log.check(&mut mistakes.within("log"));
         self.connections.check(&mut mistakes.within("connections"));
         self.access.check(&mut mistakes.within("access"));
+        self.gc.check(&mut mistakes.within("gc"));
+        self.scrub.check(&mut mistakes.within("scrub"));
     }
 
     /// Returns the JSON schema of the configuration.

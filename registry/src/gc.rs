@@ -153,6 +153,11 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// Whether there was nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.condemned + self.revived + self.purged + self.removed + self.skipped == 0
+    }
+
     fn count(&mut self, event: &Event) {
         match event {
             Event::Condemned { .. } => self.condemned += 1,

@@ -8,6 +8,7 @@
 //! work that shutdown waits for.
 
 pub mod access;
+pub mod admin;
 pub mod api;
 pub mod app;
 pub mod cli;
@@ -15,9 +16,12 @@ pub mod config;
 pub mod error;
 pub mod gc;
 pub mod index;
+mod janitor;
+pub mod maintain;
 pub mod manifest;
 pub mod range;
 pub mod route;
+pub mod scrub;
 pub mod server;
 pub mod store;
 pub mod tasks;

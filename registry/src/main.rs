@@ -6,8 +6,10 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use kybernate_registry::access::AccessFiles;
+use kybernate_registry::admin::Request;
 use kybernate_registry::cli::{Args, Command};
-use kybernate_registry::config::Config;
+use kybernate_registry::config::{Config, Settings};
+use kybernate_registry::maintain::{Outcome, maintain};
 use kybernate_registry::server::{Server, StartError};
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
@@ -17,6 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// `EX_USAGE` of sysexits(3): the operator must change something, a restart will not help.
 const EXIT_USAGE: u8 = 64;
+/// Something does not have the digest it should.
+const EXIT_REFUSED: u8 = 2;
 /// Threads that wait for the disk; more of them would only queue there.
 const BLOCKING_THREADS_MAX: usize = 64;
 
@@ -44,6 +48,19 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(config) => serve(config),
             Err(wrong) => Ok(wrong_usage(&wrong)),
         },
+        Command::Gc { settings, dry_run, noted, json } => {
+            let request = Request::Gc { dry_run, everything: !noted };
+            maintain_store(&settings, |_| request, json)
+        }
+        Command::Scrub { settings, restart, json } => {
+            // A server has a rate of its own; what is typed here wins over it.
+            let rate = settings.is_given("scrub-rate");
+            let request = |config: &Config| Request::Scrub {
+                restart,
+                rate: rate.then_some(config.scrub.rate.0),
+            };
+            maintain_store(&settings, request, json)
+        }
         Command::Verify { file } => {
             let text = match fs_err::read_to_string(&file) {
                 Ok(text) => text,
@@ -72,6 +89,28 @@ fn wrong_usage(wrong: &[impl std::fmt::Display]) -> ExitCode {
         eprintln!("{mistake}");
     }
     ExitCode::from(EXIT_USAGE)
+}
+
+fn maintain_store(
+    settings: &Settings,
+    request: impl FnOnce(&Config) -> Request,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let config = match Config::load(settings) {
+        Ok(config) => config,
+        Err(wrong) => return Ok(wrong_usage(&wrong)),
+    };
+    telemetry::start(&config.log);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.context("failed to start the runtime")?;
+    let mut out = std::io::stdout().lock();
+    let outcome = runtime.block_on(maintain(&config, &request(&config), json, &mut out));
+    Ok(match outcome.context("maintenance failed")? {
+        Outcome::Good => ExitCode::SUCCESS,
+        Outcome::Corrupt => ExitCode::from(EXIT_REFUSED),
+        Outcome::Stopped => ExitCode::FAILURE,
+    })
 }
 
 fn serve(config: Config) -> anyhow::Result<ExitCode> {

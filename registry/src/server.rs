@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,10 +15,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::patience::Patience;
 use crate::access::{Access, AccessError, AccessFiles};
+use crate::admin;
 use crate::api::router;
 use crate::app::{App, AppState};
 use crate::config::{Config, Mistake};
 use crate::index;
+use crate::janitor;
 use crate::store::Store;
 use crate::tasks::Tasks;
 
@@ -26,8 +28,6 @@ mod patience;
 
 /// How long a failed accept (too many files open) is waited out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often what has expired is swept.
-const SWEEP_EVERY: Duration = Duration::from_mins(10);
 
 /// A registry that serves.
 #[derive(Debug)]
@@ -59,11 +59,11 @@ impl Server {
         let files = AccessFiles::read(&config.access).map_err(StartError::Mistakes)?;
         let access = Access::start(files, &tasks)?;
         let app = App::new(config.clone(), access, store, tasks.clone());
-        let sweeping = Arc::clone(&app);
-        tasks.spawn(|cancel| sweep(sweeping, cancel));
         let store = Arc::clone(&app.store);
         tasks.spawn(|cancel| index::keep(store, cancel));
         let observed = Arc::downgrade(&app.store);
+        janitor::start(&app);
+        admin::start(&app);
         tasks.spawn(|cancel| accept(app, listener, cancel));
         Ok(Self { address, tasks, store: observed })
     }
@@ -135,18 +135,5 @@ async fn converse(
     if let Err(error) = ended {
         // Clients hang up in the middle of ranges they have enough of: no reason to worry.
         tracing::debug!(error = %chain(&error), "a connection ended early");
-    }
-}
-
-async fn sweep(app: AppState, cancel: CancellationToken) {
-    let mut ticks = tokio::time::interval(SWEEP_EVERY);
-    loop {
-        tokio::select! {
-            _tick = ticks.tick() => {}
-            () = cancel.cancelled() => return,
-        }
-        if let Err(error) = app.uploads.expire(SystemTime::now()).await {
-            tracing::error!(error = %chain(&error), "failed to sweep");
-        }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -39,6 +39,7 @@ mod manifest;
 mod notes;
 mod open;
 mod pins;
+mod prove;
 mod reader;
 mod record;
 mod referrer;
@@ -63,6 +64,7 @@ pub(crate) use self::condemned::Condemned;
 pub(crate) use self::glance::glance;
 pub(crate) use self::house::Barrier;
 pub(crate) use self::layout::file_name;
+pub(crate) use self::prove::Proof;
 pub(crate) use self::sink::Sink;
 pub(crate) use self::upload_file::UploadFile;
 
@@ -150,6 +152,16 @@ impl Store {
             seal_broken: AtomicBool::new(false),
             _lock: lock,
         }
+    }
+
+    /// Returns the directory that holds everything.
+    pub fn root(&self) -> &Path {
+        self.layout.root()
+    }
+
+    /// Returns the directory that every start empties.
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.layout.temporary()
     }
 
     /// Returns an empty buffer; [`CHUNK_BYTES`] of capacity come from a pool.

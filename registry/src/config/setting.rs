@@ -57,6 +57,11 @@ impl Setting {
 }
 
 impl Settings {
+    /// Whether an option was typed or its name in the environment is set.
+    pub fn is_given(&self, option: &str) -> bool {
+        self.given.iter().any(|given| given.setting.option == option)
+    }
+
     pub(super) fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }

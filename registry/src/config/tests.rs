@@ -69,7 +69,7 @@ ram = 1
     .unwrap_err();
     insta::assert_snapshot!(told(&wrong), @r#"
     r.toml:1:8: root: is empty; name the directory that holds everything
-    r.toml:2:1: lissten: unknown setting `lissten`, expected one of `root`, `listen`, `log`, `connections`, `access`
+    r.toml:2:1: lissten: unknown setting `lissten`, expected one of `root`, `listen`, `log`, `connections`, `access`, `gc`, `scrub`
     r.toml:3:10: listen: invalid value: string "nowhere", expected an address such as "127.0.0.1:5000"
     r.toml:6:10: log.format: unknown variant `xml`, expected `text` or `json`
     r.toml:7:10: log.filter: "a=b=c" is no filter (error parsing level filter: expected one of "off", "error", "warn", "info", "debug", "trace", or a number 0-5); write a level such as "info", or rules such as "warn,kybernate_registry=debug"
@@ -78,7 +78,7 @@ ram = 1
     r.toml:12:9: connections.drain: invalid value: string "25 parsecs", expected a time such as "90s" or "24h"
     r.toml:13:8: connections.idle: invalid type: integer `90`, expected a time such as "90s" or "24h"
     r.toml:14:10: connections.unread: 3days is out of range; write a time from 1s to 1day
-    r.toml:16:2: tiers: unknown setting `tiers`, expected one of `root`, `listen`, `log`, `connections`, `access`
+    r.toml:16:2: tiers: unknown setting `tiers`, expected one of `root`, `listen`, `log`, `connections`, `access`, `gc`, `scrub`
     "#);
 }
 

@@ -94,6 +94,9 @@ impl Run<'_> {
         work.all(scope).map_err(StoreError::during("collect garbage"))?;
         work.summary.duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let summary = work.summary;
+        if scope == Scope::Everything && !dry_run && !summary.stopped {
+            store.everything_is_done()?;
+        }
         (work.tell)(&Event::Done(summary));
         Ok(summary)
     }

@@ -118,6 +118,12 @@ impl SumRun {
         file.write_all_at(&bytes, HEADER_LENGTH + self.first * 8)
     }
 
+    /// Returns the file of a blob of `length` bytes, when these are all its checksums.
+    pub(crate) fn file(&self, length: u64) -> Vec<u8> {
+        let sums = self.sums.iter().flat_map(|sum| sum.to_le_bytes());
+        header(length).into_iter().chain(sums).collect()
+    }
+
     fn count(&self) -> u64 {
         u64::try_from(self.sums.len()).unwrap_or(u64::MAX)
     }

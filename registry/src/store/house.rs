@@ -11,8 +11,9 @@ use super::layout::Layout;
 use super::notes::Notes;
 use super::pins::{Hold, Pins};
 use super::seen::Seen;
-use super::{Store, absent};
+use super::{Store, StoreError, absent};
 use crate::gc::Settings;
+use crate::scrub::Pass;
 
 /// What garbage collection has to know.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(super) struct House {
     barrier: Mutex<Option<(RepositoryName, Vec<Digest>)>>,
     /// Held by the one collection that may run.
     collecting: Mutex<()>,
+    /// How far scrubbing is, once that was read. Held by whoever moves it on.
+    pub(super) scrubbing: Mutex<Option<Pass>>,
 }
 
 /// Collects what is pushed to a repository until it is dropped.
@@ -40,6 +43,7 @@ impl House {
             settings: RwLock::default(),
             barrier: Mutex::default(),
             collecting: Mutex::default(),
+            scrubbing: Mutex::default(),
         })
     }
 
@@ -90,6 +94,29 @@ impl Store {
     /// Waits for the collection that is running to end, and keeps another from beginning.
     pub(crate) fn collecting(&self) -> MutexGuard<'_, ()> {
         self.house.collecting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether garbage was last looked for everywhere `interval` ago. A store where it never was
+    /// counts as one where that is just done: it is new.
+    pub(crate) fn is_everything_due(
+        &self,
+        now: SystemTime,
+        interval: Duration,
+    ) -> Result<bool, StoreError> {
+        let path = self.layout.everything();
+        let last = || -> io::Result<Option<SystemTime>> {
+            absent(std::fs::metadata(&path))?.map(|found| found.modified()).transpose()
+        };
+        match last().map_err(StoreError::during("look when everything was last collected"))? {
+            Some(last) => Ok(now.duration_since(last).is_ok_and(|age| age >= interval)),
+            None => self.everything_is_done().map(|()| false),
+        }
+    }
+
+    /// Garbage was looked for everywhere.
+    pub(crate) fn everything_is_done(&self) -> Result<(), StoreError> {
+        let noted = self.place(b"", &self.layout.everything());
+        noted.map_err(StoreError::during("note that everything was collected"))
     }
 
     /// Where garbage may be.

@@ -16,6 +16,8 @@
 //! tmp/                                             records being written; emptied at start
 //! corrupt/                                         content that did not match, moved out of the way
 //! gc/candidates.log                                where garbage may be, see `notes`
+//! gc/everything                                    modified when garbage was last looked for everywhere
+//! gc/scrub                                         how far scrubbing is (record)
 //! ```
 //!
 //! No component of a repository name begins with `_`, so the names cannot meet.
@@ -127,6 +129,14 @@ impl Layout {
 
     pub(crate) fn seal(&self) -> PathBuf {
         self.root.join("index.seal")
+    }
+
+    pub(crate) fn everything(&self) -> PathBuf {
+        self.housekeeping().join("everything")
+    }
+
+    pub(crate) fn scrub_progress(&self) -> PathBuf {
+        self.housekeeping().join("scrub")
     }
 
     pub(crate) fn uploads(&self) -> PathBuf {

@@ -5,6 +5,7 @@ mod access_policy;
 mod corruption;
 mod crash;
 mod full;
+mod gc;
 mod harness;
 mod index;
 mod list;

@@ -1,0 +1,153 @@
+//! The side that asks.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs_err as fs;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+
+use super::{Reply, Request, SOCKET, line, server, short};
+use crate::config::Config;
+use crate::janitor::stoppable;
+use crate::store::{OpenError, Store, StoreError};
+
+/// Why maintenance could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// There is no such directory.
+    #[error("there is no store at {0:?}")]
+    NoStore(PathBuf),
+    /// The store is served by somebody who does not answer.
+    #[error("the store at {0:?} is served, and its server cannot be reached")]
+    Unreachable(PathBuf, #[source] io::Error),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The server failed.
+    #[error("the server failed: {0}")]
+    Server(String),
+    /// The connection ended before the work did.
+    #[error("the server went away; what is done stays done, run the command again for the rest")]
+    Cut,
+    /// What was told could not be passed on.
+    #[error("failed to talk to the server")]
+    Io(#[from] io::Error),
+}
+
+/// Is given each line of a reply; an error ends the work.
+pub type Told<'a> = dyn FnMut(&Reply) -> io::Result<()> + 'a;
+
+/// Asks whoever has the store of `config` for maintenance, and does it here when that is nobody.
+/// Returns the last line.
+pub async fn run(
+    config: &Config,
+    request: &Request,
+    told: &mut Told<'_>,
+) -> Result<Reply, AdminError> {
+    let root = &config.root;
+    if !root.is_dir() {
+        return Err(AdminError::NoStore(root.clone()));
+    }
+    if let Some(stream) = connect(root).await? {
+        return ask(stream, request, told).await;
+    }
+    match Store::open(root).map(Arc::new) {
+        Ok(store) => perform_here(config, store, request, told).await,
+        // It began to serve just now.
+        Err(OpenError::Locked(_)) => match connect(root).await? {
+            Some(stream) => ask(stream, request, told).await,
+            None => Err(AdminError::Unreachable(
+                root.join(SOCKET),
+                io::ErrorKind::ConnectionRefused.into(),
+            )),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Connects to the server, if there is one. A socket that a killed one left answers nobody.
+async fn connect(root: &Path) -> Result<Option<UnixStream>, AdminError> {
+    let dir = fs::File::open(root)?;
+    match UnixStream::connect(short(&dir)).await {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(AdminError::Unreachable(root.join(SOCKET), error)),
+    }
+}
+
+async fn ask(
+    stream: UnixStream,
+    request: &Request,
+    told: &mut Told<'_>,
+) -> Result<Reply, AdminError> {
+    let (receiving, mut sending) = stream.into_split();
+    sending.write_all(&line(request)?).await?;
+    let mut lines = BufReader::new(receiving).lines();
+    let mut last = None;
+    while let Some(text) = lines.next_line().await? {
+        let reply: Reply = serde_json::from_str(&text).map_err(io::Error::other)?;
+        if let Reply::Failed { error } = reply {
+            return Err(AdminError::Server(error));
+        }
+        told(&reply)?;
+        last = Some(reply);
+    }
+    // Kept open until here: closing it would ask the server to stop.
+    drop(sending);
+    last.filter(Reply::is_last).ok_or(AdminError::Cut)
+}
+
+async fn perform_here(
+    config: &Config,
+    store: Arc<Store>,
+    request: &Request,
+    told: &mut Told<'_>,
+) -> Result<Reply, AdminError> {
+    store.set_gc(config.gc.settings());
+    let cancel = CancellationToken::new();
+    let (tell, mut heard) = tokio::sync::mpsc::channel(1);
+    let (request, rate) = (request.clone(), config.scrub.rate.0);
+    let working = stoppable(&store, &cancel, move |store, pace| {
+        server::perform(store, &request, rate, pace, &mut |reply| {
+            let _heard = tell.blocking_send(reply);
+        })
+    });
+    let listening = async {
+        let mut last = None;
+        let mut passed_on = Ok(());
+        while let Some(reply) = heard.recv().await {
+            passed_on = passed_on.and_then(|()| told(&reply));
+            if passed_on.is_err() {
+                cancel.cancel();
+            }
+            last = Some(reply);
+        }
+        (last, passed_on)
+    };
+    let (worked, (last, passed_on)) = tokio::join!(working, listening);
+    worked?;
+    passed_on?;
+    last.ok_or(AdminError::Cut)
+}
+
+impl Reply {
+    fn is_last(&self) -> bool {
+        matches!(
+            self,
+            Self::Gc(crate::gc::Event::Done(_)) | Self::Scrub(crate::scrub::Event::Done(_))
+        )
+    }
+}
