@@ -6,13 +6,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kybernate_spec::chain;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use self::crowd::{Business, Crowd};
 use self::patience::Patience;
 use crate::access::{Access, AccessError, AccessFiles};
 use crate::admin;
@@ -24,6 +25,7 @@ use crate::janitor;
 use crate::store::Store;
 use crate::tasks::Tasks;
 
+mod crowd;
 mod patience;
 
 /// How long a failed accept (too many files open) is waited out.
@@ -85,11 +87,11 @@ impl Server {
 }
 
 async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken) {
-    let places = Arc::new(Semaphore::new(app.config.connections.max));
+    let crowd = Arc::new(Crowd::new(app.config.connections.max));
     loop {
         let accepted = async {
-            let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
             let (stream, _peer) = listener.accept().await?;
+            let place = crowd.enter().await?;
             // Replies of a few bytes must not wait for the client's delayed acknowledgement.
             stream.set_nodelay(true)?;
             Ok::<_, io::Error>((stream, place))
@@ -101,8 +103,11 @@ async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken)
         match accepted {
             Ok((stream, place)) => {
                 let app = Arc::clone(&app);
-                let tasks = app.tasks.clone();
-                tasks.spawn(|cancel| converse(app, stream, place, cancel));
+                let (tasks, crowd) = (app.tasks.clone(), Arc::clone(&crowd));
+                tasks.spawn(|cancel| async move {
+                    let _place = place;
+                    converse(app, stream, &crowd, cancel).await;
+                });
             }
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection");
@@ -112,24 +117,31 @@ async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken)
     }
 }
 
-async fn converse(
-    app: AppState,
-    stream: TcpStream,
-    _place: OwnedSemaphorePermit,
-    cancel: CancellationToken,
-) {
+async fn converse(app: AppState, stream: TcpStream, crowd: &Crowd, cancel: CancellationToken) {
     let limits = app.config.connections.clone();
-    let service = TowerToHyperService::new(router(app));
+    let (service, business) = (TowerToHyperService::new(router(app)), Business::default());
+    let counted = business.clone();
+    let service = service_fn(move |request| {
+        let (busy, answer) = (counted.begin(), service.call(request));
+        async move { answer.await.map(|response| busy.until_sent(response)) }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.idle.0)
         .serve_connection(TokioIo::new(Patience::new(stream, limits.unread.0)), service);
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = cancel.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let mut draining = false;
+    let ended = loop {
+        tokio::select! {
+            ended = connection.as_mut() => break ended,
+            () = cancel.cancelled(), if !draining => {
+                connection.as_mut().graceful_shutdown();
+                draining = true;
+            }
+            () = crowd.is_full() => if business.is_none() {
+                tracing::debug!("a connection in no request makes room for another");
+                return;
+            }
         }
     };
     if let Err(error) = ended {
