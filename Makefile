@@ -1,11 +1,12 @@
 # make demo   a running container moves from one node to another
 # make test   every check: formatting, lints, documentation, licences, all tests
+# make soak   kills the registry a hundred times under load and looks at what is left
 # make bench  figures beside containerd's own path and beside other registries (release build)
 
 CARGO ?= cargo
 export KYBERNATE_CACHE ?= /var/cache/kybernate
 
-.PHONY: demo test build lint bench clean setup
+.PHONY: demo test build lint bench soak clean setup
 
 demo: build
 	target/debug/kybernate-conformance demo
@@ -23,6 +24,9 @@ lint: setup
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked
 	$(KYBERNATE_CACHE)/tools/bin/cargo-deny --locked check bans licenses sources
+
+soak: setup
+	KYBERNATE_SOAK_ROUNDS=100 $(CARGO) test -p kybernate-registry --locked --test it -- soak:: --nocapture
 
 bench: setup
 	$(CARGO) build --workspace --bins --locked --release
