@@ -15,6 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::access::Caller;
 use crate::app::AppState;
+use crate::condition;
 use crate::error::ApiError;
 use crate::route::Route;
 use crate::upload::next_frame;
@@ -23,6 +24,7 @@ mod blob;
 mod gate;
 mod list;
 mod manifest;
+mod multipart;
 mod upload;
 
 use self::gate::Entry;
@@ -62,7 +64,8 @@ async fn dispatch(State(app): State<AppState>, request: Request) -> Response {
     let call = Call { app: &app, parts: &parts, caller: &caller };
     let answer = admit(call, route.as_ref(), &mut body).await;
     let failed = answer.is_err();
-    let mut response = answer.unwrap_or_else(IntoResponse::into_response);
+    let response = answer.unwrap_or_else(IntoResponse::into_response);
+    let mut response = condition::apply(&parts, response);
     if let Some(body) = body.filter(|_| failed && !parts.headers.contains_key(EXPECT)) {
         linger(&app, body);
     }

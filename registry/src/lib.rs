@@ -1,7 +1,7 @@
 //! An OCI registry on a directory.
 //!
 //! Reading order: [`cli`] and [`config`] say what can be asked and set, [`server`] accepts connections and drains them,
-//! [`api`] answers every request over [`route`] and [`range`], and [`error`] is the one place where
+//! [`api`] answers every request over [`route`], [`range`] and [`condition`], and [`error`] is the one place where
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
 //! which content; [`index`] lists them faster. [`access`] says who may do what. [`tasks`] is the
@@ -12,6 +12,7 @@ pub mod admin;
 pub mod api;
 pub mod app;
 pub mod cli;
+pub mod condition;
 pub mod config;
 pub mod error;
 pub mod gc;

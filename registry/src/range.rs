@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+/// How many ranges one request may name; with more it gets everything. RFC 9110, 17.15 asks for
+/// such a bound. Clients that ask for several ask for a few.
+const RANGES_MAX: usize = 16;
+
 /// What a GET is to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
@@ -9,6 +13,8 @@ pub enum Wanted {
     Whole,
     /// These bytes.
     Part(Range<u64>),
+    /// These parts, two or more, in this order.
+    Several(Vec<Range<u64>>),
     /// Nothing: 416.
     Unsatisfiable,
 }
@@ -25,12 +31,35 @@ pub struct ContentRange {
 impl Wanted {
     /// Reads a `Range` header for content of `length` bytes.
     ///
-    /// Several ranges, other units and what cannot be read are ignored, as RFC 9110 allows. A range
-    /// that ends before it starts is answered with 416, since whoever wrote it expects no content.
+    /// Other units, what cannot be read, too many ranges and ranges that together are longer than
+    /// the content are ignored, as RFC 9110 allows. A range that ends before it starts is answered
+    /// with 416, since whoever wrote it expects no content. Of several, those outside are left out.
     pub fn of(header: Option<&str>, length: u64) -> Self {
-        let Some(range) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
+        let Some(ranges) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
             return Self::Whole;
         };
+        let mut parts = Vec::new();
+        for (count, range) in ranges.split(',').enumerate() {
+            match Self::one(range, length) {
+                Self::Part(part) if count < RANGES_MAX => parts.push(part),
+                Self::Unsatisfiable if count < RANGES_MAX => {}
+                _ => return Self::Whole,
+            }
+        }
+        let total: u64 = parts.iter().map(|part| part.end - part.start).sum();
+        match (parts.len(), parts.pop()) {
+            (_, None) => Self::Unsatisfiable,
+            (1, Some(part)) => Self::Part(part),
+            _ if total > length => Self::Whole,
+            (_, Some(last)) => {
+                parts.push(last);
+                Self::Several(parts)
+            }
+        }
+    }
+
+    /// Reads one range: a part, nothing, or, where it cannot be read, everything.
+    fn one(range: &str, length: u64) -> Self {
         let Some((first, last)) = range.split_once('-') else { return Self::Whole };
         let (first, last) = (first.trim(), last.trim());
         if !is_digits(first) || !is_digits(last) || (first.is_empty() && last.is_empty()) {

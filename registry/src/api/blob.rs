@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use kybernate_spec::{Digest, chain};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{CONTENT_DIGEST, Call, digest, repository};
+use super::{CONTENT_DIGEST, Call, digest, multipart, repository};
 use crate::error::ApiError;
 use crate::range::Wanted;
 use crate::store::{BlobReader, OpenBlob, ReadError};
@@ -34,6 +34,7 @@ pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Respon
     let (status, part) = match Wanted::of(header, length) {
         Wanted::Whole => (StatusCode::OK, 0..length),
         Wanted::Part(part) => (StatusCode::PARTIAL_CONTENT, part),
+        Wanted::Several(parts) => return multipart::reply(call, blob, parts).await,
         Wanted::Unsatisfiable => return Err(ApiError::Range { length }),
     };
     let place = Arc::clone(&call.app.sending).acquire_owned().await.ok();
@@ -87,7 +88,7 @@ fn rest(
     })
 }
 
-fn describe(headers: &mut HeaderMap, digest: &Digest, length: u64) {
+pub(super) fn describe(headers: &mut HeaderMap, digest: &Digest, length: u64) {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));

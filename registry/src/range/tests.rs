@@ -32,10 +32,19 @@ fn what_cannot_be_satisfied() {
 
 #[test]
 fn what_may_be_ignored() {
-    for header in ["", "bytes=", "bytes=-", "bytes=a-b", "bytes=0-1,3-4", "lines=0-1", "bytes=+1-2"]
-    {
+    for header in ["", "bytes=", "bytes=-", "bytes=a-b", "bytes=0-1,x", "lines=0-1", "bytes=+1-2"] {
         check(header, 10, Wanted::Whole);
     }
+    check(&format!("bytes={}", ["0-0"; 17].join(",")), 100, Wanted::Whole);
+    check("bytes=0-7,2-9", 10, Wanted::Whole);
+}
+
+#[test]
+fn several_ranges() {
+    check("bytes=0-1,3-4", 10, Wanted::Several(vec![0..2, 3..5]));
+    check("bytes=-2, 0-0 ,4-4", 10, Wanted::Several(vec![8..10, 0..1, 4..5]));
+    check("bytes=0-1,30-", 10, Wanted::Part(0..2));
+    check("bytes=10-,30-40", 10, Wanted::Unsatisfiable);
 }
 
 #[test]

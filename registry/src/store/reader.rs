@@ -1,6 +1,7 @@
 //! Reading a blob: a chunk at a time, each checked before a byte of it leaves.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -36,11 +37,21 @@ impl BlobReader {
         Self { store, blob, position, end }
     }
 
+    /// Whether everything that was wanted has been read.
+    pub(crate) fn is_done(&self) -> bool {
+        self.position >= self.end
+    }
+
+    /// Goes on with another part of the blob.
+    pub(crate) fn aim(&mut self, part: Range<u64>) {
+        (self.position, self.end) = (part.start, part.end);
+    }
+
     /// Returns the next checked bytes and the reader for what follows, or nothing at the end.
     ///
     /// Cancellation loses nothing but the reader.
     pub async fn next(mut self) -> Result<Option<(Bytes, Self)>, ReadError> {
-        if self.position >= self.end {
+        if self.is_done() {
             return Ok(None);
         }
         let (mut reader, outcome) = match self.read_cached() {
