@@ -31,6 +31,7 @@ soak: setup
 bench: setup
 	$(CARGO) build --workspace --bins --locked --release
 	sh conformance/bench/peers.sh
+	target/release/kybernate-conformance bench oci
 	target/release/kybernate-conformance bench registry
 	target/release/kybernate-conformance bench
 

@@ -10,6 +10,7 @@ use crate::bench::{self, Plan};
 use crate::command;
 use crate::demo;
 use crate::node::command_in;
+use crate::oci;
 use crate::preflight::preflight;
 use crate::root::cache;
 use crate::testbed::state::{State, sweep};
@@ -54,6 +55,14 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Tests any OCI registry against the distribution specification.
+    ///
+    /// Every check works in a repository of its own and deletes what it has pushed. Exits with 0
+    /// when every MUST is met, with 1 when not.
+    #[command(
+        after_help = "Example: kybernate-conformance oci http://127.0.0.1:5000 --report out.xml"
+    )]
+    Oci(oci::Args),
     /// Starts, enters and ends two real nodes.
     #[command(subcommand)]
     Node(NodeCommand),
@@ -64,6 +73,13 @@ enum BenchCommand {
     /// Measures our registry beside others.
     #[command(after_help = "Example: kybernate-conformance bench registry --only push,pull")]
     Registry(bench::registry::Plan),
+    /// Tests our registry and others against the distribution specification.
+    #[command(after_help = "Example: kybernate-conformance bench oci --json")]
+    Oci {
+        /// Print the counts as JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -147,11 +163,16 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             bench::registry::run(&programs()?, &cache(), &plan)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Bench { only: Some(BenchCommand::Oci { json }), .. } => {
+            bench::oci::run(&programs()?, &cache(), json)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Bench { only: None, mib, rounds, json } => {
             preflight()?;
             bench::run(&programs()?, Plan { mib, rounds }, json)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Oci(args) => oci::run(args),
         Command::Node(NodeCommand::Up { hold: true, json, .. }) => hold(json),
         Command::Node(NodeCommand::Up { which, json, hold: false }) => up(which, json),
         Command::Node(NodeCommand::Exec { node, words }) => exec(node.as_str(), &words),

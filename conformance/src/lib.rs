@@ -4,6 +4,7 @@
 //! [`testbed`] two with a network between them, [`preflight`] says what a machine lacks; [`process`]
 //! and [`command`] are how programs are started and ended. [`image`] builds the workload's image;
 //! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
+//! [`oci`] is the conformance suite for any OCI registry; it needs none of the others.
 
 mod bench;
 pub mod cli;
@@ -11,6 +12,7 @@ pub mod command;
 mod demo;
 pub mod image;
 pub mod node;
+pub mod oci;
 pub mod preflight;
 pub mod process;
 pub mod root;

@@ -6,7 +6,7 @@
 
 mod figures;
 mod load;
-mod server;
+pub(super) mod server;
 mod table;
 mod wire;
 

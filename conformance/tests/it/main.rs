@@ -12,5 +12,6 @@ mod failures;
 mod harness;
 mod journeys;
 mod nodes;
+mod oci;
 mod refusals;
 mod workspace;

@@ -19,18 +19,18 @@ const START_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A program that serves a directory.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
+pub(in crate::bench) struct Program {
     /// Its name in the table.
-    pub(super) name: String,
+    pub(in crate::bench) name: String,
     path: PathBuf,
     ours: bool,
 }
 
 /// One that runs.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(in crate::bench) struct Server {
     /// Where it listens.
-    pub(super) address: SocketAddr,
+    pub(in crate::bench) address: SocketAddr,
     /// From its start to its first answer.
     pub(super) started: Duration,
     pid: u32,
@@ -39,7 +39,7 @@ pub(super) struct Server {
 
 impl Program {
     /// Returns ours, Debian's docker-registry, and distribution where it was built.
-    pub(super) fn all(bin: &Path, cache: &Path) -> Vec<Self> {
+    pub(in crate::bench) fn all(bin: &Path, cache: &Path) -> Vec<Self> {
         let ours = bin.join("kybernate-registry");
         let program = |name: &str, path: PathBuf, ours| Self { name: name.to_owned(), path, ours };
         let mut all = vec![program("kybernate", ours, true)];
@@ -55,12 +55,12 @@ impl Program {
     }
 
     /// Whether it is the one that the others are compared with.
-    pub(super) const fn is_ours(&self) -> bool {
+    pub(in crate::bench) const fn is_ours(&self) -> bool {
         self.ours
     }
 
     /// Starts it on `root` and waits until it answers.
-    pub(super) fn start(&self, root: &Path) -> anyhow::Result<Server> {
+    pub(in crate::bench) fn start(&self, root: &Path) -> anyhow::Result<Server> {
         fs::create_dir_all(root)?;
         let address = free_address()?;
         let log = fs::File::create(root.with_extension("log"))?;
@@ -107,7 +107,7 @@ impl Server {
         fs::write(format!("/proc/{}/clear_refs", self.pid), "5")
     }
 
-    pub(super) fn stop(self) -> io::Result<()> {
+    pub(in crate::bench) fn stop(self) -> io::Result<()> {
         self.service.stop()
     }
 }
