@@ -98,8 +98,10 @@ impl Run<'_> {
             if self.restart || pass.done || pass.began == 0 {
                 *pass = Pass { began: seconds(SystemTime::now()), ..Pass::default() };
             }
-            Ok(pass.began)
+            Ok(pass.clone())
         })?;
+        (self.tell)(&Event::Progress(began.clone()));
+        let began = began.began;
         let mut pace = Pace { rate: self.rate, began: Instant::now(), bytes: 0 };
         let mut told = Instant::now();
         loop {

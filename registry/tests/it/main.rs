@@ -19,5 +19,6 @@ mod push;
 mod referrers;
 mod restart;
 mod retry;
+mod scrub;
 mod serve;
 mod soak;
