@@ -29,6 +29,8 @@ pub struct Checkpoint {
     pub images: Descriptor,
     /// The page shards, in the page index's order.
     pub shards: Vec<Descriptor>,
+    /// Hashes of the stored pages, in the page index's order.
+    pub page_hashes: Option<Descriptor>,
     /// Captured mounts.
     pub volumes: Vec<Volume>,
 }
@@ -91,6 +93,7 @@ impl Checkpoint {
             page_index: layers.page_index,
             images: layers.images,
             shards: layers.shards,
+            page_hashes: layers.page_hashes,
             volumes: layers.volumes,
             manifest,
         })
@@ -152,18 +155,20 @@ struct Layers {
     page_index: Descriptor,
     images: Descriptor,
     shards: Vec<Descriptor>,
+    page_hashes: Option<Descriptor>,
     volumes: Vec<Volume>,
 }
 
 impl Layers {
     fn sort(manifest: &Manifest) -> Result<Self, ArtifactError> {
         let shape = |text: String| ArtifactError::Shape(text);
-        let (mut page_index, mut images) = (None, None);
+        let (mut page_index, mut images, mut page_hashes) = (None, None, None);
         let (mut shards, mut volumes) = (Vec::new(), Vec::new());
         for layer in &manifest.layers {
             let again = match &*layer.media_type {
                 media_type::PAGE_INDEX => page_index.replace(layer.clone()).is_some(),
                 media_type::IMAGES_PACK => images.replace(layer.clone()).is_some(),
+                media_type::PAGE_HASHES => page_hashes.replace(layer.clone()).is_some(),
                 media_type::PAGES => {
                     shards.push(layer.clone());
                     false
@@ -188,6 +193,7 @@ impl Layers {
             page_index: page_index.ok_or_else(missing("page index"))?,
             images: images.ok_or_else(missing("pack of images"))?,
             shards,
+            page_hashes,
             volumes,
         })
     }

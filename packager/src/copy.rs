@@ -41,7 +41,8 @@ pub enum CopyError {
 }
 
 /// What happened to one blob.
-enum Sent {
+#[derive(Debug)]
+pub(crate) enum Sent {
     Present,
     Mounted,
     Bytes(u64),
@@ -92,7 +93,8 @@ pub async fn copy(
     Ok(copied)
 }
 
-async fn send(
+/// Makes sure that `target` has a blob of `source`.
+pub(crate) async fn send(
     source: &Store,
     target: &Store,
     blob: &Descriptor,

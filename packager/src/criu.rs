@@ -141,6 +141,9 @@ pub struct Mapping {
     /// First address after it.
     #[prost(uint64, tag = "2")]
     pub end: u64,
+    /// What shared memory or file it maps; 0 for private memory.
+    #[prost(uint64, tag = "4")]
+    pub shared: u64,
 }
 
 /// First record of a pagemap: which pages file it describes.

@@ -161,11 +161,16 @@ impl Layout {
         offset: u64,
         length: u64,
     ) -> Result<BlobStream, StoreError> {
-        let digest = descriptor.digest.clone();
+        let (digest, expected) = (descriptor.digest.clone(), descriptor.size);
         let subject = self.name(format!("@{digest}"));
         let file = self
             .run("read blob", subject.clone(), move |root| {
-                Ok(files::open_blob(root, &digest).map_err(missing)?.0)
+                let (file, size) = files::open_blob(root, &digest).map_err(missing)?;
+                if size == expected {
+                    return Ok(file);
+                }
+                let wrong = format!("{size} bytes instead of {expected}");
+                Err(StoreErrorKind::Mismatch(wrong))
             })
             .await?;
         let (sender, receiver) = mpsc::channel(PIECES);
@@ -180,6 +185,18 @@ impl Layout {
             kind: error.into(),
         });
         Ok(stream.boxed())
+    }
+
+    /// Opens a blob as a file, **not** checked; `None` when it is not there. Blocks.
+    pub(crate) fn open_blob(&self, digest: &Digest) -> Option<io::Result<fs_err::File>> {
+        match files::open_blob(&self.root, digest) {
+            Ok((file, _size)) => {
+                let path = self.root.join(digest.to_string());
+                Some(Ok(fs_err::File::from_parts(file, path)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// Lists the manifests whose subject is `digest`, among those that `index.json` leads to.

@@ -8,33 +8,42 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use kybernate_spec::checkpoint::{CheckpointConfig, FORMAT_VERSION, Sizes};
-use kybernate_spec::page_index::{self, Chunk, ChunkHash, Header, SHARD_BYTES_MAX};
+use futures::future::BoxFuture;
+use kybernate_spec::checkpoint::{CheckpointConfig, FORMAT_VERSION, Lineage, Sizes};
+use kybernate_spec::page_index::{ChunkHash, SHARD_BYTES_MAX};
 use kybernate_spec::{
     Annotations, Descriptor, Index, MANIFEST_BYTES_MAX, Manifest, Platform, annotation, media_type,
 };
-use tokio::sync::mpsc;
 
+mod base;
 mod dump;
+mod pagemap;
+mod pages;
 mod runnable;
 mod shards;
 pub(crate) mod upload;
 
+pub use self::base::Base;
+use self::base::OpenBase;
 use self::dump::Dump;
 pub use self::dump::{DumpError, DumpErrorKind};
+use self::pages::{Pages, Pushed};
 pub use self::runnable::SourceImage;
-use self::shards::{Planner, ShardPlan};
-use self::upload::{
-    BytesSource, FileSource, HashingWriter, ShardSource, blocking, ensure_blob, hash_file,
-};
+use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob, hash_file};
 use crate::images_pack;
 use crate::progress::Progress;
 use crate::store::{Store, StoreError};
+use crate::unpack::UnpackError;
 
 /// Dumps below this size are cut into smaller shards, so that more than one is in flight.
 const SMALL_DUMP_BYTES: u64 = 4 << 30;
 const SMALL_SHARD_BYTES: u64 = 64 << 20;
+
+/// What hashes chunks.
+const CHUNK_HASH: ChunkHash = ChunkHash::Blake3;
+
+/// After this many increments everything is stored anew.
+const GENERATIONS_MAX: u32 = 8;
 
 /// What to pack.
 #[derive(Debug)]
@@ -53,6 +62,11 @@ pub struct PackRequest {
     pub runnable: Runnable,
     /// Whether the index names the source image as its subject, where that can be.
     pub subject: bool,
+    /// An earlier checkpoint of the same container: pages it has are not stored again.
+    pub base: Option<Base>,
+    /// Whether a hash of each page is stored too, so that a later checkpoint can be compared with
+    /// this one without having it.
+    pub page_hashes: bool,
     /// A directory for temporary files; the system's when absent.
     pub scratch: Option<PathBuf>,
 }
@@ -87,6 +101,10 @@ pub struct Packed {
     pub sizes: Sizes,
     /// Whether the runnable image is part of it.
     pub runnable: bool,
+    /// Where it stands among the increments it belongs to.
+    pub lineage: Lineage,
+    /// Bytes of pages that no earlier checkpoint has.
+    pub added_bytes: u64,
 }
 
 /// Why a dump could not be packed.
@@ -107,6 +125,14 @@ pub enum PackError {
     /// A document does not become JSON, or is larger than registries accept.
     #[error("the {0} has more than 4 MiB: the dump has too many shards or mounts")]
     DocumentTooLarge(&'static str),
+    /// The base says nothing of its pages, and they are not on this machine.
+    #[error(
+        "the base has no page hashes and is not on this machine: pack it with page hashes, or copy it here"
+    )]
+    NoPageHashes,
+    /// The base cannot be read.
+    #[error("failed to read the base")]
+    Base(#[source] Box<UnpackError>),
     /// Packing was cut short.
     #[error("packing stopped before its end")]
     Interrupted,
@@ -114,7 +140,16 @@ pub enum PackError {
 
 /// Packs a dump into `store` and returns what the index is. Safe to repeat: what is there already
 /// is not sent again.
-pub async fn pack(
+pub fn pack<'a>(
+    request: PackRequest,
+    store: &'a Store,
+    progress: &'a Progress,
+) -> BoxFuture<'a, Result<Packed, PackError>> {
+    // Large, and held by callers that hold much else.
+    Box::pin(pack_all(request, store, progress))
+}
+
+async fn pack_all(
     request: PackRequest,
     store: &Store,
     progress: &Progress,
@@ -131,128 +166,63 @@ pub async fn pack(
     let dump = Arc::new(dump);
     progress.expect(dump.bytes());
 
-    let (page_index, shards) =
-        push_shards(&dump, shard_bytes, scratch.path(), store, progress).await?;
+    let base = match &request.base {
+        Some(base) => Some(OpenBase::open(base, scratch.path(), progress).await?),
+        None => None,
+    };
+    let pages =
+        Pages { dump: &dump, shard_bytes, hashes: request.page_hashes, scratch: scratch.path() };
+    let (pushed, lineage) = push_pages(&pages, base, store, progress).await?;
     let images = push_images(&dump, scratch.path(), store, progress).await?;
-    let page_bytes = shards.iter().map(|shard| shard.size).sum();
     let sizes = Sizes {
         processes: dump.processes,
         threads: dump.threads,
         dump_bytes: dump.bytes(),
         bulk_bytes: dump.bulk_bytes(),
-        page_bytes,
+        page_bytes: pushed.live_bytes,
     };
-    let mut layers = vec![page_index, images];
-    layers.extend((0..).zip(shards).map(|(number, shard): (u32, _)| {
+    let mut layers = vec![pushed.index, images];
+    layers.extend((0..).zip(pushed.shards).map(|(number, shard): (u32, _)| {
         shard.with_annotation(annotation::TITLE, format!("pages-{number:05}"))
     }));
+    layers.extend(pushed.hashes);
     layers.extend(push_volumes(&request.volumes, store, progress).await?);
 
-    let config = CheckpointConfig { sizes: sizes.clone(), ..request.config.clone() };
+    let config = CheckpointConfig {
+        sizes: sizes.clone(),
+        lineage: lineage.clone(),
+        ..request.config.clone()
+    };
     let checkpoint = push_checkpoint(&config, layers, store, progress).await?;
-    let pushed = runnable::push(&request, scratch.path(), store, progress).await?;
-    let runnable = pushed.is_some();
-    let index = push_index(&request, pushed, checkpoint, store).await?;
-    Ok(Packed { index, sizes, runnable })
+    let image = runnable::push(&request, scratch.path(), store, progress).await?;
+    let runnable = image.is_some();
+    let index = push_index(&request, image, checkpoint, store).await?;
+    Ok(Packed { index, sizes, runnable, lineage, added_bytes: pushed.added_bytes })
 }
 
-/// Pushes all shards and the page index; returns their descriptors.
-async fn push_shards(
-    dump: &Arc<Dump>,
-    shard_bytes: u64,
-    scratch: &Path,
+/// Stores what the base does not have, or everything when little of the base is still in use, or
+/// when there have been many increments.
+async fn push_pages(
+    pages: &Pages<'_>,
+    base: Option<OpenBase>,
     store: &Store,
     progress: &Progress,
-) -> Result<(Descriptor, Vec<Descriptor>), PackError> {
-    let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
-    let files: Arc<[_]> =
-        shards::open_files(dump).map_err(|kind| PackError::Io("open the dump", kind))?.into();
-    // Full shards wait here while others are sent: a few stretches each, not their bytes.
-    let (sender, receiver) = mpsc::channel::<ShardPlan>(parallel);
-    let records = scratch.join("page-index.records");
-    let planner = {
-        let (dump, files, records) = (Arc::clone(dump), Arc::clone(&files), records.clone());
-        tokio::task::spawn_blocking(move || plan(&dump, &files, shard_bytes, &records, &sender))
+) -> Result<(Pushed, Lineage), PackError> {
+    let Some(base) = base else {
+        return Ok((pages.push(None, store, progress).await?, Lineage::default()));
     };
-    let pushed: Result<Vec<_>, PackError> = stream::unfold(receiver, |mut receiver| async {
-        receiver.recv().await.map(|plan| (plan, receiver))
-    })
-    .map(|plan| push_shard(plan, Arc::clone(&files), store, progress))
-    .buffer_unordered(parallel)
-    .try_collect()
-    .await;
-    // A failed push closes the channel, which ends the planner; the push's error is the cause.
-    let outcome = planner.await;
-    let mut pushed = pushed?;
-    let count = outcome
-        .map_err(|_cancelled| PackError::Interrupted)?
-        .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
-    pushed.sort_by_key(|(number, _, _)| *number);
-
-    let header = Header {
-        hash: ChunkHash::Blake3,
-        shards: count,
-        files: u32::try_from(dump.bulk.len()).unwrap_or(u32::MAX),
-    };
-    let (descriptors, tables): (Vec<_>, Vec<_>) =
-        pushed.into_iter().map(|(_, descriptor, chunks)| (descriptor, chunks)).unzip();
-    let path = scratch.join("page-index");
-    let index = {
-        let path = path.clone();
-        blocking(move || write_index(&path, &records, &header, &tables)).await
-    };
-    let index = index.map_err(|kind| PackError::Io("write the page index", kind))?;
-    ensure_blob(store, &index, &FileSource { path }, None, progress).await?;
-    Ok((index.with_annotation(annotation::TITLE, "page-index"), descriptors))
-}
-
-fn plan(
-    dump: &Dump,
-    files: &[Arc<shards::OpenFile>],
-    shard_bytes: u64,
-    records: &Path,
-    sender: &mpsc::Sender<ShardPlan>,
-) -> std::io::Result<u32> {
-    let mut out = std::io::BufWriter::new(fs_err::File::create(records)?);
-    let count = Planner::new(dump, files, shard_bytes).run(&mut out, |plan| {
-        sender.blocking_send(plan).map_err(|_closed| std::io::ErrorKind::BrokenPipe.into())
-    })?;
-    out.flush()?;
-    Ok(count)
-}
-
-async fn push_shard(
-    plan: ShardPlan,
-    files: Arc<[Arc<shards::OpenFile>]>,
-    store: &Store,
-    progress: &Progress,
-) -> Result<(u16, Descriptor, Vec<Chunk>), PackError> {
-    let number = plan.number;
-    let source = ShardSource { plan: Arc::new(plan), files };
-    let hashed = source.clone();
-    let (descriptor, chunks) = blocking(move || hashed.hash())
-        .await
-        .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
-    ensure_blob(store, &descriptor, &source, None, progress).await?;
-    Ok((number, descriptor, chunks))
-}
-
-fn write_index(
-    path: &Path,
-    records: &Path,
-    header: &Header,
-    tables: &[Vec<Chunk>],
-) -> std::io::Result<Descriptor> {
-    let file = std::io::BufWriter::new(fs_err::File::create(path)?);
-    let mut out = HashingWriter::new(file);
-    page_index::write_header(&mut out, header)?;
-    for table in tables {
-        page_index::write_shard(&mut out, table)?;
+    let (digest, generation) = (base.digest.clone(), base.generation.saturating_add(1));
+    let mut lineage = Lineage { generation, base: Some(digest) };
+    if generation <= GENERATIONS_MAX {
+        let pushed = pages.push(Some(Arc::new(base)), store, progress).await?;
+        let listed: u64 = pushed.shards.iter().map(|shard| shard.size).sum();
+        if pushed.live_bytes.saturating_mul(2) >= listed {
+            return Ok((pushed, lineage));
+        }
+        tracing::info!(live = pushed.live_bytes, listed, "less than half is live: packing in full");
     }
-    std::io::copy(&mut fs_err::File::open(records)?, &mut out)?;
-    page_index::write_end(&mut out)?;
-    out.flush()?;
-    Ok(out.describe(media_type::PAGE_INDEX))
+    lineage.generation = 0;
+    Ok((pages.push(None, store, progress).await?, lineage))
 }
 
 /// Packs and pushes the small files.

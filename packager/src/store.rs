@@ -208,6 +208,14 @@ impl Store {
         }
     }
 
+    /// Opens a blob as a file where it is one on this machine, **not** checked. Blocks.
+    pub(crate) fn local_blob(&self, digest: &Digest) -> Option<std::io::Result<fs_err::File>> {
+        match self {
+            Self::Registry(_) => None,
+            Self::Layout(layout) => layout.open_blob(digest),
+        }
+    }
+
     /// Lists the manifests whose subject is `digest`, also where the registry has only the
     /// fallback tag. With `artifact_type`, only those; an entry without one is kept.
     pub async fn referrers(

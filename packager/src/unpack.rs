@@ -132,12 +132,25 @@ pub async fn unpack_images(
     directory: &Path,
     progress: &Progress,
 ) -> Result<(), UnpackError> {
+    unpack_images_where(|_| true, store, checkpoint, directory, progress).await
+}
+
+async fn unpack_images_where(
+    keep: fn(&str) -> bool,
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
     progress.expect(checkpoint.images.size);
     let stream = store.blob(&checkpoint.images).await?;
     let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let directory = directory.to_owned();
     let unpacked = tokio::task::spawn_blocking(move || {
         images_pack::read(bytes, |name, content| {
+            if !keep(name) {
+                return Ok(());
+            }
             let mut file = create(&directory.join(name))?;
             io::Write::write_all(&mut file, content)
         })
@@ -150,8 +163,32 @@ pub async fn unpack_images(
     Ok(())
 }
 
+/// Unpacks only the images that say which memory is where, however large they are.
+pub(crate) async fn unpack_memory_images(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
+    let keep = |name: &str| name.starts_with("pagemap-") || name.starts_with("mm-");
+    unpack_images_where(keep, store, checkpoint, directory, progress).await?;
+    unpack_pages_where(keep, store, checkpoint, directory, Limits::default(), progress).await
+}
+
 /// Unpacks the bulk files into an existing directory.
 pub async fn unpack_pages(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    limits: Limits,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
+    progress.expect(checkpoint.shards.iter().map(|shard| shard.size).sum());
+    unpack_pages_where(|_| true, store, checkpoint, directory, limits, progress).await
+}
+
+async fn unpack_pages_where(
+    keep: fn(&str) -> bool,
     store: &Store,
     checkpoint: &Checkpoint,
     directory: &Path,
@@ -167,13 +204,12 @@ pub async fn unpack_pages(
         let text = "its page index is larger than its files allow";
         return Err(UnpackError::Contradiction(text.to_owned()));
     }
-    progress.expect(checkpoint.shards.iter().map(|shard| shard.size).sum());
     let index = download(store, &checkpoint.page_index, directory).await?;
     progress.transfer(checkpoint.page_index.size);
     let plan = {
         let (index, shards) = (index.path().to_owned(), checkpoint.shards.clone());
         let bulk_bytes = sizes.bulk_bytes;
-        tokio::task::spawn_blocking(move || Plan::read(&index, &shards, bulk_bytes))
+        tokio::task::spawn_blocking(move || Plan::read(&index, &shards, bulk_bytes, keep))
     };
     let plan = plan.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??;
     let plan = Arc::new(plan);

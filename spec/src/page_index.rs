@@ -19,7 +19,7 @@
 //! meets an extent. The index is written and read in order and never held whole: [`Reader`] keeps
 //! 8 bytes per shard, [`write_header`] and its siblings keep nothing.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 mod read;
 
@@ -184,6 +184,45 @@ pub fn write_segment(out: &mut impl Write, pages: u16, runs: &[Run]) -> io::Resu
 /// Writes the end. Anything after it is refused by readers.
 pub fn write_end(out: &mut impl Write) -> io::Result<()> {
     write_record(out, 0, &[])
+}
+
+/// Copies the records of files and segments, and puts `numbers[old]` for each shard's number.
+/// `records` are what [`write_file`] and [`write_segment`] wrote.
+pub fn renumber(records: &mut impl Read, out: &mut impl Write, numbers: &[u16]) -> io::Result<()> {
+    let unknown = || io::Error::from(io::ErrorKind::InvalidData);
+    let mut record = Vec::new();
+    loop {
+        let mut length = [0; 4];
+        match records.read(&mut length)? {
+            0 => return Ok(()),
+            read => {
+                let rest = length.get_mut(read..).unwrap_or_default();
+                records.read_exact(rest)?;
+            }
+        }
+        record.clear();
+        let wanted = u64::from(u32::from_le_bytes(length));
+        let read = records.by_ref().take(wanted).read_to_end(&mut record)?;
+        let (kind, payload) = record.split_first_mut().ok_or_else(unknown)?;
+        if u64::try_from(read) != Ok(wanted) {
+            return Err(unknown());
+        }
+        // Where the numbers are: at the start of a run or bitmap, in each of a list's runs.
+        let places = match kind {
+            4 | 5 => payload.get_mut(..2).into_iter().collect::<Vec<_>>(),
+            6 => payload.chunks_exact_mut(8).filter_map(|run| run.get_mut(4..6)).collect(),
+            _ => Vec::new(),
+        };
+        for place in places {
+            if let [a, b] = place {
+                let old = usize::from(u16::from_le_bytes([*a, *b]));
+                let new = numbers.get(old).ok_or_else(unknown)?;
+                [*a, *b] = new.to_le_bytes();
+            }
+        }
+        out.write_all(&length)?;
+        out.write_all(&record)?;
+    }
 }
 
 /// Returns how many segments a file of `length` bytes has.

@@ -266,6 +266,8 @@ impl Taking<'_> {
             volumes: captured.volumes,
             runnable: self.order.runnable,
             subject: self.order.subject,
+            base: None,
+            page_hashes: false,
             scratch: Some(self.directory.clone()),
         };
         let packed = pack(request, store, &self.driver.progress).await?;

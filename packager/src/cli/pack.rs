@@ -4,11 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use kybernate_packager::artifact::Checkpoint;
+use kybernate_packager::key::SigningKey;
 use kybernate_packager::outline::Outline;
-use kybernate_packager::pack::{PackRequest, Packed, Runnable, SourceImage, VolumeCapture, pack};
+use kybernate_packager::pack::{
+    Base, PackRequest, Packed, Runnable, SourceImage, VolumeCapture, pack,
+};
 use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::{Store, StoredManifest};
+use kybernate_packager::verify::verify_signature;
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig};
 use kybernate_spec::{Descriptor, Location};
 use serde_json::json;
@@ -48,11 +53,35 @@ pub(super) struct Pack {
     /// Do not let it hang under its source image.
     #[arg(long)]
     no_subject: bool,
+    #[command(flatten)]
+    base: BaseArgs,
     /// Sign it with this private key. Its password comes from `COSIGN_PASSWORD` or is asked for.
     #[arg(long, value_name = "FILE")]
     sign_key: Option<PathBuf>,
     #[command(flatten)]
     connection: Connection,
+}
+
+/// What is known of an earlier checkpoint.
+#[derive(Debug, Args)]
+struct BaseArgs {
+    /// An earlier checkpoint of the same container: what has not changed is not stored again.
+    ///
+    /// An image layout is compared byte by byte, a registry's by its page hashes. What the new
+    /// checkpoint takes from a registry it signs unseen, so that base must be signed: by the key of
+    /// --sign-key, unless --base-key names others.
+    #[arg(long = "base", id = "base", value_name = "REF")]
+    reference: Option<Location>,
+    /// A public key that may have signed the base; may be given more than once.
+    #[arg(long = "base-key", value_name = "FILE", requires = "base")]
+    keys: Vec<PathBuf>,
+    /// Take a registry's base without a signature.
+    #[arg(long = "insecure-base", requires = "base", conflicts_with = "keys")]
+    insecure: bool,
+    /// Store a hash of each page too (0.4 %), so that a later checkpoint can take this one for its
+    /// base without having it here.
+    #[arg(long)]
+    page_hashes: bool,
 }
 
 /// Whether the runnable image is part of a checkpoint.
@@ -75,6 +104,7 @@ impl Pack {
             None => None,
         };
         let config = facts(self.facts.as_deref())?;
+        let base = self.base.open(self.connection, key.as_ref()).await?;
         let image = match &self.image {
             Some(image) => Some(self.source(image, &config).await?),
             None => None,
@@ -87,6 +117,8 @@ impl Pack {
             volumes: self.volume,
             runnable: self.runnable.into(),
             subject: !self.no_subject,
+            base,
+            page_hashes: self.base.page_hashes,
             scratch: None,
         };
         let store = self.connection.open(&self.reference).await?;
@@ -126,6 +158,33 @@ impl Pack {
     }
 }
 
+impl BaseArgs {
+    /// Opens the base and makes sure that it can be trusted.
+    async fn open(
+        &self,
+        connection: Connection,
+        own: Option<&SigningKey>,
+    ) -> Result<Option<Base>, Failure> {
+        let Some(location) = &self.reference else { return Ok(None) };
+        let store = connection.open(location).await?;
+        let checkpoint = Checkpoint::open(&store, location).await?;
+        let is_compared = matches!(store, Store::Layout(_));
+        if !is_compared && !self.insecure {
+            let mut keys = keys::read(&self.keys).await?;
+            if keys.is_empty() {
+                keys.extend(own.map(|key| key.public().clone()));
+            }
+            if keys.is_empty() {
+                let text = "a base in a registry must be signed: say by whom with --base-key, or \
+                            allow it with --insecure-base";
+                return Err(Failure::usage(text));
+            }
+            verify_signature(&store, &checkpoint.stored.descriptor.digest, &keys).await?;
+        }
+        Ok(Some(Base { store, checkpoint }))
+    }
+}
+
 impl From<When> for Runnable {
     fn from(when: When) -> Self {
         match when {
@@ -151,10 +210,19 @@ fn tell(
         "signed": signed,
         "runnable": packed.runnable,
         "sizes": sizes,
+        "lineage": packed.lineage,
+        "bytesAdded": packed.added_bytes,
         "bytesSent": transferred,
     });
+    let added = match (&packed.lineage.base, packed.lineage.generation) {
+        (None, _) => String::new(),
+        (Some(_), 0) => ", all stored anew".to_owned(),
+        (Some(_), number) => {
+            format!(", {} of them new in generation {number}", bytes(packed.added_bytes))
+        }
+    };
     let text = format!(
-        "packed {digest}\n       {} of dump, {} of pages stored, {} sent; {}, {}",
+        "packed {digest}\n       {} of dump, {} of pages{added}, {} sent; {}, {}",
         bytes(sizes.dump_bytes),
         bytes(sizes.page_bytes),
         bytes(transferred),

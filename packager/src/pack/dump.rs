@@ -1,12 +1,13 @@
 //! What is in a dump directory, and whether it is whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use super::pagemap::MemoryKey;
 use crate::criu::{
     ImageError, ImageReader, Inventory, Magic, Memory, NameClass, PagemapEntry, PagemapHead,
     Process, classify, process_id,
@@ -41,6 +42,8 @@ pub(super) struct BulkFile {
     pub(super) length: u64,
     /// How the file is cut, by offset and without gaps.
     pub(super) pieces: Vec<Piece>,
+    /// What it is the memory of, and the pagemap that says which address each page has.
+    pub(super) memory: Option<(MemoryKey, String)>,
 }
 
 /// A stretch of a bulk file whose pages go to the same shard, or shards.
@@ -120,7 +123,9 @@ impl Dump {
         read_inventory(directory).map_err(within("inventory.img"))?;
         let (processes, threads) =
             read_processes(directory, &files).map_err(within("pstree.img"))?;
-        let mut pieces = BTreeMap::new();
+        let mut keys =
+            memory_keys(directory, files.keys().map(String::as_str)).map_err(within("mm-*.img"))?;
+        let mut maps = BTreeMap::new();
         for name in files.keys().filter(|name| name.starts_with("pagemap-")) {
             let map = read_pagemap(directory, name, shard_bytes).map_err(within(name))?;
             let pages = format!("pages-{}.img", map.pages_id);
@@ -132,13 +137,15 @@ impl Dump {
                 let kind = DumpErrorKind::Truncated { pagemap, expected, actual };
                 return Err(within(&pages)(kind));
             }
-            pieces.insert(pages, map.pieces);
+            let memory = keys.remove(name).map(|key| (key, name.clone()));
+            maps.insert(pages, (map.pieces, memory));
         }
         let (mut small, mut bulk) = (Vec::new(), Vec::new());
         for (name, length) in files {
             if classify(&name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX {
-                let pieces = pieces.remove(&name).unwrap_or_else(|| whole(&name, length));
-                bulk.push(BulkFile { name, length, pieces });
+                let map = maps.remove(&name);
+                let (pieces, memory) = map.unwrap_or_else(|| (whole(&name, length), None));
+                bulk.push(BulkFile { name, length, pieces, memory });
             } else {
                 small.push((name, length));
             }
@@ -287,10 +294,46 @@ impl Pagemap {
     }
 }
 
+/// Returns what each pagemap among `names` is the memory of. Shared memory that nobody maps has no
+/// key.
+pub(super) fn memory_keys<'a>(
+    directory: &Path,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<BTreeMap<String, MemoryKey>, DumpErrorKind> {
+    let (mut keys, mut shared, mut processes) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
+    for name in names {
+        if let Some(pid) = process_id(name, "pagemap") {
+            keys.insert(name.to_owned(), MemoryKey::Process(pid));
+        } else if let Some(id) = name.strip_prefix("pagemap-shmem-") {
+            let id = id.strip_suffix(".img").and_then(|id| id.parse::<u64>().ok());
+            shared.extend(id.map(|id| (id, name)));
+        }
+        processes.extend(process_id(name, "mm"));
+    }
+    if shared.is_empty() {
+        return Ok(keys);
+    }
+    let mut mappers = BTreeMap::new();
+    for pid in processes {
+        for mapping in memory(directory, pid)?.mappings {
+            mappers.entry(mapping.shared).or_insert(MemoryKey::Shared(pid, mapping.start));
+        }
+    }
+    let keyed = shared
+        .into_iter()
+        .filter_map(|(id, name)| Some((name.to_owned(), mappers.get(&id)?.clone())));
+    keys.extend(keyed);
+    Ok(keys)
+}
+
+fn memory(directory: &Path, pid: u32) -> Result<Memory, DumpErrorKind> {
+    let mut reader = open(directory, &format!("mm-{pid}.img"), Magic::MM)?;
+    Ok(reader.next_message()?.unwrap_or_default())
+}
+
 /// Returns the mappings of a process that get shards of their own, by address.
 fn large_mappings(directory: &Path, pid: u32) -> Result<Vec<(u64, u64)>, DumpErrorKind> {
-    let mut reader = open(directory, &format!("mm-{pid}.img"), Magic::MM)?;
-    let memory: Memory = reader.next_message()?.unwrap_or_default();
+    let memory = memory(directory, pid)?;
     let large = memory
         .mappings
         .iter()

@@ -13,7 +13,8 @@ use kybernate_spec::page_index::{
     self, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Run, SEGMENT_BYTES, SHARDS_MAX,
 };
 
-use super::dump::{Dump, OwnShard, Piece};
+use super::base::{LocalPages, Lookup, OpenBase, page_hash};
+use super::dump::{BulkFile, Dump, OwnShard, Piece};
 
 /// An open bulk file.
 #[derive(Debug)]
@@ -48,11 +49,26 @@ pub(super) struct Planner<'a> {
     shared: Option<ShardPlan>,
     own: Option<(OwnShard, ShardPlan)>,
     shards: u32,
+    base: Option<&'a OpenBase>,
+    local: LocalPages,
+    /// Pages of each of the base's shards that are used again.
+    used: Vec<u32>,
+    /// Where the hash of every stored page is written.
+    hashes: Option<io::BufWriter<fs::File>>,
+}
+
+/// What became of all pages.
+#[derive(Debug)]
+pub(super) struct Planned {
+    /// Number of shards, the base's first: all of them, also those that are not used.
+    pub(super) shards: u32,
+    /// Pages of each of the base's shards that are used again.
+    pub(super) used: Vec<u32>,
 }
 
 /// Opens the bulk files of a dump.
 pub(super) fn open_files(dump: &Dump) -> io::Result<Vec<Arc<OpenFile>>> {
-    let open = |bulk: &super::dump::BulkFile| {
+    let open = |bulk: &BulkFile| {
         let file = fs::File::open(dump.directory.join(&bulk.name))?;
         Ok(Arc::new(OpenFile { file, length: bulk.length }))
     };
@@ -69,6 +85,27 @@ impl OpenFile {
         self.file.file().read_exact_at(content, offset)?;
         padding.fill(0);
         Ok(())
+    }
+}
+
+/// One file while its pages are placed, in order.
+#[derive(Debug)]
+struct FileWalk<'a> {
+    number: u32,
+    /// Pieces that are not behind us.
+    pieces: &'a [Piece],
+    lookup: Option<Lookup<'a>>,
+}
+
+impl FileWalk<'_> {
+    fn own_shard(&mut self, page: u32) -> Option<OwnShard> {
+        let offset = u64::from(page) * u64::from(PAGE_BYTES);
+        while let [piece, rest @ ..] = self.pieces
+            && offset >= piece.end
+        {
+            self.pieces = rest;
+        }
+        self.pieces.first().and_then(|piece| piece.own)
     }
 }
 
@@ -127,23 +164,43 @@ impl ShardPlan {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(dump: &'a Dump, files: &'a [Arc<OpenFile>], shard_bytes: u64) -> Self {
+    /// `base` is where pages are looked for first; `hashes` is where the hash of every stored page
+    /// goes.
+    pub(super) fn new(
+        dump: &'a Dump,
+        files: &'a [Arc<OpenFile>],
+        shard_bytes: u64,
+        base: Option<&'a OpenBase>,
+        hashes: Option<fs::File>,
+    ) -> io::Result<Self> {
         let shard_pages = u32::try_from(shard_bytes / u64::from(PAGE_BYTES)).unwrap_or(1);
-        Self { dump, files, shard_pages, shared: None, own: None, shards: 0 }
+        let known = base.map_or(0, |base| base.shards.len());
+        Ok(Self {
+            dump,
+            files,
+            shard_pages,
+            shared: None,
+            own: None,
+            shards: u32::try_from(known).map_err(io::Error::other)?,
+            base,
+            local: LocalPages::default(),
+            used: vec![0; known],
+            hashes: hashes.map(io::BufWriter::new),
+        })
     }
 
     /// Reads everything once, writes each file's records to `index` and hands full shards to
-    /// `emit`. Returns how many shards there are.
+    /// `emit`.
     pub(super) fn run(
         mut self,
         index: &mut impl Write,
         mut emit: impl FnMut(ShardPlan) -> io::Result<()>,
-    ) -> io::Result<u32> {
+    ) -> io::Result<Planned> {
         let mut buffer = vec![0; usize::try_from(SEGMENT_BYTES).map_err(io::Error::other)?];
         for (number, (file, bulk)) in self.files.iter().zip(&self.dump.bulk).enumerate() {
             let number = u32::try_from(number).map_err(io::Error::other)?;
             page_index::write_file(index, &bulk.name, bulk.length)?;
-            let mut pieces = bulk.pieces.as_slice();
+            let mut walk = self.begin_file(number, bulk)?;
             for segment in 0..page_index::segments(bulk.length) {
                 let offset = segment * u64::from(SEGMENT_BYTES);
                 let left = (bulk.length - offset).min(u64::from(SEGMENT_BYTES));
@@ -152,7 +209,7 @@ impl<'a> Planner<'a> {
                 let bytes = usize::from(pages) * 4096;
                 let content = buffer.get_mut(..bytes).unwrap_or_default();
                 file.read_at(content, offset)?;
-                let runs = self.place(content, number, segment, &mut pieces, &mut emit)?;
+                let runs = self.place(content, segment, &mut walk, &mut emit)?;
                 page_index::write_segment(index, pages, &runs)?;
             }
         }
@@ -161,34 +218,36 @@ impl<'a> Planner<'a> {
         {
             emit(plan)?;
         }
-        Ok(self.shards)
+        if let Some(mut hashes) = self.hashes {
+            hashes.flush()?;
+        }
+        Ok(Planned { shards: self.shards, used: self.used })
+    }
+
+    fn begin_file(&self, number: u32, bulk: &'a BulkFile) -> io::Result<FileWalk<'a>> {
+        let lookup = match self.base {
+            Some(base) => base.lookup(&self.dump.directory, bulk)?,
+            None => None,
+        };
+        Ok(FileWalk { number, pieces: &bulk.pieces, lookup })
     }
 
     /// Gives every page of a segment that is not zero a place.
     fn place(
         &mut self,
         content: &[u8],
-        file: u32,
         segment: u64,
-        pieces: &mut &[Piece],
+        walk: &mut FileWalk<'_>,
         emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
     ) -> io::Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
-        let base = u32::try_from(segment * u64::from(PAGES_PER_SEGMENT))
+        let first = u32::try_from(segment * u64::from(PAGES_PER_SEGMENT))
             .map_err(|_too_large| io::Error::from(io::ErrorKind::FileTooLarge))?;
         for (page, bytes) in (0_u16..).zip(content.chunks(4096)) {
-            let file_page = base + u32::from(page);
-            let offset = u64::from(file_page) * u64::from(PAGE_BYTES);
-            while let [piece, rest @ ..] = *pieces
-                && offset >= piece.end
-            {
-                *pieces = rest;
-            }
             if is_zero(bytes) {
                 continue;
             }
-            let own = pieces.first().and_then(|piece| piece.own);
-            let place = self.next_place(own, file, file_page, emit)?;
+            let place = self.place_page(bytes, first + u32::from(page), walk, emit)?;
             match runs.last_mut() {
                 Some(run)
                     if run.first + run.pages == page
@@ -201,6 +260,33 @@ impl<'a> Planner<'a> {
             }
         }
         Ok(runs)
+    }
+
+    /// Finds a page in the base, or gives it a place in a new shard.
+    fn place_page(
+        &mut self,
+        content: &[u8],
+        page: u32,
+        walk: &mut FileWalk<'_>,
+        emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
+    ) -> io::Result<Place> {
+        let by_hash = self.hashes.is_some() || self.base.is_some_and(OpenBase::is_remote);
+        let hash = by_hash.then(|| page_hash(content));
+        if let (Some(out), Some(hash)) = (&mut self.hashes, &hash) {
+            out.write_all(hash)?;
+        }
+        if let Some(lookup) = &mut walk.lookup
+            && let Some(place) =
+                lookup.find(u64::from(page), content, hash.as_ref(), &mut self.local)?
+        {
+            if let Some(used) = self.used.get_mut(usize::from(place.shard)) {
+                *used += 1;
+            }
+            return Ok(place);
+        }
+        // What has changed since the base is little, of all mappings: it shares shards.
+        let own = if self.base.is_some() { None } else { walk.own_shard(page) };
+        self.next_place(own, walk.number, page, emit)
     }
 
     fn next_place(

@@ -14,6 +14,8 @@ use crate::criu::{Inventory, Magic, Mapping, Memory, PagemapEntry, PagemapHead, 
 use crate::store::ConnectOptions;
 use crate::unpack::{Limits, UnpackError, unpack};
 
+mod increments;
+
 const MIB: u64 = 1 << 20;
 
 /// A dump directory of one process with these mappings: address and content of each.
@@ -35,9 +37,11 @@ fn dump(directory: &Path, mappings: &[(u64, Vec<u8>)]) -> PathBuf {
     image("pstree.img", Magic::PSTREE, &[process.encode_to_vec()]);
     image("core-1.img", Magic(0x5505_3847), &[]);
     let size = |content: &Vec<u8>| u64::try_from(content.len()).unwrap();
-    let areas = mappings
-        .iter()
-        .map(|(start, content)| Mapping { start: *start, end: start + size(content) });
+    let areas = mappings.iter().map(|(start, content)| Mapping {
+        start: *start,
+        end: start + size(content),
+        shared: 0,
+    });
     image("mm-1.img", Magic::MM, &[Memory { mappings: areas.collect() }.encode_to_vec()]);
     let mut pagemap = vec![PagemapHead { pages_id: 1 }.encode_to_vec()];
     let mut pages = Vec::new();
@@ -74,6 +78,8 @@ fn request(dump: &Path) -> PackRequest {
         volumes: Vec::new(),
         runnable: Runnable::Auto,
         subject: true,
+        base: None,
+        page_hashes: false,
         scratch: None,
     }
 }

@@ -28,15 +28,18 @@ pub(super) struct OutputFile {
     length: u64,
 }
 
-/// Makes the files, all holes.
+/// Makes the files that are asked for, all holes.
 pub(super) fn create_files(
     directory: &Path,
     files: &[PlannedFile],
-) -> io::Result<Arc<[OutputFile]>> {
+) -> io::Result<Arc<[Option<OutputFile>]>> {
     let make = |planned: &PlannedFile| {
+        if !planned.wanted {
+            return Ok(None);
+        }
         let file = create(&directory.join(&planned.name))?;
         file.set_len(planned.length)?;
-        Ok(OutputFile { file, length: planned.length })
+        Ok(Some(OutputFile { file, length: planned.length }))
     };
     files.iter().map(make).collect()
 }
@@ -47,7 +50,7 @@ pub(super) async fn fetch_shard(
     shard: &Descriptor,
     number: u16,
     plan: &Arc<Plan>,
-    files: &Arc<[OutputFile]>,
+    files: &Arc<[Option<OutputFile>]>,
     progress: &Progress,
 ) -> Result<(), UnpackError> {
     let Some(table) = plan.shards.get(usize::from(number)) else { return Ok(()) };
@@ -83,7 +86,7 @@ struct Job<'a> {
     shard: &'a Descriptor,
     hash: ChunkHash,
     extents: &'a Arc<[Extent]>,
-    files: &'a Arc<[OutputFile]>,
+    files: &'a Arc<[Option<OutputFile>]>,
     progress: &'a Progress,
 }
 
@@ -198,7 +201,7 @@ fn write_pages(
     content: &[u8],
     chunk: u32,
     extents: &[Extent],
-    files: &[OutputFile],
+    files: &[Option<OutputFile>],
 ) -> io::Result<()> {
     let pages = CHUNK_BYTES / PAGE_BYTES;
     let (first, end) = (chunk * pages, (chunk + 1) * pages);
@@ -207,7 +210,7 @@ fn write_pages(
         let to = (extent.shard_page + extent.pages).min(end);
         let file_page = extent.file_page + u64::from(from - extent.shard_page);
         let offset = file_page * u64::from(PAGE_BYTES);
-        let file = usize::try_from(extent.file).ok().and_then(|file| files.get(file));
+        let file = usize::try_from(extent.file).ok().and_then(|file| files.get(file)?.as_ref());
         let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         let range = byte(from - first)..byte(to - first);
         let part = content.get(range).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;

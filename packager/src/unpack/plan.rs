@@ -36,6 +36,8 @@ pub(super) struct ShardTable {
 pub(super) struct PlannedFile {
     pub(super) name: String,
     pub(super) length: u64,
+    /// Whether it is asked for.
+    pub(super) wanted: bool,
 }
 
 /// Pages of a shard that belong together in a file.
@@ -67,11 +69,12 @@ struct Place {
 
 impl Plan {
     /// Reads the whole index and checks it against the shards of the manifest and the bytes the
-    /// facts announce.
+    /// facts announce. Only files that `keep` names are asked for.
     pub(super) fn read(
         index: &Path,
         shards: &[Descriptor],
         bulk_bytes: u64,
+        keep: fn(&str) -> bool,
     ) -> Result<Self, UnpackError> {
         let file = fs::File::open(index).map_err(io_error)?;
         let mut reader = Reader::new(BufReader::new(file))?;
@@ -91,13 +94,15 @@ impl Plan {
                 Record::Shard(chunks) => plan.shards.push(ShardTable { chunks, window: None }),
                 Record::File { name, length } => {
                     check_name(&name, &mut names)?;
-                    plan.files.push(PlannedFile { name, length });
+                    let wanted = keep(&name);
+                    plan.files.push(PlannedFile { name, length, wanted });
                     segment = 0;
                 }
                 Record::Segment(runs) => {
                     let file = u32::try_from(plan.files.len()).unwrap_or(u32::MAX) - 1;
                     let place = Place { cursor, file, segment };
-                    for run in runs {
+                    let wanted = plan.files.last().is_some_and(|file| file.wanted);
+                    for run in runs.iter().filter(|_| wanted) {
                         plan.widen(run.place.shard, place, reader.position());
                     }
                     segment += 1;
@@ -131,7 +136,9 @@ impl Plan {
         while reader.position() < window.to {
             match reader.next_record()? {
                 Some(Record::Segment(runs)) => {
-                    for run in runs.iter().filter(|run| run.place.shard == number) {
+                    let wanted = usize::try_from(file).ok().and_then(|file| self.files.get(file));
+                    let wanted = wanted.is_some_and(|file| file.wanted);
+                    for run in runs.iter().filter(|run| wanted && run.place.shard == number) {
                         let base = segment * u64::from(PAGES_PER_SEGMENT);
                         extents.push(Extent {
                             shard_page: u32::from(run.place.page),

@@ -11,6 +11,7 @@ mod copying;
 mod cosign;
 mod dump;
 mod hostile;
+mod increments;
 mod kyb;
 mod proxy;
 mod registry;

@@ -17,8 +17,6 @@ const USER: &str = "kyb:$2b$05$/M8myrSbtZEln8gmnYtA2eq45pWZTU920EiVurqNnmbL.QnZl
 /// A registry on a port of its own, stopped when dropped.
 pub(crate) struct Registry {
     child: Child,
-    // Keeps the pipe open: a registry that cannot write there may stop.
-    _told: BufReader<Box<dyn Read>>,
     root: TempDir,
     address: String,
 }
@@ -79,7 +77,7 @@ impl Registry {
 
     fn start(mut command: Command, root: TempDir) -> Self {
         let mut child = command.stdin(Stdio::null()).spawn().unwrap();
-        let pipe: Box<dyn Read> = match (child.stdout.take(), child.stderr.take()) {
+        let pipe: Box<dyn Read + Send> = match (child.stdout.take(), child.stderr.take()) {
             (Some(stdout), _) => Box::new(stdout),
             (None, stderr) => Box::new(stderr.unwrap()),
         };
@@ -91,7 +89,9 @@ impl Registry {
             listening(seen.get(begin..).unwrap())
         });
         let address = address.unwrap_or_else(|| panic!("it names no address: {seen}"));
-        Self { child, _told: told, root, address }
+        // A registry that cannot write there stops. Ends with the registry.
+        std::thread::spawn(move || std::io::copy(&mut told, &mut std::io::sink()));
+        Self { child, root, address }
     }
 
     /// Returns `127.0.0.1:port`.
