@@ -43,7 +43,13 @@ impl Wire {
 
     /// Asks for something and throws the body of the reply away.
     pub(super) fn ask(&mut self, method: &str, target: &str) -> anyhow::Result<Reply> {
-        self.send(method, target, "", &[])
+        // Without it docker-registry looks for a manifest of its first schema.
+        self.send(
+            method,
+            target,
+            "Accept: application/vnd.oci.image.manifest.v1+json, */*\r\n",
+            &[],
+        )
     }
 
     /// Sends a request with a body in pieces; `fields` are header lines with their ends.
