@@ -1,7 +1,7 @@
 //! Key pairs as cosign has them: the private key encrypted in PEM, the public key in SPKI PEM.
 
 use std::fmt;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -231,11 +231,18 @@ fn is_encrypted(pem: &[u8]) -> bool {
 
 fn read_file(path: &Path) -> Result<Vec<u8>, KeyError> {
     let wrong = |kind| of_file("read", path, kind);
-    let size = fs_err::metadata(path).map_err(|error| wrong(KeyErrorKind::Io(error)))?.len();
-    if size > KEY_BYTES_MAX {
-        return Err(wrong(KeyErrorKind::TooLarge));
+    // Devices and pipes tell no size: what is read is bounded, not what they claim.
+    let read = || {
+        let mut content = Vec::new();
+        fs_err::File::open(path)?.take(KEY_BYTES_MAX + 1).read_to_end(&mut content)?;
+        Ok(content)
+    };
+    let content = read().map_err(|error| wrong(KeyErrorKind::Io(error)))?;
+    if u64::try_from(content.len()).is_ok_and(|length| length <= KEY_BYTES_MAX) {
+        Ok(content)
+    } else {
+        Err(wrong(KeyErrorKind::TooLarge))
     }
-    fs_err::read(path).map_err(|error| wrong(KeyErrorKind::Io(error)))
 }
 
 fn write_file(path: &Path, mode: u32, content: &str) -> Result<(), KeyError> {

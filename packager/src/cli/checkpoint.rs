@@ -54,13 +54,24 @@ pub(super) struct Checkpoint {
     /// Do not let it hang under its source image.
     #[arg(long)]
     no_subject: bool,
-    /// Longest pause: after that the container runs on, whatever has happened.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    /// Longest pause, from 1s to 1h: after that the container runs on, whatever has happened.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = pause)]
     pause_deadline: Duration,
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
     agent: AgentSocket,
+}
+
+/// Reads how long the pause may last. The agent counts whole seconds.
+fn pause(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if (Duration::from_secs(1)..=Duration::from_hours(1)).contains(&time) => {
+            Ok(Duration::from_secs(time.as_secs() + u64::from(time.subsec_nanos() > 0)))
+        }
+        Ok(_) => Err("it must be from 1s to 1h".to_owned()),
+        Err(error) => Err(format!("it must be a time like \"60s\": {error}")),
+    }
 }
 
 /// Who signs.

@@ -25,8 +25,8 @@ impl Keygen {
         let (key, [private, public]) = keys::make(&self.prefix).await?;
         let fingerprint = key.public().fingerprint();
         let facts = json!({
-            "private": private,
-            "public": public,
+            "private": private.display().to_string(),
+            "public": public.display().to_string(),
             "fingerprint": fingerprint,
             "hint": key.public().hint(),
         });

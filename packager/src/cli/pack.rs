@@ -1,5 +1,6 @@
 //! `kyb pack`
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,6 +99,13 @@ pub(super) enum When {
 impl Pack {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let tag = tag_for(&self.reference)?;
+        for (number, volume) in self.volume.iter().enumerate() {
+            let before = self.volume.iter().take(number);
+            if before.into_iter().any(|other| other.destination == volume.destination) {
+                let text = format!("--volume names {} twice", volume.destination);
+                return Err(Failure::usage(text));
+            }
+        }
         // Whatever can be wrong with the command line is found before anything is sent.
         let key = match &self.sign_key {
             Some(path) => Some(keys::open(path).await?),
@@ -259,11 +267,13 @@ async fn platform(
 
 fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
     let Some(path) = path else { return Ok(CheckpointConfig::default()) };
-    let size = fs_err::metadata(path).map_err(Failure::failed)?.len();
-    if size > CONFIG_BYTES_MAX {
+    let mut text = Vec::new();
+    let file = fs_err::File::open(path).map_err(Failure::failed)?;
+    // Devices and pipes tell no size.
+    file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut text).map_err(Failure::failed)?;
+    if u64::try_from(text.len()).map_or(true, |length| length > CONFIG_BYTES_MAX) {
         return Err(Failure::failed(format!("{} is too large to be facts", path.display())));
     }
-    let text = fs_err::read(path).map_err(Failure::failed)?;
     serde_json::from_slice(&text).map_err(|error| {
         Failure::failed(format!("failed to read facts from {}: {error}", path.display()))
     })
@@ -271,9 +281,18 @@ fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
 
 fn volume(text: &str) -> Result<VolumeCapture, String> {
     match text.split_once('=') {
-        Some((destination, tar)) if destination.starts_with('/') && !tar.is_empty() => {
+        Some((destination, _)) if !is_plain(destination) => {
+            Err(format!("{destination:?} must be an absolute path without \"..\""))
+        }
+        Some((_, tar)) if !Path::new(tar).is_file() => Err(format!("{tar:?} is no regular file")),
+        Some((destination, tar)) => {
             Ok(VolumeCapture { destination: destination.to_owned(), tar: tar.into() })
         }
-        _ => Err("it must be /path/in/container=file.tar".to_owned()),
+        None => Err("it must be /path/in/container=file.tar".to_owned()),
     }
+}
+
+/// Whether a volume may have this destination.
+fn is_plain(destination: &str) -> bool {
+    destination.starts_with('/') && destination.split('/').all(|part| part != "..")
 }

@@ -18,7 +18,7 @@ use crate::terminal::{Terminal, bytes};
 /// it is allowed here by name.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
-    kyb restore registry.example.com/team/job:v1 --name job-2 --key team.pub")]
+    kyb restore registry.example.com/team/job:v1 --name job-2")]
 pub(super) struct Restore {
     /// What to restore.
     #[arg(value_name = "REF")]
@@ -30,7 +30,7 @@ pub(super) struct Restore {
     #[arg(long, default_value = "default")]
     namespace: String,
     /// Public keys to trust for this restore, instead of the node's policy; may be given more than
-    /// once.
+    /// once. The node's configuration must permit it (`allow_request_keys`).
     #[arg(long = "key", value_name = "FILE", conflicts_with = "insecure_no_signature")]
     keys: Vec<PathBuf>,
     /// Restore whoever made it. The node's configuration must permit that too.

@@ -55,7 +55,7 @@ impl Unpack {
         let sizes = &checkpoint.config.sizes;
         let facts = json!({
             "digest": digest,
-            "directory": self.directory,
+            "directory": self.directory.display().to_string(),
             "dumpBytes": sizes.dump_bytes,
         });
         let text = format!(

@@ -211,3 +211,21 @@ async fn change_a_shard(registry: &Registry) {
     content[5000] ^= 1;
     fs_err::write(path, content).unwrap();
 }
+
+#[tokio::test]
+async fn odd_arguments_are_refused_before_anything_is_sent() {
+    let scratch = scene().await;
+    fs_err::write(scratch.path().join("tar"), "").unwrap();
+    let lines = [
+        ("pack dump oci:out --volume /a/../x=tar", 64, "without"),
+        ("pack dump oci:out --volume /x=/dev/zero", 64, "no regular file"),
+        ("pack dump oci:out --volume /x=tar --volume /x=tar", 64, "twice"),
+        ("pack dump oci:out --facts /dev/zero", 1, "too large"),
+        ("verify oci:out --key /dev/zero", 1, "more than"),
+        ("checkpoint job localhost/a/b:v1 --pause-deadline 10ms", 64, "from 1s to 1h"),
+    ];
+    for (line, code, why) in lines {
+        run(&scratch, line).await.ended(code, why);
+        assert!(!scratch.path().join("out").exists(), "{line}");
+    }
+}
