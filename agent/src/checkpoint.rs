@@ -175,15 +175,23 @@ impl Source {
             let shared = spec.shared_memory().map(PathBuf::from);
             tokio::task::spawn_blocking(move || {
                 let freezer = Freezer::of(task.pid)?;
-                let bytes = process::memory_bytes(&freezer.processes()?)
+                let pids = freezer.processes()?;
+                let bytes = process::memory_bytes(&pids)
                     .saturating_add(capture::apparent_bytes(&upper))
                     .saturating_add(shared.map_or(0, |path| capture::apparent_bytes(&path)));
-                Ok::<_, std::io::Error>((freezer, stage::choose(&app.config, bytes)))
+                let stage = stage::choose(&app.config, bytes);
+                Ok::<_, std::io::Error>((freezer, stage, process::infected(&pids)))
             })
         };
         let measured = measured.await.map_err(std::io::Error::other).and_then(|found| found);
-        let (freezer, stage) = measured
+        let (freezer, stage, infected) = measured
             .map_err(|error| cannot(&format!("its processes cannot be looked at: {error}")))?;
+        if let Some(pid) = infected {
+            return Err(cannot(&format!(
+                "a CRIU that was killed left its code in process {pid}, and no CRIU can dump that \
+                 again; start the container anew"
+            )));
+        }
         Ok(Self { namespace, container, spec, pid: task.pid, freezer, upper, stage: stage? })
     }
 }

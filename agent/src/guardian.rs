@@ -38,8 +38,8 @@ pub(crate) struct Charge {
     pub(crate) namespace: String,
     pub(crate) container: String,
     pub(crate) pid: u32,
-    /// Where it is dumped to.
-    pub(crate) images: PathBuf,
+    /// Where its dump and CRIU's log go.
+    pub(crate) directory: PathBuf,
     pub(crate) deadline: Duration,
 }
 
@@ -177,8 +177,8 @@ fn command(charge: &Charge, log: &Path) -> io::Result<Command> {
         .arg(&charge.containerd)
         .args(["--namespace", &charge.namespace, "--container", &charge.container])
         .args(["--pid", &charge.pid.to_string()])
-        .arg("--images")
-        .arg(&charge.images)
+        .arg("--directory")
+        .arg(&charge.directory)
         .args(["--deadline-ms", &charge.deadline.as_millis().to_string()])
         .current_dir("/")
         .stdin(Stdio::piped())

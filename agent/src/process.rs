@@ -26,11 +26,12 @@ pub(crate) fn memory_available() -> io::Result<u64> {
     kibibytes(&text, "MemAvailable:").ok_or_else(|| io::Error::other("no MemAvailable in meminfo"))
 }
 
-/// Returns the CRIU that works on the process `pid` or writes to the directory `images`. Near its
-/// end, it has let go of all processes and has yet to put their freezer back as it was.
-pub(crate) fn dumper(pid: u32, images: &Path) -> Option<u32> {
+/// Returns the CRIU that works on the process `pid`, or has anything in `directory` open: its log
+/// until it ends. Near its end it traces nobody, and has yet to put the freezer back as it was and
+/// to write its last files.
+pub(crate) fn dumper(pid: u32, directory: &Path) -> Option<u32> {
     // Not a debugger, which is none of our business.
-    tracer(pid).filter(|tracer| is_criu(*tracer)).or_else(|| writer(images))
+    tracer(pid).filter(|tracer| is_criu(*tracer)).or_else(|| writer(directory))
 }
 
 /// Returns the process that traces `pid` or one of its threads.
@@ -61,6 +62,22 @@ fn is_criu(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "criu")
 }
 
+/// Returns one of the processes that a killed CRIU left its code in so that no CRIU can dump it
+/// again: it makes a process do system calls from its first executable mapping, which it has to
+/// write to, and its own, being shared memory, cannot be written to.
+pub(crate) fn infected(pids: &[u32]) -> Option<u32> {
+    let mut pids = pids.iter().copied();
+    pids.find(|pid| {
+        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| is_first(&maps))
+    })
+}
+
+/// Whether CRIU's code is the first that can be executed (`proc_pid_maps(5)`).
+fn is_first(maps: &str) -> bool {
+    let executable = |line: &&str| line.split(' ').nth(1).is_some_and(|modes| modes.contains('x'));
+    maps.lines().find(executable).is_some_and(|line| line.contains(" /memfd:CRIUMFD"))
+}
+
 /// Kills one process, if it is there.
 pub(crate) fn kill(pid: u32) -> io::Result<()> {
     let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
@@ -85,6 +102,15 @@ pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_that_a_killed_criu_left_matters_when_it_comes_first() {
+        let heap = "555591722000-555591744000 rw-p 00000000 00:00 0 [heap]\n";
+        let left = "7fb41a26a000-7fb41a26f000 r-xs 00000000 00:01 7511 /memfd:CRIUMFD (deleted)\n";
+        let own = "7fb41a3e7000-7fb41a3ef000 r-xp 00000000 00:1f 42 /workload\n";
+        assert!(is_first(&[heap, left, own].concat()));
+        assert!(!is_first(&[heap, own, left].concat()) && !is_first(&[heap, own].concat()));
+    }
 
     #[test]
     fn sizes_are_read_in_kibibytes() {

@@ -20,6 +20,13 @@ use crate::runtime::{Namespace, RuntimeError, TaskStatus};
 /// How long containerd may take to thaw a container before another way is tried.
 const RESUME_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long containerd may take to say how a container is. While a shim does not answer, it takes
+/// two seconds to say that it does not know.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
+
+/// The same when the deadline has passed. One that is well takes milliseconds.
+const LATE_LOOK_LIMIT: Duration = Duration::from_millis(500);
+
 /// How often the state is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -34,8 +41,8 @@ pub(crate) struct Paused {
     pub(crate) container: String,
     pub(crate) pid: u32,
     pub(crate) freezer: Freezer,
-    /// Where it is being dumped to.
-    pub(crate) images: PathBuf,
+    /// Where its dump and CRIU's log go.
+    pub(crate) directory: PathBuf,
     /// Whether the dump may have been cut short, so that CRIU left something behind.
     pub(crate) cut_short: bool,
 }
@@ -139,18 +146,21 @@ impl Paused {
     }
 
     async fn dumper(&self) -> Option<u32> {
-        let (pid, images) = (self.pid, self.images.clone());
-        let look = tokio::task::spawn_blocking(move || process::dumper(pid, &images));
+        let (pid, directory) = (self.pid, self.directory.clone());
+        let look = tokio::task::spawn_blocking(move || process::dumper(pid, &directory));
         look.await.unwrap_or_default()
     }
 
     /// Looks once and does the next thing. Returns what it found.
     async fn step(&self, patience: Instant) -> io::Result<Step> {
-        let Ok(task) = self.namespace.task(&self.container).await else {
-            // Nobody to ask: the kernel does as it is told.
+        let late = Instant::now() >= patience;
+        let limit = if late { LATE_LOOK_LIMIT } else { LOOK_LIMIT };
+        let look = tokio::time::timeout(limit, self.namespace.task(&self.container)).await;
+        let Ok(Ok(task)) = look else {
+            // Nobody to ask: the kernel does as it is told. A containerd that comes back believes
+            // in the pause, so the looking goes on.
             self.freezer.thaw()?;
-            let late = Instant::now() >= patience;
-            return Ok(if late { Step::Ended(Revived::Thawed) } else { Step::Pending });
+            return Ok(Step::Pending);
         };
         match task.map(|task| task.status) {
             None | Some(TaskStatus::Stopped) => Ok(Step::Ended(Revived::Gone)),
@@ -163,7 +173,7 @@ impl Paused {
             Some(TaskStatus::Paused) => self.resume().await,
             // containerd says so, too, when the shim does not answer: it does when CRIU has ended.
             Some(TaskStatus::Created | TaskStatus::Unknown) => {
-                if Instant::now() >= patience {
+                if late {
                     self.freezer.thaw()?;
                 }
                 Ok(Step::Pending)

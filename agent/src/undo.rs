@@ -78,7 +78,7 @@ async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result
             let directory = directory.clone();
             tokio::task::spawn_blocking(move || stage::remove(&directory)).await??;
         }
-        Made::Paused { pid, images } => revive(namespace, container, *pid, images).await?,
+        Made::Paused { pid, directory } => revive(namespace, container, *pid, directory).await?,
         Made::Lease(id) => namespace.end_lease(id).await?,
         Made::Image(name) => gone(namespace.delete_image(name).await)?,
         Made::Snapshot { snapshotter, key } => {
@@ -94,7 +94,7 @@ async fn revive(
     namespace: &Namespace,
     container: &str,
     pid: u32,
-    images: &Path,
+    directory: &Path,
 ) -> Result<(), AnyError> {
     // After a restart of the machine the process id is somebody else's. While a dump goes on,
     // containerd knows no process id at all.
@@ -109,7 +109,7 @@ async fn revive(
         container: container.to_owned(),
         pid,
         freezer: Freezer::of(pid)?,
-        images: images.to_owned(),
+        directory: directory.to_owned(),
         cut_short: true,
     };
     paused.revive(Instant::now() + DUMP_PATIENCE).await?;

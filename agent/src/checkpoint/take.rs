@@ -158,7 +158,7 @@ impl Taking<'_> {
             namespace: self.order.namespace.clone(),
             container: self.order.container.clone(),
             pid: self.source.pid,
-            images: self.directory.join("images"),
+            directory: self.directory.clone(),
             deadline: self.order.deadline,
         };
         let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await?;
@@ -173,8 +173,8 @@ impl Taking<'_> {
 
     async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
         self.driver.step("dump");
-        let Paused { pid, images, .. } = self.paused();
-        self.driver.will_make(Made::Paused { pid, images }).await?;
+        let Paused { pid, directory, .. } = self.paused();
+        self.driver.will_make(Made::Paused { pid, directory }).await?;
         self.source.namespace.pause(&self.order.container).await?;
         let (captured, summary) = self.capture().await?;
         if self.order.after == After::LeaveRunning {
@@ -237,7 +237,7 @@ impl Taking<'_> {
             container: self.order.container.clone(),
             pid: self.source.pid,
             freezer: self.source.freezer.clone(),
-            images: self.directory.join("images"),
+            directory: self.directory.clone(),
             cut_short: false,
         }
     }

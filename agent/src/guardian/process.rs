@@ -30,9 +30,9 @@ pub struct GuardianArgs {
     /// Its first process.
     #[arg(long)]
     pid: u32,
-    /// Where it is dumped to.
+    /// Where its dump and CRIU's log go.
     #[arg(long)]
-    images: PathBuf,
+    directory: PathBuf,
     /// How long the pause may last.
     #[arg(long)]
     deadline_ms: u64,
@@ -79,7 +79,7 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
         container: args.container.clone(),
         pid: args.pid,
         freezer: Freezer::of(args.pid)?,
-        images: args.images.clone(),
+        directory: args.directory.clone(),
         cut_short: true,
     };
     let orders = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;

@@ -77,8 +77,8 @@ pub(crate) enum Made {
     /// The source is paused.
     Paused {
         pid: u32,
-        /// Where it is dumped to.
-        images: PathBuf,
+        /// Where its dump and CRIU's log go.
+        directory: PathBuf,
     },
     /// The directory with a container's captured mounts.
     Volume(PathBuf),

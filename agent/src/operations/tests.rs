@@ -16,7 +16,7 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     let done = operations.begin(subject()).await.unwrap();
     done.finish(|record| record.state = State::Done).await.unwrap();
     let cut = operations.begin(subject()).await.unwrap();
-    let paused = Made::Paused { pid: 7, images: "/stage/images".into() };
+    let paused = Made::Paused { pid: 7, directory: "/stage/7".into() };
     cut.will_make(paused.clone()).await.unwrap();
 
     let restarted = Operations::open(directory.path()).unwrap();

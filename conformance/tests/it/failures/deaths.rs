@@ -2,23 +2,27 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
-use kybernate_conformance::process::{Process, Service};
+use kybernate_conformance::process::Process;
 use kybernate_conformance::scenario::{Agent, Scenario};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::is;
-use crate::harness::{checkpoint, said, start};
+use crate::harness::{said, start};
 
 /// The longest pause that is asked for.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// What a tick and its being seen may take on top of it, on a loaded machine.
 const SLACK: Duration = Duration::from_secs(4);
+/// How long whoever is left may take to put everything right: they wait for what may come back.
+const END_LIMIT: Duration = Duration::from_mins(1);
 /// After a moment is seen, at most this passes before someone dies.
 const JITTER_MICROS: u64 = 4000;
 /// The workload's memory: long enough to dump that moments can be told apart.
@@ -31,6 +35,22 @@ enum Victim {
     AgentForGood,
     /// The agent, and it is started again at once.
     Agent,
+    /// CRIU.
+    Criu,
+    /// CRIU hangs, and the agent dies for good.
+    HungCriu,
+    /// containerd, and it is started again when the source runs.
+    ContainerdForGood,
+    /// containerd, and it is started again at once.
+    Containerd,
+    /// containerd hangs until the source runs.
+    HungContainerd,
+}
+
+impl Victim {
+    const fn is_criu(self) -> bool {
+        matches!(self, Self::Criu | Self::HungCriu)
+    }
 }
 
 /// A moment in the life of a checkpoint: what it is called, and how it shows.
@@ -99,7 +119,7 @@ impl Dump {
     }
 }
 
-/// Waits for a moment as closely as this machine can, and a random instant longer.
+/// Waits for a moment as closely as this machine can.
 fn catch(what: impl Fn() -> bool) -> bool {
     let end = Instant::now() + DEADLINE;
     while !what() {
@@ -108,33 +128,43 @@ fn catch(what: impl Fn() -> bool) -> bool {
         }
         std::thread::yield_now();
     }
+    true
+}
+
+/// Lets a random instant pass.
+fn dither() {
     let random = RandomState::new().hash_one(0);
     let end = Instant::now() + Duration::from_micros(random % JITTER_MICROS);
     while Instant::now() < end {
         std::hint::spin_loop();
     }
-    true
 }
 
-/// Returns the processes in a node whose command line `fits`.
-fn processes(node: &Node, fits: impl Fn(&str) -> bool) -> Vec<Process> {
+/// Returns the processes in a node that `fit`.
+fn processes(node: &Node, fit: impl Fn(u32) -> bool) -> Vec<Process> {
     let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = space(node.init().pid);
-    let pids = fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| space(*pid) == own)
-        .filter(|pid| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            fits(&String::from_utf8_lossy(&line).replace('\0', " "))
-        })
-        .filter_map(Process::find)
-        .collect()
+    let pids = fs::read_dir("/proc").unwrap();
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| fit(*pid) && space(*pid) == own).filter_map(Process::find).collect()
 }
 
-fn is_criu(line: &str) -> bool {
-    let program = line.split(' ').next().unwrap_or_default();
-    Path::new(program).file_name().is_some_and(|name| name == "criu")
+/// Returns the processes of a program in a node. CRIU changes its command line, not this name.
+fn running(node: &Node, name: &str) -> Vec<Process> {
+    let comm = |pid| fs::read_to_string(format!("/proc/{pid}/comm"));
+    processes(node, |pid| comm(pid).is_ok_and(|comm| comm.trim() == name))
+}
+
+/// Whether a process is a guardian.
+fn guards(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("\0guardian\0")
+}
+
+fn signal(processes: &[Process], signal: Signal) {
+    for process in processes {
+        process.signal(signal);
+    }
 }
 
 /// One node with a container that is to outlive everybody.
@@ -159,44 +189,112 @@ impl<'a> Place<'a> {
         let deadline = format!("{}s", DEADLINE.as_secs());
         let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
         let mut kyb = self.node.command(&[&words[..], &["--pause-deadline", &deadline]].concat());
-        let kyb = Service::start(kyb.stderr(std::process::Stdio::null())).unwrap();
-        assert!(catch(|| reached(&self.dump)), "{what}: it did not come to that");
+        let words = fs::File::create(self.words()).unwrap().into_parts().0;
+        let mut kyb = kyb.stdout(Stdio::null()).stderr(words).spawn().unwrap();
+        let mut program = Vec::new();
+        if victim.is_criu() {
+            // Not one of those that only say their version.
+            let begun = catch(|| MOMENTS[2].1(&self.dump));
+            assert!(begun, "{what}: CRIU does not begin\n{}", self.told());
+            program = running(self.node, "criu");
+            assert!(!program.is_empty(), "{what}: there is no CRIU");
+        } else if !matches!(victim, Victim::Agent | Victim::AgentForGood) {
+            program = running(self.node, "containerd");
+        }
+        let caught = catch(|| reached(&self.dump));
+        assert!(caught, "{what}: it did not come to that\n{}", self.told());
+        if victim != Victim::HungCriu {
+            dither();
+        }
         let before = self.dump.counter();
         let began = Instant::now();
-        self.agent.take().unwrap().kill();
-        if victim == Victim::Agent {
-            self.start_agent();
-        }
-        self.runs_on(before, &what);
+        let mut dumped = self.dump.says("Dumping finished");
+        self.dies(victim, &program);
+        dumped |= victim == Victim::Criu && self.dump.says("Dumping finished");
+        self.ticks(before, &what);
         println!("{what}: ran on after {:?}", began.elapsed());
-        drop(kyb);
-        if victim == Victim::AgentForGood {
-            self.start_agent();
-        }
-        assert_eq!(self.dump.directory(), None, "{what}: a dump is left");
+        self.comes_back(victim, &program);
+        let mut status = None;
+        wait_until(END_LIMIT, || {
+            status = kyb.try_wait().unwrap();
+            status.is_some()
+        });
+        let status = status.unwrap_or_else(|| panic!("{what}: kyb waits\n{}", self.told()));
+        assert!(dumped || !status.success(), "{what}: a dump that did not end is a success");
+        self.runs_on(&what);
+        assert_eq!(self.dump.directory(), None, "{what}: a dump is left\n{}", self.told());
         let reference = self.scenario.reference(&format!("deaths/{}:next", self.node.name()));
-        checkpoint(self.scenario, self.node, "job", &reference);
-        self.runs_on(self.dump.counter(), &what);
+        let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let next = self.scenario.kyb(self.node, &words).unwrap();
+        self.ticks(self.dump.counter(), &what);
+        self.runs_on(&what);
+        if victim.is_criu() && said(&next).contains("left its code") {
+            println!("{what}: CRIU left its code");
+            self.scenario.remove(self.node, "job").unwrap();
+            self.scenario.run_workload(self.node, "job", MIB, &[]).unwrap();
+        } else {
+            assert!(next.status.success(), "{what}: the next one fails: {}", said(&next));
+        }
+    }
+
+    fn dies(&mut self, victim: Victim, program: &[Process]) {
+        match victim {
+            Victim::AgentForGood => self.agent.take().unwrap().kill(),
+            Victim::Agent => {
+                self.agent.take().unwrap().kill();
+                self.start_agent();
+            }
+            Victim::Criu | Victim::ContainerdForGood => signal(program, Signal::KILL),
+            Victim::HungCriu => {
+                signal(program, Signal::STOP);
+                self.agent.take().unwrap().kill();
+            }
+            Victim::Containerd => {
+                signal(program, Signal::KILL);
+                self.start_containerd();
+            }
+            Victim::HungContainerd => signal(program, Signal::STOP),
+        }
+    }
+
+    /// Whoever died for good comes back in the end.
+    fn comes_back(&mut self, victim: Victim, program: &[Process]) {
+        match victim {
+            Victim::AgentForGood | Victim::HungCriu => self.start_agent(),
+            Victim::ContainerdForGood => self.start_containerd(),
+            Victim::HungContainerd => signal(program, Signal::CONT),
+            Victim::Agent | Victim::Criu | Victim::Containerd => {}
+        }
+    }
+
+    fn start_containerd(&self) {
+        let script = "containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &";
+        self.node.run(&["sh", "-c", script]).unwrap();
+        let answers = || self.node.run(&["ctr", "--connect-timeout", "1s", "version"]).is_ok();
+        assert!(wait_until(END_LIMIT, answers), "containerd does not start again");
     }
 
     fn start_agent(&mut self) {
         self.agent = Some(self.scenario.start_agent(self.node, "").unwrap());
     }
 
-    /// Waits until everybody who brings the container back has done so, and looks for traces.
-    fn runs_on(&self, before: Option<u64>, what: &str) {
+    /// Waits until the source runs, which it must within its deadline.
+    fn ticks(&self, before: Option<u64>, what: &str) {
         let next = before.map(|counter| counter + 2);
         let ticks = wait_until(DEADLINE + SLACK, || self.dump.counter() >= next);
-        let told = || self.told(what);
-        assert!(ticks, "{what}: it does not run\n{}", told());
-        let guards = |line: &str| line.contains(" guardian ");
-        let gone = wait_until(DEADLINE + SLACK, || processes(self.node, guards).is_empty());
-        assert!(gone, "{what}: its guardian does not end\n{}", told());
+        assert!(ticks, "{what}: it does not run\n{}", self.told());
+    }
+
+    /// Waits until everybody who brings the source back has done so, and looks for traces.
+    fn runs_on(&self, what: &str) {
+        let gone = wait_until(END_LIMIT, || processes(self.node, guards).is_empty());
+        assert!(gone, "{what}: its guardian does not end\n{}", self.told());
         // Whoever would have frozen it again has ended by now.
-        assert_eq!(processes(self.node, is_criu), [], "{what}: a CRIU is left\n{}", told());
-        assert!(!self.dump.froze(), "{what}: it is frozen\n{}", told());
-        assert!(is(self.node, "job", "RUNNING"), "{what}: containerd disagrees\n{}", told());
-        assert_eq!(self.locks(), "", "{what}: its network is locked\n{}", told());
+        assert_eq!(running(self.node, "criu"), [], "{what}: a CRIU is left\n{}", self.told());
+        assert!(!self.dump.froze(), "{what}: it is frozen\n{}", self.told());
+        let agrees = is(self.node, "job", "RUNNING");
+        assert!(agrees, "{what}: containerd disagrees\n{}", self.told());
+        assert_eq!(self.locks(), "", "{what}: its network is locked\n{}", self.told());
     }
 
     /// Returns CRIU's rules in the container's network.
@@ -206,10 +304,20 @@ impl<'a> Place<'a> {
         said(&self.node.output(&["sh", "-c", script]).unwrap())
     }
 
-    fn told(&self, what: &str) -> String {
+    /// Where kyb's words go.
+    fn words(&self) -> PathBuf {
+        self.scenario.testbed.private().join(format!("kyb-{}.log", self.node.name()))
+    }
+
+    fn told(&self) -> String {
         let script = "tail -n 20 /var/lib/kybernate/guardian.log; ctr task ls; \
             find /run/kybernate/stage -name dump.log -exec tail -n 5 {} +";
-        format!("{what}:\n{}", said(&self.node.output(&["sh", "-c", script]).unwrap()))
+        let node = said(&self.node.output(&["sh", "-c", script]).unwrap());
+        let log = format!("agent-{}.log", self.node.name());
+        let log = fs::read_to_string(self.scenario.testbed.private().join(log)).unwrap();
+        let lines: Vec<_> = log.lines().collect();
+        let kyb = fs::read_to_string(self.words()).unwrap();
+        format!("{node}\n{kyb}\n{}", lines[lines.len().saturating_sub(30)..].join("\n"))
     }
 }
 
@@ -236,6 +344,37 @@ fn the_source_runs_on_whenever_the_agent_dies() {
             for victim in [Victim::AgentForGood, Victim::Agent] {
                 place.round(victim, moment);
             }
+        }
+    });
+}
+
+#[test]
+fn the_source_runs_on_whenever_criu_is_killed() {
+    on_both(start(), |place| {
+        place.round(Victim::HungCriu, MOMENTS[2]);
+        for moment in &MOMENTS[2..10] {
+            place.round(Victim::Criu, *moment);
+        }
+        // The other way to lock a network; told to, CRIU 4.1 ends at once.
+        if place.node.name() == "b" {
+            fs::create_dir_all(place.node.path("/etc/criu")).unwrap();
+            fs::write(place.node.path("/etc/criu/runc.conf"), "network-lock nftables\n").unwrap();
+            for moment in &MOMENTS[6..8] {
+                place.round(Victim::Criu, *moment);
+            }
+        }
+    });
+}
+
+#[test]
+fn the_source_runs_on_whenever_containerd_dies() {
+    on_both(start(), |place| {
+        place.round(Victim::HungContainerd, MOMENTS[4]);
+        for moment in &MOMENTS[6..8] {
+            place.round(Victim::ContainerdForGood, *moment);
+        }
+        for moment in MOMENTS {
+            place.round(Victim::Containerd, moment);
         }
     });
 }
