@@ -1,7 +1,7 @@
 //! Every endpoint, on one screen.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,19 +12,26 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use kybernate_spec::{Digest, RepositoryName};
 use tower_http::catch_panic::CatchPanicLayer;
+use tracing::Instrument as _;
 
 use crate::access::Caller;
 use crate::app::AppState;
 use crate::condition;
+use crate::config::Config;
 use crate::error::ApiError;
+use crate::request_id::{REQUEST_ID, RequestId};
 use crate::route::Route;
 use crate::upload::next_frame;
 
+use self::seen::Seen;
+
 mod blob;
 mod gate;
+mod health;
 mod list;
 mod manifest;
 mod multipart;
+mod seen;
 mod upload;
 
 use self::gate::Entry;
@@ -40,11 +47,43 @@ const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-diges
 
 /// Builds the HTTP service.
 pub fn router(app: AppState) -> Router {
+    serve(Served { app, door: Door::Registry })
+}
+
+/// Builds the HTTP service of the address that has only figures and health.
+pub fn operations(app: AppState) -> Router {
+    serve(Served { app, door: Door::Operations })
+}
+
+fn serve(served: Served) -> Router {
     Router::new()
         // Repository names hold '/', so the path is split by `Route` and not by the router.
         .fallback(dispatch)
         .layer(CatchPanicLayer::custom(|_panic| internal_error()))
-        .with_state(app)
+        .with_state(served)
+}
+
+#[derive(Debug, Clone)]
+struct Served {
+    app: AppState,
+    door: Door,
+}
+
+/// Which address a request came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Registry,
+    Operations,
+}
+
+impl Door {
+    fn shows(self, route: &Route<'_>, config: &Config) -> bool {
+        match route {
+            Route::Live | Route::Ready | Route::Started => true,
+            Route::Metrics => (self == Self::Operations) == config.metrics.listen.is_some(),
+            _ => self == Self::Registry,
+        }
+    }
 }
 
 /// What a handler is given.
@@ -55,30 +94,31 @@ struct Call<'a> {
     caller: &'a Caller,
 }
 
-async fn dispatch(State(app): State<AppState>, request: Request) -> Response {
-    let started = Instant::now();
+async fn dispatch(State(served): State<Served>, request: Request) -> Response {
+    let id = RequestId::of(request.headers());
+    // Above every level that a filter may choose: the lines inside carry the id.
+    let span = tracing::error_span!("request", request.id = id.as_str());
+    respond(served, request, id).instrument(span).await
+}
+
+async fn respond(Served { app, door }: Served, request: Request, id: RequestId) -> Response {
+    let seen = Seen::begin(&app);
     let (parts, body) = request.into_parts();
-    let route = Route::of(parts.uri.path());
+    let route = Route::of(parts.uri.path()).filter(|route| door.shows(route, &app.config));
     let mut body = Some(body);
     let caller = app.access.identify();
     let call = Call { app: &app, parts: &parts, caller: &caller };
     let answer = admit(call, route.as_ref(), &mut body).await;
     let failed = answer.is_err();
-    let response = answer.unwrap_or_else(IntoResponse::into_response);
+    let response = answer.unwrap_or_else(|error| error.respond(&id));
     let mut response = condition::apply(&parts, response);
     if let Some(body) = body.filter(|_| failed && !parts.headers.contains_key(EXPECT)) {
         linger(&app, body);
     }
-    response.headers_mut().insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
-    tracing::info!(
-        http.method = %parts.method,
-        http.route = route.as_ref().map_or("none", Route::label),
-        repository = route.as_ref().and_then(Route::repository),
-        reference = route.as_ref().and_then(Route::reference),
-        http.status = response.status().as_u16(),
-        duration_ms = started.elapsed().as_millis(),
-        "answered"
-    );
+    let headers = response.headers_mut();
+    headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
+    headers.insert(REQUEST_ID, id.header());
+    seen.end(&parts, route.as_ref(), response.status());
     response
 }
 
@@ -100,8 +140,10 @@ async fn answer(
     body: &mut Option<Body>,
 ) -> Result<Response, ApiError> {
     match (route, &call.parts.method) {
-        (Route::Live, &Method::GET | &Method::HEAD) => Ok(StatusCode::OK.into_response()),
-        (Route::Ready, &Method::GET | &Method::HEAD) => Ok(readiness(call.app).into_response()),
+        (Route::Live, &Method::GET | &Method::HEAD) => Ok(health::live()),
+        (Route::Ready, &Method::GET | &Method::HEAD) => Ok(health::ready(call).await),
+        (Route::Started, &Method::GET | &Method::HEAD) => Ok(health::started()),
+        (Route::Metrics, &Method::GET | &Method::HEAD) => Ok(health::metrics(call)),
         (Route::Base, &Method::GET | &Method::HEAD) => Ok(base()),
         (Route::Catalog, &Method::GET) => list::catalog(call).await,
         (Route::Tags(name), &Method::GET) => list::tags(call, name).await,
@@ -128,7 +170,9 @@ async fn answer(
         (Route::Manifest(name, reference), &Method::DELETE) => {
             manifest::delete(call, name, reference).await
         }
-        (Route::Live | Route::Ready | Route::Base, _) => Err(ApiError::Method("GET, HEAD")),
+        (Route::Live | Route::Ready | Route::Started | Route::Metrics | Route::Base, _) => {
+            Err(ApiError::Method("GET, HEAD"))
+        }
         (Route::Catalog | Route::Tags(_) | Route::Referrers(..), _) => Err(ApiError::Method("GET")),
         (Route::Blob(..), _) => Err(ApiError::Method("GET, HEAD, DELETE")),
         (Route::Uploads(_), _) => Err(ApiError::Method("POST")),
@@ -139,10 +183,6 @@ async fn answer(
 
 fn base() -> Response {
     ([(CONTENT_TYPE, "application/json")], "{}").into_response()
-}
-
-fn readiness(app: &AppState) -> StatusCode {
-    if app.tasks.is_ending() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
 fn internal_error() -> Response {

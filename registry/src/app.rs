@@ -4,9 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
+use tracing::Span;
 
 use crate::access::Access;
 use crate::config::Config;
+use crate::metrics::Metrics;
 use crate::store::{Store, StoreError, glance};
 use crate::tasks::Tasks;
 use crate::upload::Uploads;
@@ -24,6 +26,8 @@ pub struct App {
     pub config: Config,
     /// Who may do what.
     pub access: Access,
+    /// What is counted.
+    pub metrics: Metrics,
     /// Content.
     pub store: Arc<Store>,
     /// Unfinished uploads.
@@ -44,6 +48,7 @@ impl App {
         Arc::new(Self {
             config,
             access,
+            metrics: Metrics::new(store.metrics()),
             uploads: Uploads::new(Arc::clone(&store)),
             store,
             tasks,
@@ -71,6 +76,9 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&Arc<Store>) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     let store = Arc::clone(store);
-    let outcome = tokio::task::spawn_blocking(move || work(&store)).await;
+    // What it logs belongs to the request.
+    let span = Span::current();
+    let work = move || span.in_scope(|| work(&store));
+    let outcome = tokio::task::spawn_blocking(work).await;
     outcome.unwrap_or_else(|error| Err(StoreError::during("work")(io::Error::other(error))))
 }

@@ -29,17 +29,19 @@ use serde::{Deserialize, Serialize};
 pub use self::access::AccessSettings;
 pub use self::connections::Connections;
 pub use self::gc::Gc;
-pub use self::log::{Log, LogFormat};
+pub use self::log::{AccessLog, Log, LogFormat};
+pub use self::metrics::MetricsPage;
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
 pub use self::scrub::Scrub;
 pub use self::setting::Settings;
-pub use self::value::{Address, Period, Size};
+pub use self::value::{Address, AddressError, Period, Size};
 
 mod access;
 mod connections;
 mod document;
 mod gc;
 mod log;
+mod metrics;
 mod mistake;
 mod scrub;
 mod setting;
@@ -67,6 +69,8 @@ pub struct Config {
     pub gc: Gc,
     /// Scrubbing.
     pub scrub: Scrub,
+    /// Where figures for Prometheus are.
+    pub metrics: MetricsPage,
 }
 
 impl Default for Config {
@@ -79,6 +83,7 @@ impl Default for Config {
             access: AccessSettings::default(),
             gc: Gc::default(),
             scrub: Scrub::default(),
+            metrics: MetricsPage::default(),
         }
     }
 }
@@ -118,6 +123,7 @@ impl Config {
         self.access.check(&mut mistakes.within("access"));
         self.gc.check(&mut mistakes.within("gc"));
         self.scrub.check(&mut mistakes.within("scrub"));
+        self.metrics.check(&self.listen, &mut mistakes.within("metrics"));
     }
 
     /// Returns the JSON schema of the configuration.

@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use kybernate_spec::{Digest, DigestError, MANIFEST_BYTES_MAX, NameError, TagError, chain};
 
 use crate::manifest::ManifestError;
+use crate::request_id::RequestId;
 use crate::store::{ReadError, StoreError, StoreErrorKind};
 use crate::upload::UploadError;
 
@@ -301,13 +302,16 @@ fn list(digests: &[Digest]) -> String {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
+impl ApiError {
+    /// Answers with what the client may know, and logs what it may not.
+    pub(crate) fn respond(self, request: &RequestId) -> Response {
         let (status, code, message) = self.reply();
         if status.is_server_error() {
             tracing::error!(error = %chain(&self), "request failed");
         }
-        let body = serde_json::json!({ "errors": [{ "code": code, "message": message }] });
+        let body = serde_json::json!({ "errors": [{
+            "code": code, "message": message, "detail": { "requestId": request.as_str() },
+        }] });
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         let location = self.location().map(|location| (LOCATION, location.to_owned()));

@@ -133,6 +133,12 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
             Err(StartError::Mistakes(wrong)) => return Ok(wrong_usage(&wrong)),
             started => started.context("failed to serve")?,
         };
+        if let Some(address) = &config.metrics.listen {
+            let listening = TcpListener::bind(address.as_str()).await;
+            server.serve_operations(
+                listening.with_context(|| format!("failed to listen on {address} for metrics"))?,
+            );
+        }
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         writeln!(std::io::stdout(), "listening on {}", server.address())?;

@@ -12,6 +12,10 @@ pub enum Route<'a> {
     Live,
     /// `/readyz`: the process serves.
     Ready,
+    /// `/startupz`: the process has started to serve.
+    Started,
+    /// `/metrics`: figures for Prometheus.
+    Metrics,
     /// `/v2/`: the API is spoken here.
     Base,
     /// `/v2/_catalog`: repositories.
@@ -31,11 +35,30 @@ pub enum Route<'a> {
 }
 
 impl<'a> Route<'a> {
+    /// Every name that [`Self::label`] returns, and the name of what is no endpoint.
+    pub const LABELS: [&'static str; 13] = [
+        "livez",
+        "readyz",
+        "startupz",
+        "metrics",
+        "base",
+        "catalog",
+        "tags",
+        "blob",
+        "uploads",
+        "upload",
+        "manifest",
+        "referrers",
+        "none",
+    ];
+
     /// Reads a path. Returns nothing when it is no endpoint of this registry.
     pub fn of(path: &'a str) -> Option<Self> {
         match path {
             "/livez" => return Some(Self::Live),
             "/readyz" => return Some(Self::Ready),
+            "/startupz" => return Some(Self::Started),
+            "/metrics" => return Some(Self::Metrics),
             "/v2" | "/v2/" => return Some(Self::Base),
             "/v2/_catalog" => return Some(Self::Catalog),
             _ => {}
@@ -65,6 +88,8 @@ impl<'a> Route<'a> {
         match self {
             Self::Live => "livez",
             Self::Ready => "readyz",
+            Self::Started => "startupz",
+            Self::Metrics => "metrics",
             Self::Base => "base",
             Self::Catalog => "catalog",
             Self::Tags(_) => "tags",
@@ -79,7 +104,12 @@ impl<'a> Route<'a> {
     /// Returns the repository's name as it was asked for.
     pub fn repository(&self) -> Option<&str> {
         match self {
-            Self::Live | Self::Ready | Self::Base | Self::Catalog => None,
+            Self::Live
+            | Self::Ready
+            | Self::Started
+            | Self::Metrics
+            | Self::Base
+            | Self::Catalog => None,
             Self::Tags(name)
             | Self::Uploads(name)
             | Self::Blob(name, _)
@@ -99,6 +129,8 @@ impl<'a> Route<'a> {
             Self::Upload(..)
             | Self::Live
             | Self::Ready
+            | Self::Started
+            | Self::Metrics
             | Self::Base
             | Self::Catalog
             | Self::Tags(_)

@@ -5,19 +5,20 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use axum::Router;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kybernate_spec::chain;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use self::crowd::{Business, Crowd};
 use self::patience::Patience;
 use crate::access::{Access, AccessError, AccessFiles};
 use crate::admin;
-use crate::api::router;
+use crate::api::{operations, router};
 use crate::app::{App, AppState};
 use crate::config::{Config, Mistake};
 use crate::index;
@@ -35,6 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
+    app: Weak<App>,
     tasks: Tasks,
     store: Weak<Store>,
 }
@@ -63,11 +65,18 @@ impl Server {
         let app = App::new(config.clone(), access, store, tasks.clone());
         let store = Arc::clone(&app.store);
         tasks.spawn(|cancel| index::keep(store, cancel));
-        let observed = Arc::downgrade(&app.store);
+        let (store, weak) = (Arc::downgrade(&app.store), Arc::downgrade(&app));
         janitor::start(&app);
         admin::start(&app);
-        tasks.spawn(|cancel| accept(app, listener, cancel));
-        Ok(Self { address, tasks, store: observed })
+        tasks.spawn(|cancel| accept(app, router, listener, cancel));
+        Ok(Self { address, app: weak, tasks, store })
+    }
+
+    /// Serves figures and health on an address of their own, which has its own connections.
+    pub fn serve_operations(&self, listener: TcpListener) {
+        if let Some(app) = self.app.upgrade() {
+            self.tasks.spawn(|cancel| accept(app, operations, listener, cancel));
+        }
     }
 
     /// Returns where it listens.
@@ -86,7 +95,15 @@ impl Server {
     }
 }
 
-async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken) {
+/// Makes the service of a connection.
+type MakeService = fn(AppState) -> Router;
+
+async fn accept(
+    app: AppState,
+    make: MakeService,
+    listener: TcpListener,
+    cancel: CancellationToken,
+) {
     let crowd = Arc::new(Crowd::new(app.config.connections.max));
     loop {
         let accepted = async {
@@ -106,7 +123,10 @@ async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken)
                 let (tasks, crowd) = (app.tasks.clone(), Arc::clone(&crowd));
                 tasks.spawn(|cancel| async move {
                     let _place = place;
-                    converse(app, stream, &crowd, cancel).await;
+                    let limits = app.config.connections.clone();
+                    let metrics = &app.metrics.connections;
+                    let stream = Patience::new(stream, limits.unread.0, metrics);
+                    converse(make(app), limits.idle.0, stream, (&crowd, cancel)).await;
                 });
             }
             Err(error) => {
@@ -117,9 +137,13 @@ async fn accept(app: AppState, listener: TcpListener, cancel: CancellationToken)
     }
 }
 
-async fn converse(app: AppState, stream: TcpStream, crowd: &Crowd, cancel: CancellationToken) {
-    let limits = app.config.connections.clone();
-    let (service, business) = (TowerToHyperService::new(router(app)), Business::default());
+async fn converse(
+    service: Router,
+    idle_max: Duration,
+    stream: Patience,
+    (crowd, cancel): (&Crowd, CancellationToken),
+) {
+    let (service, business) = (TowerToHyperService::new(service), Business::default());
     let counted = business.clone();
     let service = service_fn(move |request| {
         let (busy, answer) = (counted.begin(), service.call(request));
@@ -127,8 +151,8 @@ async fn converse(app: AppState, stream: TcpStream, crowd: &Crowd, cancel: Cance
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.idle.0)
-        .serve_connection(TokioIo::new(Patience::new(stream, limits.unread.0)), service);
+        .header_read_timeout(idle_max)
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let mut draining = false;
     let ended = loop {

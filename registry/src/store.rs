@@ -21,6 +21,7 @@ use self::indexed::Seal;
 use self::layout::Layout;
 use self::record::Record;
 use crate::index::Index;
+use crate::metrics::StoreMetrics;
 
 mod blob;
 mod buffer;
@@ -77,6 +78,7 @@ pub struct Store {
     layout: Layout,
     directories: Directories,
     pool: Arc<BufferPool>,
+    metrics: StoreMetrics,
     temporary: AtomicU64,
     /// Held while content is put in place or moved away, so that healing never meets moving.
     shelves: [Mutex<()>; STRIPES],
@@ -138,10 +140,12 @@ impl StoreError {
 
 impl Store {
     fn new(layout: Layout, lock: fs::File, house: House, seal: Option<Seal>) -> Self {
+        let metrics = StoreMetrics::default();
         Self {
             layout,
-            directories: Directories::default(),
+            directories: Directories::new(metrics.sync.clone()),
             pool: Arc::default(),
+            metrics,
             temporary: AtomicU64::new(0),
             shelves: std::array::from_fn(|_| Mutex::new(())),
             repositories: std::array::from_fn(|_| RwLock::new(())),
@@ -162,6 +166,17 @@ impl Store {
     /// Returns the directory that every start empties.
     pub(crate) fn temporary(&self) -> PathBuf {
         self.layout.temporary()
+    }
+
+    /// Returns what is counted here.
+    pub fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
+    }
+
+    /// Looks whether the directory can be reached: it may be on a device that has gone. Blocks.
+    pub(crate) fn probe(&self) -> Result<(), StoreError> {
+        let looked = fs::metadata(self.layout.root().join(open::VERSION_FILE));
+        looked.map(drop).map_err(StoreError::during("reach the store"))
     }
 
     /// Returns an empty buffer; [`CHUNK_BYTES`] of capacity come from a pool.

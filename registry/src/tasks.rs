@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 /// Starts tasks and, at the end, waits for them.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +28,7 @@ impl Tasks {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        self.tracker.spawn(work)
+        self.tracker.spawn(work.in_current_span())
     }
 
     /// Whether the end has begun.

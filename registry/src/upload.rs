@@ -121,6 +121,11 @@ impl Uploads {
         Self { store, sessions: Mutex::default() }
     }
 
+    /// Returns how many uploads are begun and not ended, of those touched since the start.
+    pub fn open_count(&self) -> usize {
+        self.lock().len()
+    }
+
     /// Begins an upload.
     pub async fn open(
         &self,

@@ -12,6 +12,7 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, StatusCode};
 use kybernate_spec::{Digest, chain};
 use tokio::sync::OwnedSemaphorePermit;
+use tracing::{Instrument as _, Span};
 
 use super::{CONTENT_DIGEST, Call, digest, multipart, repository};
 use crate::error::ApiError;
@@ -67,25 +68,35 @@ async fn open(call: Call<'_>, name: &str, text: &str) -> Result<OpenBlob, ApiErr
 /// Streams what has been read and what follows. An error cuts the connection.
 fn rest(
     first: Option<(Bytes, BlobReader)>,
-    place: Option<OwnedSemaphorePermit>,
+    place: Place,
 ) -> impl Stream<Item = Result<Bytes, ReadError>> {
-    enum At {
-        First(Option<(Bytes, BlobReader)>),
-        Next(BlobReader),
-    }
-    stream::try_unfold((At::First(first), place), async |(at, place)| {
-        let next = match at {
-            At::First(first) => Ok(first),
-            At::Next(reader) => reader.next().await,
-        };
-        match next {
-            Ok(next) => Ok(next.map(|(bytes, reader)| (bytes, (At::Next(reader), place)))),
-            Err(error) => {
-                tracing::error!(error = %chain(&error), "a pull is cut");
-                Err(error)
-            }
-        }
+    // hyper asks for the body outside of the request's span.
+    let span = Span::current();
+    stream::try_unfold((At::First(first), place), move |(at, place)| {
+        next_part(at, place).instrument(span.clone())
     })
+}
+
+/// How far a body is.
+enum At {
+    First(Option<(Bytes, BlobReader)>),
+    Next(BlobReader),
+}
+
+type Place = Option<OwnedSemaphorePermit>;
+
+async fn next_part(at: At, place: Place) -> Result<Option<(Bytes, (At, Place))>, ReadError> {
+    let next = match at {
+        At::First(first) => Ok(first),
+        At::Next(reader) => reader.next().await,
+    };
+    match next {
+        Ok(next) => Ok(next.map(|(bytes, reader)| (bytes, (At::Next(reader), place)))),
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "a pull is cut");
+            Err(error)
+        }
+    }
 }
 
 pub(super) fn describe(headers: &mut HeaderMap, digest: &Digest, length: u64) {

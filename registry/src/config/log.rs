@@ -14,6 +14,20 @@ pub struct Log {
     pub format: LogFormat,
     /// What is logged: a level, or `target=level` rules joined by commas.
     pub filter: String,
+    /// Which requests get a line: `all`, only those that failed (`errors`), or `none`.
+    pub access: AccessLog,
+}
+
+/// Which requests get a line in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AccessLog {
+    /// Every request.
+    All,
+    /// Those answered with 400 or above.
+    Errors,
+    /// None.
+    None,
 }
 
 /// How log lines look.
@@ -28,7 +42,7 @@ pub enum LogFormat {
 
 impl Default for Log {
     fn default() -> Self {
-        Self { format: LogFormat::Text, filter: "info".to_owned() }
+        Self { format: LogFormat::Text, filter: "info".to_owned(), access: AccessLog::All }
     }
 }
 

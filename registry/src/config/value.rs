@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -24,6 +25,11 @@ pub struct Size(pub u64);
 /// A host and a port, written `"127.0.0.1:5000"`, `"[::]:5000"` or `"registry.local:5000"`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address(String);
+
+/// Something is no address.
+#[derive(Debug, thiserror::Error)]
+#[error("not an address such as \"127.0.0.1:5000\"")]
+pub struct AddressError;
 
 impl Period {
     /// Notes a mistake under `key` when the time is not in `range`.
@@ -67,9 +73,22 @@ impl Address {
         }
     }
 
+    /// Returns the port.
+    pub fn port(&self) -> Option<u16> {
+        self.0.rsplit_once(':')?.1.parse().ok()
+    }
+
     /// Returns the address as `host:port`.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        Self::parse(text).ok_or(AddressError)
     }
 }
 

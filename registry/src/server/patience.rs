@@ -9,6 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use crate::metrics::ConnectionMetrics;
+
 /// Wraps a stream whose writes may wait only so long.
 #[derive(Debug)]
 pub(super) struct Patience {
@@ -16,20 +18,29 @@ pub(super) struct Patience {
     /// How long a client may leave a reply unread.
     unread_max: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
+    metrics: ConnectionMetrics,
 }
 
 impl Patience {
-    pub(super) fn new(stream: TcpStream, unread_max: Duration) -> Self {
-        Self { stream, unread_max, waiting: None }
+    pub(super) fn new(
+        stream: TcpStream,
+        unread_max: Duration,
+        metrics: &ConnectionMetrics,
+    ) -> Self {
+        metrics.open.inc();
+        Self { stream, unread_max, waiting: None, metrics: metrics.clone() }
     }
 
     /// Turns a write that has waited too long into an error.
-    fn limit<T>(
+    fn limit(
         &mut self,
         context: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if written.is_ready() {
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(written) = written {
+            let bytes = written.as_ref().map_or(0, |bytes| *bytes);
+            self.metrics.sent.inc_by(u64::try_from(bytes).unwrap_or(0));
+            let written = Poll::Ready(written);
             self.waiting = None;
             return written;
         }
@@ -40,13 +51,23 @@ impl Patience {
     }
 }
 
+impl Drop for Patience {
+    fn drop(&mut self) {
+        self.metrics.open.dec();
+    }
+}
+
 impl AsyncRead for Patience {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let bytes = buffer.filled().len().saturating_sub(before);
+        self.metrics.received.inc_by(u64::try_from(bytes).unwrap_or(0));
+        read
     }
 }
 

@@ -153,6 +153,7 @@ impl Store {
             }
             let aside = format!("{}-{}", file_name(digest), read.ino());
             fs::rename(&path, self.layout.corrupt().join(aside))?;
+            self.metrics.corrupt.inc();
             self.directories.sync(&self.layout.shelf(digest))
         };
         if let Err(error) = moving() {

@@ -36,7 +36,8 @@ impl Store {
     /// A blob that is there already is replaced by the same bytes, freshly proven: this is what
     /// heals content that rotted on disk.
     pub(crate) fn commit(&self, commit: &Commit) -> Result<(), StoreError> {
-        self.put_upload(commit).map_err(StoreError::during("store a blob"))
+        let stored = self.metrics.commit.time(|| self.put_upload(commit));
+        stored.map_err(StoreError::during("store a blob"))
     }
 
     fn put_upload(&self, commit: &Commit) -> io::Result<()> {

@@ -7,6 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fs_err as fs;
 
+use crate::metrics::Latency;
+
 /// Directories remembered as durable, ~100 bytes each. Forgetting one costs a sync.
 const KNOWN_MAX: usize = 1 << 16;
 
@@ -15,6 +17,7 @@ const KNOWN_MAX: usize = 1 << 16;
 pub(crate) struct Directories {
     known: Mutex<HashSet<PathBuf>>,
     syncing: Mutex<HashMap<PathBuf, Arc<Group>>>,
+    waits: Latency,
 }
 
 /// Those who wait for one directory.
@@ -32,6 +35,11 @@ struct Turn {
 }
 
 impl Directories {
+    /// Counts in `waits` how long those who call [`Self::sync`] wait.
+    pub(crate) fn new(waits: Latency) -> Self {
+        Self { waits, ..Self::default() }
+    }
+
     /// Makes `dir` and what is missing above it, and returns once all of them are durable.
     ///
     /// A directory that exists already may have been made by a process that was killed before it
@@ -80,7 +88,7 @@ impl Directories {
     /// Returns once every entry made or removed in `dir` before the call is durable.
     pub(crate) fn sync(&self, dir: &Path) -> io::Result<()> {
         let group = Arc::clone(lock(&self.syncing).entry(dir.to_owned()).or_default());
-        let result = group.sync(dir);
+        let result = self.waits.time(|| group.sync(dir));
         let mut syncing = lock(&self.syncing);
         // Two handles: ours and the map's. Nobody else can come while the map is locked.
         if Arc::strong_count(&group) == 2 {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kybernate_spec::{Digest, Hasher};
 use rustix::io::{Errno, pread};
+use tracing::Span;
 
 use super::checksum::{CHUNK_BYTES, CHUNK_LENGTH, sum};
 use super::glance::{glance, read_exact_at};
@@ -147,7 +148,9 @@ impl BlobReader {
 
     async fn condemn(self, why: &'static str) -> ReadError {
         let digest = self.blob.digest.clone();
+        let span = Span::current();
         let moving = tokio::task::spawn_blocking(move || {
+            let _request = span.enter();
             self.store.quarantine(&self.blob.digest, &self.blob.file, why);
         });
         match moving.await {

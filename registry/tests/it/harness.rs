@@ -67,6 +67,14 @@ impl TestRegistry {
         Self { remote, server, root }
     }
 
+    /// Serves figures and health on an address of their own, and returns its URL.
+    pub(crate) async fn serve_operations(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        self.server.serve_operations(listener);
+        url
+    }
+
     /// Stops, leaving the directory.
     pub(crate) async fn stop(self) -> TempDir {
         drop(self.remote);

@@ -13,6 +13,7 @@ mod index;
 mod list;
 mod manifest;
 mod model;
+mod operations;
 mod process;
 mod pull;
 mod push;

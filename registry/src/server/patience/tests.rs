@@ -11,7 +11,7 @@ async fn a_client_that_reads_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let mut patience = Patience::new(stream, UNREAD_MAX);
+    let mut patience = Patience::new(stream, UNREAD_MAX, &ConnectionMetrics::default());
     let began = Instant::now();
 
     let error = loop {

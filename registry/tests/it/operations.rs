@@ -1,0 +1,213 @@
+//! What those who run a registry look at: health, figures, request ids, the end.
+
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use http::Method;
+use kybernate_registry::config::Config;
+use kybernate_spec::Digest;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::harness::{Remote, TestRegistry, noise, wait_until};
+use crate::process::{Process, command};
+
+const MIB: usize = 1 << 20;
+
+/// Returns the value of a series on a metrics page.
+fn figure(page: &str, series: &str) -> u64 {
+    let lines = page.lines().filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    lines.map(|value| value.parse::<u64>().unwrap()).sum()
+}
+
+async fn page(remote: &Remote) -> String {
+    let reply = remote.get("/metrics").await;
+    assert_eq!(reply.status, 200);
+    assert!(reply.header("content-type").starts_with("application/openmetrics-text"));
+    String::from_utf8(reply.body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn health_says_whether_it_lives_has_started_and_is_ready() {
+    let registry = TestRegistry::start().await;
+    for path in ["/livez", "/startupz", "/readyz"] {
+        assert_eq!(registry.get(path).await.status, 200, "{path}");
+        assert_eq!(registry.head(path).await.status, 200, "{path}");
+        registry.delete(path).await.refused(405, "UNSUPPORTED");
+    }
+    // The device goes: a restart would not mend it, but requests should not come here.
+    std::fs::rename(registry.path(""), registry.path("").with_extension("gone")).unwrap();
+    assert_eq!(registry.get("/readyz").await.status, 503);
+    assert_eq!(registry.get("/livez").await.status, 200);
+    std::fs::rename(registry.path("").with_extension("gone"), registry.path("")).unwrap();
+    assert_eq!(registry.get("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn requests_bytes_and_the_store_are_counted() {
+    let registry = TestRegistry::start().await;
+    let content = noise(2 * MIB, 1);
+    let digest = registry.push("a", &content).await;
+    let open = registry.begin("a").await;
+    registry.blob("a", &digest).await;
+    registry.get("/v2/a/manifests/none").await;
+    registry.get("/nowhere").await;
+
+    let page = page(&registry).await;
+    let requests =
+        |labels| figure(&page, &format!("kybernate_registry_http_requests_total{labels}"));
+    assert_eq!(requests(r#"{route="uploads",method="POST",status="2xx"}"#), 2);
+    assert_eq!(requests(r#"{route="upload",method="PUT",status="2xx"}"#), 1);
+    assert_eq!(requests(r#"{route="blob",method="GET",status="2xx"}"#), 1);
+    assert_eq!(requests(r#"{route="manifest",method="GET",status="4xx"}"#), 1);
+    assert_eq!(requests(r#"{route="none",method="GET",status="4xx"}"#), 1);
+    let figure = |series: &str| figure(&page, &format!("kybernate_registry_{series}"));
+    let length = u64::try_from(content.len()).unwrap();
+    for series in ["network_received_bytes_total", "network_sent_bytes_total"] {
+        let bytes = figure(series);
+        assert!((length..length + 16384).contains(&bytes), "{series} {bytes}");
+    }
+    assert_eq!(figure("uploads_open"), 1);
+    assert_eq!(figure("store_commit_duration_seconds_count"), 1);
+    assert!(figure("store_sync_duration_seconds_count") >= 2);
+    assert_eq!(figure("corrupt_blobs_total"), 0);
+    assert!(figure("connections_open") >= 1);
+    assert_eq!(figure("http_requests_in_flight"), 1);
+    let slow = r#"http_request_duration_seconds_bucket{le="+Inf",route="blob",method="GET"}"#;
+    assert_eq!(figure(slow), 1, "{page}");
+    assert!(page.contains("\nprocess_resident_memory_bytes ") && page.ends_with("# EOF\n"));
+
+    registry.delete(&open).await;
+    fs_err::write(registry.blob_path(&digest), &content[1..]).unwrap();
+    registry.blob("a", &digest).await.refused(404, "BLOB_UNKNOWN");
+    let page = self::page(&registry).await;
+    assert_eq!(self::figure(&page, "kybernate_registry_corrupt_blobs_total"), 1);
+    assert_eq!(self::figure(&page, "kybernate_registry_uploads_open"), 0);
+}
+
+#[tokio::test]
+async fn figures_may_have_an_address_of_their_own() {
+    let mut config = Config::default();
+    config.metrics.listen = Some("127.0.0.1:9".parse().unwrap());
+    let registry = TestRegistry::start_with(&config, tempfile::tempdir().unwrap()).await;
+    let own = Remote::new(registry.serve_operations().await);
+    assert_eq!(registry.get("/metrics").await.status, 404);
+    assert_eq!(registry.get("/readyz").await.status, 200);
+    page(&own).await;
+    assert_eq!(own.get("/readyz").await.status, 200);
+    own.get("/v2/").await.refused(404, "UNSUPPORTED");
+    own.get("/v2/_catalog").await.refused(404, "UNSUPPORTED");
+}
+
+#[tokio::test]
+async fn a_request_keeps_its_id_through_reply_and_log() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &["--log-format", "json"]).await;
+    let remote = process.remote.clone();
+    let ask = async |id: &str| {
+        let headers = [("x-request-id", id)];
+        remote.send(Method::GET, "/v2/a/manifests/none", &headers, "").await
+    };
+    let reply = ask("my-id.1").await;
+    assert_eq!(reply.header("x-request-id"), "my-id.1");
+    assert_eq!(reply.json()["errors"][0]["detail"]["requestId"], "my-id.1");
+    let replaced = ask("evil id\"").await.header("x-request-id").to_owned();
+    assert!(!replaced.is_empty() && !replaced.contains("evil"), "{replaced}");
+    let made = remote.get("/v2/").await.header("x-request-id").to_owned();
+    assert_ne!(made, replaced);
+    // What happens below, on other threads, is found by the id too.
+    let content = noise(2 * MIB, 1);
+    let digest = remote.push("a", &content).await;
+    let path = crate::harness::blob_path(root.path(), &digest);
+    fs_err::write(path, &content[1..]).unwrap();
+    let headers = [("x-request-id", "deep")];
+    let blob = format!("/v2/a/blobs/{digest}");
+    remote.send(Method::GET, &blob, &headers, "").await.refused(404, "BLOB_UNKNOWN");
+
+    drop(remote);
+    let log = String::from_utf8(process.terminate().await.stderr).unwrap();
+    let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let of = |id: &str| -> Vec<_> {
+        lines.clone().filter(|line| line["span"]["request.id"] == id).collect()
+    };
+    for id in ["my-id.1", &replaced, &made] {
+        let lines = of(id);
+        assert_eq!(lines.len(), 1, "{log}");
+        assert_eq!(lines[0]["message"], "answered");
+    }
+    let corrupt = |line: &serde_json::Value| line["blob.digest"] == digest.to_string();
+    assert!(of("deep").iter().any(corrupt), "{log}");
+}
+
+#[tokio::test]
+async fn lines_about_requests_may_be_left_out() {
+    for (access, lines) in [("all", 2), ("errors", 1), ("none", 0)] {
+        let root = tempfile::tempdir().unwrap();
+        let process = Process::start(root.path(), &["--log-access", access]).await;
+        process.remote.get("/v2/").await;
+        process.remote.get("/nowhere").await;
+        let log = String::from_utf8(process.terminate().await.stderr).unwrap();
+        assert_eq!(log.matches("answered").count(), lines, "{log}");
+    }
+}
+
+/// Asks for a blob and reads only the beginning of the reply.
+async fn begin_pull(process: &Process, digest: &Digest) -> TcpStream {
+    let address = process.remote.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("GET /v2/a/blobs/{digest} HTTP/1.1\r\nHost: r\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 200");
+    stream
+}
+
+#[tokio::test]
+async fn a_pull_that_has_begun_may_finish_while_the_server_ends() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &[]).await;
+    // More than the sockets hold.
+    let content = noise(32 * MIB, 3);
+    let digest = process.remote.push("a", &content).await;
+    let mut stream = begin_pull(&process, &digest).await;
+    let address = process.remote.url.strip_prefix("http://").unwrap().to_owned();
+    let finishing = async {
+        let refused = async || TcpStream::connect(&address).await.is_err();
+        wait_until("nothing new is accepted", refused).await;
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.ends_with(&content));
+    };
+    let (output, ()) = futures::future::join(process.terminate(), finishing).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("drained=true"), "{log}");
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_does_not_hold_up_the_end() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &["--connections-drain", "100ms"]).await;
+    let content = noise(32 * MIB, 4);
+    let digest = process.remote.push("a", &content).await;
+    let stream = begin_pull(&process, &digest).await;
+    let output = process.terminate().await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("drained=false"), "{log}");
+    drop(stream);
+}
+
+#[tokio::test]
+async fn the_program_serves_figures_where_it_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    // A port that was free a moment ago; when it is not any more, the program says so.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--metrics-listen", &address]);
+    serve.arg("--root").arg(root.path());
+    drop(free);
+    let process = Process::of(serve).await;
+    page(&Remote::new(format!("http://{address}"))).await;
+    process.kill().await;
+}
