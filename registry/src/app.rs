@@ -9,7 +9,9 @@ use tracing::Span;
 use crate::access::Access;
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::store::{Store, StoreError, glance};
+use crate::quota::Quotas;
+use crate::retention::Pulls;
+use crate::store::{Rules, Store, StoreError, glance};
 use crate::tasks::Tasks;
 use crate::upload::Uploads;
 
@@ -34,6 +36,7 @@ pub struct App {
     pub uploads: Uploads,
     /// Work that shutdown waits for.
     pub tasks: Tasks,
+    pub(crate) pulls: Pulls,
     pub(crate) sending: Arc<Semaphore>,
     pub(crate) receiving: Semaphore,
 }
@@ -44,8 +47,12 @@ pub type AppState = Arc<App>;
 impl App {
     /// Builds a registry on `store`.
     pub fn new(config: Config, access: Access, store: Store, tasks: Tasks) -> AppState {
+        let mut store = store;
+        let quotas = Quotas::new(config.quota.clone());
+        store.govern(Rules { tags: config.tags.clone(), quotas });
         let store = Arc::new(store);
         Arc::new(Self {
+            pulls: Pulls::new(&config.retention),
             config,
             access,
             metrics: Metrics::new(store.metrics()),

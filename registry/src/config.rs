@@ -32,8 +32,12 @@ pub use self::gc::Gc;
 pub use self::log::{AccessLog, Log, LogFormat};
 pub use self::metrics::MetricsPage;
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
+pub use self::pattern::Pattern;
+pub use self::quota::{Quota, QuotaRule};
+pub use self::retention::{Retention, RetentionRule};
 pub use self::scrub::Scrub;
 pub use self::setting::Settings;
+pub use self::tags::{ImmutableTags, Tags};
 pub use self::value::{Address, AddressError, Period, Size};
 
 mod access;
@@ -43,8 +47,12 @@ mod gc;
 mod log;
 mod metrics;
 mod mistake;
+mod pattern;
+mod quota;
+mod retention;
 mod scrub;
 mod setting;
+mod tags;
 mod value;
 
 use self::document::{Document, Sources};
@@ -71,6 +79,12 @@ pub struct Config {
     pub scrub: Scrub,
     /// Where figures for Prometheus are.
     pub metrics: MetricsPage,
+    /// Tags that do not move.
+    pub tags: Tags,
+    /// How much repositories may hold.
+    pub quota: Quota,
+    /// Which tags are kept.
+    pub retention: Retention,
 }
 
 impl Default for Config {
@@ -84,6 +98,9 @@ impl Default for Config {
             gc: Gc::default(),
             scrub: Scrub::default(),
             metrics: MetricsPage::default(),
+            tags: Tags::default(),
+            quota: Quota::default(),
+            retention: Retention::default(),
         }
     }
 }
@@ -124,6 +141,9 @@ impl Config {
         self.gc.check(&mut mistakes.within("gc"));
         self.scrub.check(&mut mistakes.within("scrub"));
         self.metrics.check(&self.listen, &mut mistakes.within("metrics"));
+        self.tags.check(&mut mistakes.within("tags"));
+        self.quota.check(&mut mistakes.within("quota"));
+        self.retention.check(&mut mistakes.within("retention"));
     }
 
     /// Returns the JSON schema of the configuration.

@@ -23,7 +23,7 @@ pub enum ErrorCode {
     BlobUploadInvalid,
     /// The upload is not here.
     BlobUploadUnknown,
-    /// The caller may not do this.
+    /// The caller may not do this, or a rule says no.
     Denied,
     /// The digest is malformed or does not match the content.
     DigestInvalid,
@@ -267,6 +267,19 @@ fn store(error: &StoreError) -> (StatusCode, ErrorCode, Message) {
             StatusCode::INSUFFICIENT_STORAGE,
             ErrorCode::Unknown,
             "the registry's storage is full",
+        ),
+        StoreErrorKind::Quota { limit, used } => reply(
+            StatusCode::FORBIDDEN,
+            ErrorCode::Denied,
+            format!(
+                "the repository holds {used} of the {limit} bytes it may, and this is more than \
+                 is left: delete what is not needed or ask for a larger quota"
+            ),
+        ),
+        StoreErrorKind::Immutable { ref tag, ref digest } => reply(
+            StatusCode::CONFLICT,
+            ErrorCode::Denied,
+            format!("the tag {tag} is immutable here and stays with {digest}: use another tag"),
         ),
         StoreErrorKind::Io(_) => internal(),
     }

@@ -21,10 +21,9 @@ use crate::admin;
 use crate::api::{operations, router};
 use crate::app::{App, AppState};
 use crate::config::{Config, Mistake};
-use crate::index;
-use crate::janitor;
 use crate::store::Store;
 use crate::tasks::Tasks;
+use crate::{index, janitor, retention};
 
 mod crowd;
 mod patience;
@@ -65,6 +64,8 @@ impl Server {
         let app = App::new(config.clone(), access, store, tasks.clone());
         let store = Arc::clone(&app.store);
         tasks.spawn(|cancel| index::keep(store, cancel));
+        let retaining = Arc::clone(&app);
+        tasks.spawn(|cancel| retention::keep(retaining, cancel));
         let (store, weak) = (Arc::downgrade(&app.store), Arc::downgrade(&app));
         janitor::start(&app);
         admin::start(&app);

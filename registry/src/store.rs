@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use fs_err as fs;
-use kybernate_spec::{Digest, RepositoryName, chain};
+use kybernate_spec::{Digest, RepositoryName, Tag, chain};
 
 use self::buffer::BufferPool;
 use self::durable::Directories;
@@ -20,8 +20,10 @@ use self::house::House;
 use self::indexed::Seal;
 use self::layout::Layout;
 use self::record::Record;
+use crate::config::Tags;
 use crate::index::Index;
 use crate::metrics::StoreMetrics;
+use crate::quota::Quotas;
 
 mod blob;
 mod buffer;
@@ -44,6 +46,7 @@ mod prove;
 mod reader;
 mod record;
 mod referrer;
+mod retained;
 mod scan;
 mod seen;
 mod sink;
@@ -90,8 +93,20 @@ pub struct Store {
     links: [Mutex<()>; STRIPES],
     index: Index,
     seal: Option<Seal>,
+    rules: Rules,
+    /// Held while a manifest is put under immutable tags.
+    settling: [Mutex<()>; STRIPES],
     seal_broken: AtomicBool,
     _lock: fs::File,
+}
+
+/// What may be stored, beside what the specification says.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    /// Tags that do not move.
+    pub(crate) tags: Tags,
+    /// How much repositories may hold.
+    pub(crate) quotas: Quotas,
 }
 
 /// Why the store could not do something.
@@ -111,6 +126,22 @@ pub enum StoreErrorKind {
     /// The device is full or the quota used up. Retrying helps once there is room.
     #[error("no space left")]
     NoSpace,
+    /// The repository would hold more than it may. Retrying helps once something is deleted.
+    #[error("the repository holds {used} bytes of the {limit} it may")]
+    Quota {
+        /// What it may hold.
+        limit: u64,
+        /// What it holds.
+        used: u64,
+    },
+    /// The tag stays where it is.
+    #[error("the tag {tag} is immutable and names {digest}")]
+    Immutable {
+        /// The tag.
+        tag: Tag,
+        /// What it names.
+        digest: Digest,
+    },
     /// Storage failed otherwise.
     #[error("storage input or output failed")]
     Io(#[source] io::Error),
@@ -153,6 +184,8 @@ impl Store {
             links: std::array::from_fn(|_| Mutex::new(())),
             index: Index::new(seal.is_some()),
             seal,
+            rules: Rules::default(),
+            settling: std::array::from_fn(|_| Mutex::new(())),
             seal_broken: AtomicBool::new(false),
             _lock: lock,
         }
@@ -177,6 +210,11 @@ impl Store {
     pub(crate) fn probe(&self) -> Result<(), StoreError> {
         let looked = fs::metadata(self.layout.root().join(open::VERSION_FILE));
         looked.map(drop).map_err(StoreError::during("reach the store"))
+    }
+
+    /// Says what may be stored from now on.
+    pub(crate) fn govern(&mut self, rules: Rules) {
+        self.rules = rules;
     }
 
     /// Returns an empty buffer; [`CHUNK_BYTES`] of capacity come from a pool.

@@ -22,6 +22,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 use self::append::{Appended, Target, append};
 use self::progress::Progress;
 use crate::app::blocking;
+use crate::quota::Allowance;
 use crate::range::ContentRange;
 use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
 
@@ -107,6 +108,8 @@ struct Session {
 struct Turn {
     state: OwnedMutexGuard<State>,
     superseded: watch::Receiver<u64>,
+    /// What the repository has room for, until the turn is over.
+    allowance: Allowance,
 }
 
 #[derive(Debug)]
@@ -166,6 +169,8 @@ impl Uploads {
         let mut turn = session.take_over().await;
         let before = self.progress(&session, &mut turn).await?;
         before.expects(&arrival)?;
+        let bytes = before.received.saturating_add(arrival.length.unwrap_or(0));
+        turn.allowance = Allowance::take(&self.store, repository, None, bytes).await?;
         let result = self.try_patch(&session, &mut turn, before, arrival).await;
         self.or_forget(id, &session, &mut turn, result).await?
     }
@@ -180,9 +185,9 @@ impl Uploads {
     ) -> Result<Result<u64, UploadError>, UploadError> {
         let start = before.received;
         let Appended { outcome, remainder } = self.append(session, turn, before, arrival).await?;
-        if matches!(outcome, Err(UploadError::Length)) {
+        if let Err(refused @ (UploadError::Length | UploadError::Store(_))) = outcome {
             remainder.rewind(start).await?;
-            return Ok(Err(UploadError::Length));
+            return Ok(Err(refused));
         }
         let progress = remainder.flush(&self.store).await?;
         let received = progress.received;
@@ -207,8 +212,12 @@ impl Uploads {
         let mut turn = session.take_over().await;
         let before = self.progress(&session, &mut turn).await?;
         before.expects(&arrival)?;
+        let bytes = before.received.saturating_add(arrival.length.unwrap_or(0));
+        let allowed = Allowance::take(&self.store, repository, Some(digest), bytes).await;
+        let allowed = allowed.map_err(UploadError::from);
+        turn.allowance = self.or_forget(id, &session, &mut turn, allowed).await?;
         let target = (repository, digest);
-        let result = self.try_finish(&session, &turn, before, arrival, target).await;
+        let result = self.try_finish(&session, &mut turn, before, arrival, target).await;
         self.or_forget(id, &session, &mut turn, result).await??;
         *turn.state = State::Closed;
         self.lock().remove(id);
@@ -219,7 +228,7 @@ impl Uploads {
     async fn try_finish(
         &self,
         session: &Session,
-        turn: &Turn,
+        turn: &mut Turn,
         before: Progress,
         arrival: Arrival<'_>,
         (repository, digest): (&RepositoryName, &Digest),
@@ -270,7 +279,7 @@ impl Uploads {
     async fn append(
         &self,
         session: &Session,
-        turn: &Turn,
+        turn: &mut Turn,
         before: Progress,
         arrival: Arrival<'_>,
     ) -> Result<Appended, UploadError> {
@@ -278,8 +287,14 @@ impl Uploads {
         let more = arrival.length.or(arrival.range.map(|range| range.length)).unwrap_or(u64::MAX);
         let opening = blocking(&self.store, move |_| Sink::open(&file, received, more));
         let file = opening.await?.ok_or(UploadError::Unknown)?;
-        let target = Target { store: &self.store, file: Arc::new(file), upload: &session.file };
-        append(target, before, arrival, turn.superseded.clone()).await
+        let superseded = turn.superseded.clone();
+        let target = Target {
+            store: &self.store,
+            file: Arc::new(file),
+            upload: &session.file,
+            allowance: &mut turn.allowance,
+        };
+        append(target, before, arrival, superseded).await
     }
 
     /// Returns the session of an upload, also of one that was begun before a restart.
@@ -363,6 +378,10 @@ impl Session {
     async fn take_over(&self) -> Turn {
         self.arrivals.send_modify(|count| *count = count.wrapping_add(1));
         let superseded = self.arrivals.subscribe();
-        Turn { state: Arc::clone(&self.state).lock_owned().await, superseded }
+        Turn {
+            state: Arc::clone(&self.state).lock_owned().await,
+            superseded,
+            allowance: Allowance::default(),
+        }
     }
 }

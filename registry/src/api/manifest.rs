@@ -12,6 +12,7 @@ use kybernate_spec::{
 use super::{CONTENT_DIGEST, Call, digest, repository};
 use crate::error::ApiError;
 use crate::manifest::References;
+use crate::quota::Room;
 use crate::store::{NewManifest, Store, StoreError, StoredManifest};
 use crate::upload::next_frame;
 
@@ -58,11 +59,13 @@ pub(super) async fn head(call: Call<'_>, name: &str, text: &str) -> Result<Respo
 
 pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
+    let pulled = repository.clone();
     let found = call.look(move |store| match reference.resolve(&repository, store)? {
         Some(digest) => store.read_manifest(&repository, &digest),
         None => Ok(None),
     });
     let (manifest, content) = found.await?.ok_or(ApiError::ManifestUnknown)?;
+    call.app.pulls.remember(&pulled, &manifest.digest);
     Ok(describe(&manifest, content.into_response()))
 }
 
@@ -83,7 +86,11 @@ pub(super) async fn put(
     let subject = references.subject.clone();
     let reply = created(&repository, &digest, subject.as_ref(), &tags);
     let new = NewManifest { digest, media_type, content, references, tags };
-    let missing = call.on_store(move |store| store.put_manifest(&repository, &new)).await?;
+    let missing = call.on_store(move |store| {
+        let _room = Room::for_manifest(store, &repository, &new)?;
+        store.put_manifest(&repository, &new)
+    });
+    let missing = missing.await?;
     if missing.is_empty() { Ok(reply) } else { Err(ApiError::MissingReferences(missing)) }
 }
 

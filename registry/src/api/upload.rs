@@ -12,6 +12,7 @@ use super::{CONTENT_DIGEST, Call, digest, linger, parameter, repository};
 use crate::access::action::Action;
 use crate::app::AppState;
 use crate::error::{ApiError, received_range};
+use crate::quota::Room;
 use crate::range::ContentRange;
 use crate::store::UploadId;
 use crate::upload::{Arrival, UploadError, next_frame};
@@ -110,7 +111,11 @@ async fn try_mount(
     let hidden = !call.caller.may(Action::Pull, from.as_str());
     let from = if hidden { call.app.access.hidden().clone() } else { from };
     let (repository, digest) = (repository.clone(), digest.clone());
-    call.on_store(move |store| store.mount(&from, &repository, &digest)).await
+    call.on_store(move |store| {
+        let _room = Room::for_mount(store, &from, &repository, &digest)?;
+        store.mount(&from, &repository, &digest)
+    })
+    .await
 }
 
 async fn begin(

@@ -63,7 +63,7 @@ impl Store {
     }
 
     /// Whether a blob is in the quarantine of a repository and whole: a mount revives it.
-    fn is_condemned(
+    pub(crate) fn is_condemned(
         &self,
         repository: &RepositoryName,
         digest: &Digest,

@@ -65,6 +65,7 @@ impl Store {
         // Many may write at once, since each file is replaced whole; none while one deletes.
         let lock = self.repository_lock(repository);
         let _held = lock.read().unwrap_or_else(PoisonError::into_inner);
+        let _settled = self.settle(repository, &new.tags, &new.digest)?;
         self.house.pushing(repository, &new.digest);
         let missing = self.missing(repository, &new.references, 0)?;
         if missing.is_empty() {
@@ -197,6 +198,7 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let lock = self.repository_lock(repository);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
+        self.refuse_to_remove(repository, digest)?;
         let delete = || -> io::Result<_> {
             let link = self.layout.manifest_link(repository, digest);
             if !link.exists() {

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 use fs_err as fs;
 use kybernate_spec::{Digest, RepositoryName, Tag};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::house::refresh;
 use super::record::Record;
-use super::{Store, StoreError, absent, read_record};
+use super::{Store, StoreError, StoreErrorKind, absent, pick, read_record};
 use crate::index::Change;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -68,10 +68,62 @@ impl Store {
         Ok(())
     }
 
+    fn is_immutable(&self, name: &RepositoryName, tag: &Tag) -> bool {
+        self.rules.tags.is_immutable(name.as_str(), tag.as_str())
+    }
+
+    /// Makes sure that those of `tags` that are immutable are free or name `digest`, and that this
+    /// stays so while the value lives.
+    pub(super) fn settle(
+        &self,
+        name: &RepositoryName,
+        tags: &[Tag],
+        digest: &Digest,
+    ) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+        let mut immutable_tags = tags.iter().filter(|tag| self.is_immutable(name, tag)).peekable();
+        if immutable_tags.peek().is_none() {
+            return Ok(None);
+        }
+        let lock = pick(&self.settling, name.as_str().as_bytes());
+        let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        for tag in immutable_tags {
+            if let Some(other) = self.tag(name, tag)?.filter(|other| other != digest) {
+                return Err(immutable("move a tag", tag, other));
+            }
+        }
+        Ok(Some(held))
+    }
+
+    /// Refuses to remove a manifest that an immutable tag names.
+    pub(super) fn refuse_to_remove(
+        &self,
+        name: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        if self.rules.tags.immutable.is_empty() {
+            return Ok(());
+        }
+        let failed = || StoreError::during("look for immutable tags");
+        let entries = absent(fs::read_dir(self.layout.tags(name))).map_err(failed())?;
+        for entry in entries.into_iter().flatten() {
+            let file = entry.map_err(failed())?.file_name();
+            let Some(Ok(tag)) = file.to_str().map(str::parse::<Tag>) else { continue };
+            if self.is_immutable(name, &tag) && self.tag(name, &tag)?.as_ref() == Some(digest) {
+                return Err(immutable("delete a manifest", &tag, digest.clone()));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes a tag. Returns whether it was there.
     pub fn delete_tag(&self, name: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
         let lock = self.repository_lock(name);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
+        if self.is_immutable(name, tag)
+            && let Some(digest) = self.tag(name, tag)?
+        {
+            return Err(immutable("delete a tag", tag, digest));
+        }
         let delete = || {
             let path = self.layout.tag(name, tag);
             self.untagging(name, &path, None)?;
@@ -103,4 +155,8 @@ impl Store {
         }
         self.directories.sync(&dir)
     }
+}
+
+fn immutable(operation: &'static str, tag: &Tag, digest: Digest) -> StoreError {
+    StoreError { operation, kind: StoreErrorKind::Immutable { tag: tag.clone(), digest } }
 }

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::progress::{Progress, read_through};
 use super::{Arrival, UploadError};
+use crate::quota::Allowance;
 use crate::store::{
     Buffer, CHUNK_BYTES, CHUNK_LENGTH, Commit, Sink, Store, StoreError, SumRun, UploadFile,
 };
@@ -45,6 +46,8 @@ pub(crate) struct Target<'a> {
     /// The upload's file, open.
     pub(crate) file: Arc<Sink>,
     pub(crate) upload: &'a UploadFile,
+    /// What the repository has room for.
+    pub(crate) allowance: &'a mut Allowance,
 }
 
 /// Takes a body in. Fails when the file cannot be written; how the body ended is in the result.
@@ -54,7 +57,7 @@ pub(crate) async fn append(
     arrival: Arrival<'_>,
     mut superseded: watch::Receiver<u64>,
 ) -> Result<Appended, UploadError> {
-    let Target { store, file, upload } = target;
+    let Target { store, file, upload, allowance } = target;
     let Arrival { body, range, length } = arrival;
     let limit = range.map_or(u64::MAX, |range| range.length);
     // Up to the next multiple of a chunk, so that what follows can be written directly.
@@ -75,6 +78,10 @@ pub(crate) async fn append(
                 let more = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
                 if received.saturating_add(more) > limit {
                     break Err(UploadError::Length);
+                }
+                let all = remainder.progress.received.saturating_add(more);
+                if let Err(refused) = allowance.cover(all).await {
+                    break Err(refused.into());
                 }
                 remainder.take(store, upload, &bytes).await?;
             }

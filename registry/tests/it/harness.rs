@@ -55,6 +55,12 @@ impl TestRegistry {
         Self::start_in(tempfile::tempdir_in(base).unwrap()).await
     }
 
+    /// Starts with a configuration file's text.
+    pub(crate) async fn start_set(text: &str) -> Self {
+        let config = Config::read(Path::new("test.toml"), text).unwrap();
+        Self::start_with(&config, tempfile::tempdir().unwrap()).await
+    }
+
     pub(crate) async fn start_in(root: TempDir) -> Self {
         Self::start_with(&Config::default(), root).await
     }

@@ -151,6 +151,12 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
+/// Returns the names of the databases there are.
+fn databases(index: &Path) -> BTreeSet<std::ffi::OsString> {
+    let entries = std::fs::read_dir(index).into_iter().flatten();
+    entries.map(|entry| entry.unwrap().file_name()).collect()
+}
+
 /// Pushes and deletes tags, and looks after each whether the list says so.
 async fn churn(remote: Remote, worker: u64, over: &AtomicBool) -> BTreeSet<String> {
     let repository = format!("w/{worker}");
@@ -185,21 +191,22 @@ async fn the_index_may_be_deleted_and_spoiled_under_load() {
     let spoiling = async {
         for round in 0..3 {
             indexed(&registry).await;
-            match round % 3 {
+            let alone = async || databases(&index).len() == 1;
+            wait_until("earlier databases are removed", alone).await;
+            let before = databases(&index);
+            let database = index.join(before.first().unwrap());
+            match round {
                 0 => remove(&index).await,
-                1 => {
-                    let name = std::fs::read_dir(&index).unwrap().next().unwrap().unwrap();
-                    remove(&name.path().join("slabs")).await;
-                }
+                1 => remove(&database.join("slabs")).await,
                 _ => {
-                    let name = std::fs::read_dir(&index).unwrap().next().unwrap().unwrap();
-                    for part in std::fs::read_dir(name.path().join("metadata")).unwrap() {
+                    for part in std::fs::read_dir(database.join("metadata")).unwrap() {
                         fs_err::write(part.unwrap().path(), "spoiled").unwrap();
                     }
-                    remove(&name.path().join("metadata")).await;
+                    remove(&database.join("metadata")).await;
                 }
             }
-            wait_until("the loss is seen", async || !registry.is_indexed()).await;
+            let another = async || registry.is_indexed() && databases(&index).is_disjoint(&before);
+            wait_until("another index answers", another).await;
         }
         over.store(true, Ordering::Relaxed);
     };

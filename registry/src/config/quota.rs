@@ -1,0 +1,45 @@
+//! `[quota]`: how much a repository may hold.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Mistakes, Pattern, Size};
+
+/// How much repositories may hold.
+#[derive(Debug, Clone, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quota {
+    /// Limits; the first that matches a repository is its own. Without one it has none.
+    pub rule: Vec<QuotaRule>,
+}
+
+/// A limit for each of some repositories.
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaRule {
+    /// Patterns of the repositories; each of them may hold as much.
+    pub repositories: Vec<Pattern>,
+    /// Bytes of all blobs and manifests of one repository, each counted once however often it is
+    /// used.
+    pub bytes: Size,
+}
+
+impl Quota {
+    pub(super) fn check(&self, mistakes: &mut Mistakes<'_>) {
+        let mut mistakes = mistakes.within("rule");
+        for (number, rule) in self.rule.iter().enumerate() {
+            if rule.repositories.is_empty() {
+                mistakes
+                    .item(number)
+                    .add("repositories", "is empty; write patterns such as \"**\"");
+            }
+        }
+    }
+
+    /// Returns how many bytes a repository may hold.
+    pub fn limit(&self, repository: &str) -> Option<u64> {
+        let mut rules = self.rule.iter();
+        let rule = rules.find(|rule| Pattern::any(&rule.repositories, repository))?;
+        Some(rule.bytes.0)
+    }
+}

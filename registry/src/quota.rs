@@ -1,0 +1,167 @@
+//! Byte quotas: what a repository may hold, and what pushes under way will add to it.
+//!
+//! A push is given room before its bytes are taken, for as much as it says it will send, or a
+//! mebibyte at a time when it does not say. It gives the room back when it has ended: then what it
+//! added is part of what the repository holds. So what repositories show never passes their limit,
+//! however many push at once; what is received and not yet shown (uploads that were begun) can pass
+//! it by what is in flight. A push that fits may be refused while others hold room they end up not
+//! using.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kybernate_spec::{Digest, RepositoryName};
+
+use crate::app::blocking;
+use crate::config::Quota;
+use crate::store::{NewManifest, Store, StoreError, StoreErrorKind};
+
+/// Room is taken in steps of this when the length of a push is not known.
+const STEP: u64 = 1 << 20;
+
+/// The limits of a store's repositories.
+#[derive(Debug, Default)]
+pub(crate) struct Quotas {
+    limits: Quota,
+    // Held while it is looked up what the repository holds: in the index, or in its objects.
+    reserved: Mutex<HashMap<RepositoryName, u64>>,
+}
+
+/// Room for a push, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    store: Arc<Store>,
+    repository: RepositoryName,
+    limit: u64,
+    bytes: u64,
+}
+
+/// What an upload may use: room, or anything.
+#[derive(Debug, Default)]
+pub(crate) struct Allowance(Option<Room>);
+
+impl Quotas {
+    pub(crate) fn new(limits: Quota) -> Self {
+        Self { limits, reserved: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RepositoryName, u64>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn limit(&self, repository: &RepositoryName) -> Option<u64> {
+        self.limits.limit(repository.as_str())
+    }
+}
+
+impl Room {
+    /// Returns room for `bytes` more in a repository, or nothing when it has no limit. Blocks.
+    pub(crate) fn take(
+        store: &Arc<Store>,
+        repository: &RepositoryName,
+        bytes: u64,
+    ) -> Result<Option<Self>, StoreError> {
+        let Some(limit) = store.quotas().limit(repository) else { return Ok(None) };
+        let (store, repository) = (Arc::clone(store), repository.clone());
+        let mut room = Self { store, repository, limit, bytes: 0 };
+        room.grow(bytes)?;
+        Ok(Some(room))
+    }
+
+    /// Returns room for a manifest that is to be pushed. Blocks.
+    pub(crate) fn for_manifest(
+        store: &Arc<Store>,
+        repository: &RepositoryName,
+        new: &NewManifest,
+    ) -> Result<Option<Self>, StoreError> {
+        if store.quotas().limit(repository).is_none()
+            || store.manifest(repository, &new.digest)?.is_some()
+        {
+            return Ok(None);
+        }
+        Self::take(store, repository, u64::try_from(new.content.len()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns room for a blob that is to be mounted. Blocks.
+    pub(crate) fn for_mount(
+        store: &Arc<Store>,
+        from: &RepositoryName,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<Option<Self>, StoreError> {
+        if store.quotas().limit(repository).is_none() || store.blob(repository, digest)?.is_some() {
+            return Ok(None);
+        }
+        // Nothing is told of what is elsewhere only.
+        if store.blob(from, digest)?.is_none() && !store.is_condemned(from, digest)? {
+            return Ok(None);
+        }
+        Self::take(store, repository, store.length(digest)?)
+    }
+
+    /// Makes room for `bytes`, in steps. Blocks.
+    fn cover(&mut self, bytes: u64) -> Result<(), StoreError> {
+        let missing = bytes.saturating_sub(self.bytes);
+        // The last step may be all there is.
+        self.grow(missing.next_multiple_of(STEP)).or_else(|_| self.grow(missing))
+    }
+
+    fn grow(&mut self, more: u64) -> Result<(), StoreError> {
+        let store = Arc::clone(&self.store);
+        let mut reserved = store.quotas().lock();
+        let used = store.bytes(&self.repository)?;
+        let promised = reserved.get(&self.repository).copied().unwrap_or(0);
+        if used.saturating_add(promised).saturating_add(more) > self.limit {
+            let kind = StoreErrorKind::Quota { limit: self.limit, used };
+            return Err(StoreError { operation: "make room in the repository", kind });
+        }
+        reserved.insert(self.repository.clone(), promised + more);
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Allowance {
+    /// Returns what an upload of `bytes` so far, or in all, may use. One that the repository has
+    /// already, as `known` says, may use anything.
+    pub(crate) async fn take(
+        store: &Arc<Store>,
+        repository: &RepositoryName,
+        known: Option<&Digest>,
+        bytes: u64,
+    ) -> Result<Self, StoreError> {
+        if store.quotas().limit(repository).is_none() {
+            return Ok(Self(None));
+        }
+        let (repository, known) = (repository.clone(), known.cloned());
+        blocking(store, move |store| {
+            let there = match known {
+                Some(digest) => store.blob(&repository, &digest)?.is_some(),
+                None => false,
+            };
+            if there { Ok(Self(None)) } else { Room::take(store, &repository, bytes).map(Self) }
+        })
+        .await
+    }
+
+    /// Makes sure that `bytes` in all are allowed.
+    pub(crate) async fn cover(&mut self, bytes: u64) -> Result<(), StoreError> {
+        let Some(mut room) = self.0.take_if(|room| bytes > room.bytes) else { return Ok(()) };
+        let store = Arc::clone(&room.store);
+        let covered = blocking(&store, move |_| room.cover(bytes).map(|()| room)).await?;
+        self.0 = Some(covered);
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut reserved = self.store.quotas().lock();
+        let left = reserved.get(&self.repository).copied().unwrap_or(0).saturating_sub(self.bytes);
+        if left == 0 {
+            reserved.remove(&self.repository);
+        } else {
+            reserved.insert(self.repository.clone(), left);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Tags that stay where they are.
+
+use kybernate_spec::Digest;
+
+use crate::harness::TestRegistry;
+
+const RULES: &str = r#"
+[[tags.immutable]]
+repositories = ["release/**"]
+tags = ["v*"]
+except = ["v*-rc*"]
+"#;
+
+#[tokio::test]
+async fn an_immutable_tag_is_pushed_once() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let push = async |name: &str, tag: &str, content: &'static str| {
+        registry.put_manifest(name, tag, "x/y", content).await
+    };
+    for (name, tag) in [("release/a", "latest"), ("release/a", "v1-rc1"), ("other", "v1")] {
+        assert_eq!(push(name, tag, "one").await.status, 201);
+        assert_eq!(push(name, tag, "two").await.status, 201, "{name}:{tag} moves");
+    }
+    assert_eq!(push("release/a", "v1", "one").await.status, 201);
+    assert_eq!(push("release/a", "v1", "one").await.status, 201, "the same once more");
+    let refused = push("release/a", "v1", "two").await;
+    refused.refused(409, "DENIED");
+    let told = refused.json().to_string();
+    assert!(told.contains(&Digest::of(b"one").to_string()), "{told}");
+    assert_eq!(registry.get("/v2/release/a/manifests/v1").await.body, "one");
+
+    // Several at once: none is set when one may not be.
+    let digest = Digest::of(b"three");
+    let path = format!("{digest}?tag=v2&tag=v1");
+    push("release/a", &path, "three").await.refused(409, "DENIED");
+    registry.get("/v2/release/a/manifests/v2").await.refused(404, "MANIFEST_UNKNOWN");
+}
+
+#[tokio::test]
+async fn an_immutable_tag_and_its_manifest_cannot_be_deleted() {
+    let registry = TestRegistry::start_set(RULES).await;
+    registry.put_manifest("release/a", "v1", "x/y", "one").await;
+    registry.put_manifest("release/a", "free", "x/y", "one").await;
+    registry.put_manifest("release/a", "old", "x/y", "two").await;
+    registry.delete("/v2/release/a/manifests/v1").await.refused(409, "DENIED");
+    let path =
+        |content: &str| format!("/v2/release/a/manifests/{}", Digest::of(content.as_bytes()));
+    registry.delete(&path("one")).await.refused(409, "DENIED");
+    assert_eq!(registry.delete("/v2/release/a/manifests/free").await.status, 202);
+    assert_eq!(registry.delete(&path("two")).await.status, 202);
+    assert_eq!(registry.get("/v2/release/a/manifests/v1").await.body, "one");
+    registry.delete("/v2/release/a/manifests/v9").await.refused(404, "MANIFEST_UNKNOWN");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_who_push_an_immutable_tag_at_once_one_wins() {
+    let registry = TestRegistry::start_set(RULES).await;
+    for round in 0..5 {
+        let tag = format!("v{round}");
+        let pushes = (0..8).map(|n| {
+            let content = format!("content {n}");
+            let (registry, tag) = (&registry, &tag);
+            async move { registry.put_manifest("release/r", tag, "x/y", content).await.status }
+        });
+        let answers = futures::future::join_all(pushes).await;
+        assert_eq!(answers.iter().filter(|status| **status == 201).count(), 1, "{answers:?}");
+        let winner = answers.iter().position(|status| *status == 201).unwrap();
+        let found = registry.get(&format!("/v2/release/r/manifests/{tag}")).await;
+        assert_eq!(found.body, format!("content {winner}"));
+    }
+}

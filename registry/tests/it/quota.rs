@@ -1,0 +1,124 @@
+//! Byte quotas.
+
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use http::Method;
+use kybernate_spec::{Digest, media_type};
+use reqwest::Body;
+
+use crate::harness::{Reply, TestRegistry, image, noise, wait_until};
+
+const MIB: usize = 1 << 20;
+const RULES: &str = r#"
+[[quota.rule]]
+repositories = ["free/**"]
+bytes = "1TiB"
+[[quota.rule]]
+repositories = ["**"]
+bytes = "4MiB"
+"#;
+
+async fn post(registry: &TestRegistry, name: &str, content: Vec<u8>) -> Reply {
+    let path = format!("/v2/{name}/blobs/uploads/?digest={}", Digest::of(&content));
+    registry.send(Method::POST, &path, &[], content).await
+}
+
+/// A body whose length is not announced.
+fn streamed(content: Vec<u8>) -> Body {
+    let chunks: Vec<_> =
+        content.chunks(64 << 10).map(<[u8]>::to_vec).map(Ok::<_, std::io::Error>).collect();
+    Body::wrap_stream(futures::stream::iter(chunks))
+}
+
+/// Returns how many bytes lie in unfinished uploads.
+fn received(registry: &TestRegistry) -> u64 {
+    let files = std::fs::read_dir(registry.path("uploads")).unwrap();
+    files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
+}
+
+#[tokio::test]
+async fn a_repository_holds_as_much_as_it_may_and_no_more() {
+    let registry = TestRegistry::start_set(RULES).await;
+    for indexed in [false, true] {
+        if indexed {
+            wait_until("the index answers", async || registry.is_indexed()).await;
+        }
+        let name = format!("r/{indexed}");
+        assert_eq!(post(&registry, &name, noise(3 * MIB, 1)).await.status, 201);
+        let refused = post(&registry, &name, noise(MIB + 1, 2)).await;
+        refused.refused(403, "DENIED");
+        let told = refused.json().to_string();
+        assert!(told.contains("3145728 of the 4194304 bytes"), "{told}");
+        assert_eq!(received(&registry), 0, "not a byte was taken");
+        assert_eq!(post(&registry, &name, noise(3 * MIB, 1)).await.status, 201, "it is there");
+        assert_eq!(post(&registry, &name, noise(MIB, 3)).await.status, 201, "exactly all");
+        registry.put_manifest(&name, "t", "x/y", "one byte more").await.refused(403, "DENIED");
+
+        // What is deleted is free again, at once.
+        let path = format!("/v2/{name}/blobs/{}", Digest::of(&noise(3 * MIB, 1)));
+        assert_eq!(registry.delete(&path).await.status, 202);
+        assert_eq!(post(&registry, &name, noise(2 * MIB, 4)).await.status, 201);
+        assert_eq!(registry.put_manifest(&name, "t", "x/y", "small").await.status, 201);
+    }
+    assert_eq!(post(&registry, "free/r", noise(5 * MIB, 5)).await.status, 201);
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_is_cut_where_the_quota_ends() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let upload = registry.begin("r").await;
+    let content = noise(3 * MIB, 1);
+    let reply = registry.send(Method::PATCH, &upload, &[], streamed(content.clone())).await;
+    assert_eq!(reply.status, 202, "{reply:?}");
+    let more = registry.send(Method::PATCH, &upload, &[], streamed(noise(2 * MIB, 2))).await;
+    more.refused(403, "DENIED");
+    let status = registry.get(&upload).await;
+    assert_eq!(status.header("range"), "0-3145727", "what was too much is forgotten");
+    let digest = Digest::of(&content);
+    assert_eq!(registry.put(&upload, &digest, "").await.status, 201);
+    let upload = registry.begin("r").await;
+    let content = noise(2 * MIB, 3);
+    let reply = registry.put(&upload, &Digest::of(&content), streamed(content.clone())).await;
+    reply.refused(403, "DENIED");
+    wait_until("nothing is left behind", async || received(&registry) == 0).await;
+}
+
+#[tokio::test]
+async fn a_mount_counts_where_it_goes() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let content = noise(3 * MIB, 1);
+    let digest = registry.push("free/a", &content).await;
+    registry.push("r", &noise(2 * MIB, 2)).await;
+    let mount = format!("/v2/r/blobs/uploads/?mount={digest}&from=free/a");
+    registry.send(Method::POST, &mount, &[], "").await.refused(403, "DENIED");
+    let mount = format!("/v2/s/blobs/uploads/?mount={digest}&from=free/a");
+    assert_eq!(registry.send(Method::POST, &mount, &[], "").await.status, 201);
+    assert_eq!(registry.send(Method::POST, &mount, &[], "").await.status, 201, "it is there");
+    assert_eq!(post(&registry, "s", noise(MIB, 3)).await.status, 201, "it counts once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_do_not_pass_it_together() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let pushes = (0..16u64).map(|n| post(&registry, "r", noise(MIB, 100 + n)));
+    let answers = futures::future::join_all(pushes).await;
+    let stored = answers.iter().filter(|reply| reply.status == 201).count();
+    assert_eq!(stored, 4, "{answers:?}");
+    for reply in answers.iter().filter(|reply| reply.status != 201) {
+        reply.refused(403, "DENIED");
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_counts_once_however_many_tags_it_has() {
+    let registry =
+        TestRegistry::start_set("[[quota.rule]]\nrepositories = ['r']\nbytes = 1000\n").await;
+    registry.push("r", b"{}").await;
+    registry.push("r", b"layer").await;
+    for tag in ["a", "b", "c", "d"] {
+        let reply =
+            registry.put_manifest("r", tag, media_type::OCI_MANIFEST, image(b"layer", None));
+        assert_eq!(reply.await.status, 201);
+    }
+    registry.put_manifest("r", "e", "x/y", noise(700, 1)).await.refused(403, "DENIED");
+}
