@@ -15,7 +15,7 @@
 //!    files, opened by whoever uses them.
 //! 2. `fn check(&self, mistakes: &mut Mistakes<'_>)`: ranges and contradictions, without input or
 //!    output; each names the key that has to change and what to write instead.
-//! 3. A field in [`Config`], and a line in [`Config::check`].
+//! 3. A field in [`Config`], and a line in `Config::check`.
 //!
 //! Whatever is an array of tables is given in the environment and as an option as TOML:
 //! `KYBERNATE_REGISTRY_X='[{a = 1}]'`.

@@ -1,9 +1,9 @@
 //! Garbage collection beside pushes and pulls.
 //!
-//! [`reach`] says what is needed, given what refers to what; [`references`] reads that out of
-//! manifests. [`collect`] applies it to a repository: what is not needed and old enough goes to
-//! quarantine, what has been there long enough goes for good. [`contents`] removes content that no
-//! repository links any more. [`run`] puts them together: over what was noted since the last
+//! `reach` says what is needed, given what refers to what; `references` reads that out of
+//! manifests. `collect` applies it to a repository: what is not needed and old enough goes to
+//! quarantine, what has been there long enough goes for good. `contents` removes content that no
+//! repository links any more. `run` puts them together: over what was noted since the last
 //! time, or over everything.
 //!
 //! Nothing waits for a collection but the manifests of one repository, for some links at a time.

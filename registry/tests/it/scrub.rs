@@ -1,10 +1,6 @@
 //! Reading everything again.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a failed step here is a failed test"
-)]
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
