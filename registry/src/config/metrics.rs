@@ -11,6 +11,7 @@ use super::{Address, Mistakes};
 pub struct MetricsPage {
     /// Serves `/metrics` and the health pages here, and `/metrics` nowhere else; without it
     /// `/metrics` is on the registry's own address.
+    #[schemars(extend("examples" = ["127.0.0.1:9100"]))]
     pub listen: Option<Address>,
 }
 

@@ -22,14 +22,19 @@ pub struct Retention {
 #[serde(default, deny_unknown_fields)]
 pub struct RetentionRule {
     /// Patterns of the repositories.
+    #[schemars(extend("examples" = [["ci/**"]]))]
     pub repositories: Vec<Pattern>,
     /// Patterns of tags that are kept; all of them when left out.
+    #[schemars(extend("examples" = [["main-*"]]))]
     pub matching: Vec<Pattern>,
     /// Keep so many of them, the last pushed.
+    #[schemars(extend("examples" = [10]))]
     pub newest: Option<usize>,
     /// Keep what was pushed within this time.
+    #[schemars(extend("examples" = ["30days"]))]
     pub younger_than: Option<Period>,
     /// Keep what was pulled or pushed within this time, to the hour.
+    #[schemars(extend("examples" = ["14days"]))]
     pub pulled_within: Option<Period>,
     /// Keep only what carries a signature of cosign or notation.
     pub signed: bool,

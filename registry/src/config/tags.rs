@@ -18,12 +18,15 @@ pub struct Tags {
 #[serde(deny_unknown_fields)]
 pub struct ImmutableTags {
     /// Patterns of the repositories.
+    #[schemars(extend("examples" = [["release/**"]]))]
     pub repositories: Vec<Pattern>,
     /// Patterns of the tags; all of them when left out.
     #[serde(default)]
+    #[schemars(extend("examples" = [["v*"]]))]
     pub tags: Vec<Pattern>,
     /// Patterns of tags that may be moved all the same.
     #[serde(default)]
+    #[schemars(extend("examples" = [["*-rc*"]]))]
     pub except: Vec<Pattern>,
 }
 

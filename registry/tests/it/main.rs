@@ -4,6 +4,7 @@ mod access;
 mod access_policy;
 mod corruption;
 mod crash;
+mod deploy;
 mod faults;
 mod full;
 mod gc;
