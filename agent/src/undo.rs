@@ -98,11 +98,13 @@ async fn revive(
 ) -> Result<(), AnyError> {
     // After a restart of the machine the process id is somebody else's. While a dump goes on,
     // containerd knows no process id at all.
-    let task = namespace.task(container).await?;
     let is_other =
         |task: TaskState| task.status == TaskStatus::Stopped || (task.pid != 0 && task.pid != pid);
-    if task.is_none_or(is_other) {
-        return Ok(());
+    match namespace.task(container).await {
+        Ok(task) if task.is_none_or(is_other) => return Ok(()),
+        Ok(_) => {}
+        // Not known to be another one's: what the dump lies in must stay until CRIU has ended.
+        Err(error) => tracing::warn!(error = %chain(&error), container, "reviving unasked"),
     }
     let paused = Paused {
         namespace: namespace.clone(),
