@@ -4,9 +4,15 @@
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig, FORMAT_VERSION};
-use kybernate_spec::{Descriptor, Index, Location, Manifest, annotation, media_type};
+use kybernate_spec::page_index::{SHARD_BYTES_MAX, SHARDS_MAX};
+use kybernate_spec::{
+    Descriptor, Index, Location, Manifest, Reason, annotation, document, media_type,
+};
 
-use crate::store::{Store, StoreError, StoredManifest};
+use crate::store::{Store, StoreError, StoreErrorKind, StoredManifest};
+
+/// Longest destination of a volume: what Linux takes as a path.
+const PATH_BYTES_MAX: usize = 4096;
 
 /// A checkpoint artifact.
 #[derive(Clone, Debug)]
@@ -54,14 +60,27 @@ pub enum ArtifactError {
     #[error("{0} is no checkpoint: its type is {1:?}")]
     NotACheckpoint(String, String),
     /// It breaks a rule of the format.
-    #[error("the checkpoint breaks the format: {0}")]
-    Shape(String),
+    #[error("the checkpoint breaks the format: {1}")]
+    Shape(Reason, String),
     /// It is of a later format.
     #[error("the checkpoint has format version {0:?}, this program reads {FORMAT_VERSION}")]
     Version(String),
     /// One of its documents does not parse.
     #[error("failed to parse the checkpoint's {0}")]
     Malformed(&'static str, #[source] serde_json::Error),
+}
+
+impl ArtifactError {
+    /// Returns the rule that is broken; `None` when reading failed.
+    pub const fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Store(error) => error.reason(),
+            Self::NotACheckpoint(..) => Some(Reason::NotACheckpoint),
+            Self::Shape(reason, _) => Some(*reason),
+            Self::Version(_) => Some(Reason::Unsupported),
+            Self::Malformed(..) => Some(Reason::Document),
+        }
+    }
 }
 
 impl Checkpoint {
@@ -79,9 +98,7 @@ impl Checkpoint {
     ) -> Result<Self, ArtifactError> {
         let index = parse_index(&stored, name)?;
         let (child, runnable) = children(&index)?;
-        let manifest = store.manifest(&child.digest).await?;
-        let manifest: Manifest = serde_json::from_slice(&manifest.content)
-            .map_err(|error| ArtifactError::Malformed("manifest", error))?;
+        let manifest = read_manifest(store, &child).await?;
         let config = read_config(store, &manifest.config).await?;
         let layers = Layers::sort(&manifest)?;
         Ok(Self {
@@ -105,7 +122,7 @@ fn parse_index(stored: &StoredManifest, name: &str) -> Result<Index, ArtifactErr
     if stored.descriptor.media_type != media_type::OCI_INDEX {
         return Err(other(&stored.descriptor.media_type));
     }
-    let index: Index = serde_json::from_slice(&stored.content)
+    let index = document::parse_index(&stored.content)
         .map_err(|error| ArtifactError::Malformed("index", error))?;
     match index.artifact_type.as_deref() {
         Some(media_type::CHECKPOINT) => Ok(index),
@@ -116,7 +133,7 @@ fn parse_index(stored: &StoredManifest, name: &str) -> Result<Index, ArtifactErr
 
 /// Tells the children apart: one checkpoint, at most one runnable image.
 fn children(index: &Index) -> Result<(Descriptor, Option<Descriptor>), ArtifactError> {
-    let shape = |text: &str| Err(ArtifactError::Shape(text.to_owned()));
+    let shape = |text: &str| Err(ArtifactError::Shape(Reason::Children, text.to_owned()));
     let is_checkpoint =
         |child: &&Descriptor| child.artifact_type.as_deref() == Some(media_type::CHECKPOINT);
     let (checkpoints, others): (Vec<&Descriptor>, Vec<_>) =
@@ -132,16 +149,46 @@ fn children(index: &Index) -> Result<(Descriptor, Option<Descriptor>), ArtifactE
     Ok(((*checkpoint).clone(), runnable))
 }
 
+async fn read_manifest(store: &Store, child: &Descriptor) -> Result<Manifest, ArtifactError> {
+    let wrong = |text: &str| Err(ArtifactError::Shape(Reason::Manifest, text.to_owned()));
+    if child.media_type != media_type::OCI_MANIFEST {
+        return wrong("the checkpoint child is no OCI image manifest");
+    }
+    let stored = store.manifest(&child.digest).await?;
+    if stored.descriptor.size != child.size {
+        let text = format!("{} bytes instead of {}", stored.descriptor.size, child.size);
+        return Err(ArtifactError::Store(StoreError {
+            operation: "read manifest",
+            subject: child.digest.to_string(),
+            kind: StoreErrorKind::Mismatch(text),
+        }));
+    }
+    let manifest = document::parse_manifest(&stored.content)
+        .map_err(|error| ArtifactError::Malformed("manifest", error))?;
+    let typed = manifest.media_type.as_deref().is_none_or(|own| own == media_type::OCI_MANIFEST)
+        && manifest.artifact_type.as_deref() == Some(media_type::CHECKPOINT);
+    if !typed {
+        return wrong("the checkpoint child's manifest is of another type");
+    }
+    if manifest.subject.is_some() {
+        return wrong("the checkpoint child has a subject; only the index may");
+    }
+    if manifest.config.media_type != media_type::CHECKPOINT_CONFIG {
+        return wrong("its config is of another type");
+    }
+    Ok(manifest)
+}
+
 async fn read_config(
     store: &Store,
     config: &Descriptor,
 ) -> Result<CheckpointConfig, ArtifactError> {
-    if config.media_type != media_type::CHECKPOINT_CONFIG || config.size > CONFIG_BYTES_MAX {
-        let text = "its config is of another type, or larger than 1 MiB";
-        return Err(ArtifactError::Shape(text.to_owned()));
+    if config.size > CONFIG_BYTES_MAX {
+        let text = "its config is larger than 1 MiB".to_owned();
+        return Err(ArtifactError::Shape(Reason::DocumentTooLarge, text));
     }
     let parts: Vec<Bytes> = store.blob(config).await?.try_collect().await?;
-    let config: CheckpointConfig = serde_json::from_slice(&parts.concat())
+    let config: CheckpointConfig = document::parse(&parts.concat())
         .map_err(|error| ArtifactError::Malformed("config", error))?;
     let major = |version: &str| version.split('.').next().map(str::to_owned);
     if major(&config.version) == major(FORMAT_VERSION) {
@@ -161,25 +208,20 @@ struct Layers {
 
 impl Layers {
     fn sort(manifest: &Manifest) -> Result<Self, ArtifactError> {
-        let shape = |text: String| ArtifactError::Shape(text);
+        let shape = |text: String| ArtifactError::Shape(Reason::Layers, text);
         let (mut page_index, mut images, mut page_hashes) = (None, None, None);
         let (mut shards, mut volumes) = (Vec::new(), Vec::new());
         for layer in &manifest.layers {
             let again = match &*layer.media_type {
                 media_type::PAGE_INDEX => page_index.replace(layer.clone()).is_some(),
-                media_type::IMAGES_PACK => images.replace(layer.clone()).is_some(),
+                media_type::IMAGES_PACK => images.replace(within(layer)?).is_some(),
                 media_type::PAGE_HASHES => page_hashes.replace(layer.clone()).is_some(),
                 media_type::PAGES => {
-                    shards.push(layer.clone());
+                    shards.push(within(layer)?);
                     false
                 }
                 media_type::VOLUME => {
-                    let destination = layer.annotations.get(annotation::DESTINATION);
-                    let destination = destination
-                        .filter(|path| path.starts_with('/') && !path.contains("/.."))
-                        .ok_or_else(|| shape("a volume has no destination".to_owned()))?;
-                    let destination = destination.clone();
-                    volumes.push(Volume { destination, layer: layer.clone() });
+                    volumes.push(volume(layer, &volumes)?);
                     false
                 }
                 other => return Err(shape(format!("layers of type {other:?} are not known"))),
@@ -187,6 +229,9 @@ impl Layers {
             if again {
                 return Err(shape(format!("it has two layers of type {:?}", layer.media_type)));
             }
+        }
+        if u32::try_from(shards.len()).is_ok_and(|count| count > SHARDS_MAX) {
+            return Err(shape(format!("it has more than {SHARDS_MAX} shards")));
         }
         let missing = |what| move || shape(format!("it has no {what}"));
         Ok(Self {
@@ -197,4 +242,31 @@ impl Layers {
             volumes,
         })
     }
+}
+
+/// Returns the layer when it is not larger than a blob of ours may be.
+fn within(layer: &Descriptor) -> Result<Descriptor, ArtifactError> {
+    if layer.size <= SHARD_BYTES_MAX {
+        return Ok(layer.clone());
+    }
+    let text = format!("a layer of type {:?} is larger than 256 MiB", layer.media_type);
+    Err(ArtifactError::Shape(Reason::BlobTooLarge, text))
+}
+
+fn volume(layer: &Descriptor, others: &[Volume]) -> Result<Volume, ArtifactError> {
+    let wrong = |text: String| Err(ArtifactError::Shape(Reason::Volume, text));
+    let Some(destination) = layer.annotations.get(annotation::DESTINATION) else {
+        return wrong("a volume has no destination".to_owned());
+    };
+    let usable = destination.starts_with('/')
+        && destination.len() <= PATH_BYTES_MAX
+        && !destination.contains('\0')
+        && destination.split('/').all(|component| component != "..");
+    if !usable {
+        return wrong(format!("a volume's destination is {destination:?}"));
+    }
+    if others.iter().any(|other| other.destination == *destination) {
+        return wrong(format!("two volumes have the destination {destination:?}"));
+    }
+    Ok(Volume { destination: destination.clone(), layer: layer.clone() })
 }

@@ -10,6 +10,8 @@
 
 use std::io::{self, Read, Write};
 
+use kybernate_spec::Reason;
+
 use crate::criu::{NameClass, classify};
 
 /// Largest file of a pack: larger ones go to shards.
@@ -25,9 +27,12 @@ pub enum ImagesPackError {
     /// The bytes end too early, or reading them failed.
     #[error("input failed or ended early")]
     Io(#[from] io::Error),
-    /// It does not begin as a pack of this version does.
-    #[error("it is no pack of images of version 1")]
+    /// It does not begin as a pack does.
+    #[error("it is no pack of images")]
     Magic,
+    /// It is of a later version.
+    #[error("its version is {0}, this program reads {VERSION}")]
+    Version(u16),
     /// A file is not one CRIU reads, comes twice or out of order, or is too large.
     #[error("file {name:?} {what}")]
     File {
@@ -35,10 +40,27 @@ pub enum ImagesPackError {
         name: String,
         /// What is wrong with it.
         what: &'static str,
+        /// The rule it breaks.
+        reason: Reason,
     },
     /// Bytes follow the last file, or there are too many files.
-    #[error("{0}")]
-    Illegal(&'static str),
+    #[error("{1}")]
+    Illegal(Reason, &'static str),
+}
+
+impl ImagesPackError {
+    /// Returns the rule that is broken; `None` when reading failed.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Some(Reason::Truncated)
+            }
+            Self::Io(_) => None,
+            Self::Magic => Some(Reason::Header),
+            Self::Version(_) => Some(Reason::Unsupported),
+            Self::File { reason, .. } | Self::Illegal(reason, _) => Some(*reason),
+        }
+    }
 }
 
 /// Begins a pack of `files` files.
@@ -69,12 +91,19 @@ pub fn read(
     let mut header = [0; 16];
     input.read_exact(&mut header)?;
     let [magic @ .., v0, v1, z0, z1, n0, n1, n2, n3] = header;
-    if magic != MAGIC || u16::from_le_bytes([v0, v1]) != VERSION || [z0, z1] != [0, 0] {
+    let version = u16::from_le_bytes([v0, v1]);
+    if magic == MAGIC && version != VERSION {
+        return Err(ImagesPackError::Version(version));
+    }
+    if magic != MAGIC || [z0, z1] != [0, 0] {
         return Err(ImagesPackError::Magic);
     }
     let files = u32::from_le_bytes([n0, n1, n2, n3]);
     if files > FILES_MAX {
-        return Err(ImagesPackError::Illegal("it announces more files than any dump has"));
+        return Err(ImagesPackError::Illegal(
+            Reason::Header,
+            "it announces more files than any dump has",
+        ));
     }
     let mut last = String::new();
     let mut content = Vec::new();
@@ -86,7 +115,7 @@ pub fn read(
         last = name;
     }
     if input.read(&mut [0])? != 0 {
-        return Err(ImagesPackError::Illegal("bytes follow the last file"));
+        return Err(ImagesPackError::Illegal(Reason::Trailing, "bytes follow the last file"));
     }
     Ok(total)
 }
@@ -103,15 +132,15 @@ fn read_file(
     let mut name = vec![0; usize::from(u16::from_le_bytes([l0, l1]))];
     input.read_exact(&mut name)?;
     let name = String::from_utf8_lossy(&name).into_owned();
-    let wrong = |what| Err(ImagesPackError::File { name: name.clone(), what });
+    let wrong = |reason, what| Err(ImagesPackError::File { name: name.clone(), what, reason });
     if classify(&name) != NameClass::Image {
-        return wrong("is none of CRIU's images");
+        return wrong(Reason::FileName, "is none of CRIU's images");
     }
     if *name <= *last {
-        return wrong("comes twice or out of order");
+        return wrong(Reason::FileOrder, "comes twice or out of order");
     }
     if size > FILE_BYTES_MAX {
-        return wrong("is larger than 1 MiB");
+        return wrong(Reason::FileSize, "is larger than 1 MiB");
     }
     content.clear();
     let read = input.take(size).read_to_end(content)?;

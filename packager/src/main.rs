@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             terminal::say(&failure.to_string());
+            terminal.tell(&failure.told());
             failure.exit_code()
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use kybernate_spec::{Descriptor, Digest, Location, RepositoryName, Tag};
+use kybernate_spec::{Descriptor, Digest, Location, Reason, RepositoryName, Tag};
 
 use crate::layout::Layout;
 use crate::remote::Remote;
@@ -93,6 +93,22 @@ pub enum StoreErrorKind {
     /// The registry could not be reached or answered with an error.
     #[error("the registry did not do it")]
     Registry(#[source] oci_client::errors::OciDistributionError),
+}
+
+impl StoreError {
+    /// Returns why whoever asked refuses the content; `None` when reading or writing failed.
+    pub const fn reason(&self) -> Option<Reason> {
+        match self.kind {
+            StoreErrorKind::NotFound => Some(Reason::Missing),
+            StoreErrorKind::Mismatch(_) => Some(Reason::DigestMismatch),
+            StoreErrorKind::TooLarge { .. } => Some(Reason::DocumentTooLarge),
+            StoreErrorKind::Malformed(_) => Some(Reason::Document),
+            StoreErrorKind::Unauthorized
+            | StoreErrorKind::Full
+            | StoreErrorKind::Io(_)
+            | StoreErrorKind::Registry(_) => None,
+        }
+    }
 }
 
 impl From<std::io::Error> for StoreErrorKind {

@@ -41,6 +41,14 @@ impl Terminal {
         writeln!(out, "{}", plain(text.trim_end()))
     }
 
+    /// Tells programs that read results as JSON why there is none. When that fails, nobody is left
+    /// to tell.
+    pub(crate) fn tell(&self, failure: &impl Serialize) {
+        if self.json {
+            let _printed = self.print(failure, "");
+        }
+    }
+
     /// Begins to show an operation.
     pub(crate) fn display(&self) -> Display {
         let bar = self.bars.then(|| {

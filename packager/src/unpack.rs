@@ -11,7 +11,7 @@ use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use futures::stream::{self, TryStreamExt as _};
 use kybernate_spec::page_index::{PageIndexError, index_bytes_max};
-use kybernate_spec::{Descriptor, Digest};
+use kybernate_spec::{Descriptor, Digest, Reason};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 mod pages;
@@ -59,8 +59,8 @@ pub enum UnpackError {
     #[error("failed to read the pack of images")]
     Images(#[source] ImagesPackError),
     /// The parts contradict each other.
-    #[error("the checkpoint contradicts itself: {0}")]
-    Contradiction(String),
+    #[error("the checkpoint contradicts itself: {1}")]
+    Contradiction(Reason, String),
     /// More than is accepted.
     #[error("the dump has {bytes} bytes, at most {limit} are accepted")]
     TooLarge {
@@ -87,8 +87,21 @@ impl UnpackError {
             Self::Chunk { .. }
             | Self::PageIndex(_)
             | Self::Images(_)
-            | Self::Contradiction(_)
+            | Self::Contradiction(..)
             | Self::TooLarge { .. } => true,
+        }
+    }
+
+    /// Returns the rule that is broken; `None` when reading or writing failed.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Store(error) => error.reason(),
+            Self::Chunk { .. } => Some(Reason::ChunkHash),
+            Self::PageIndex(error) => error.kind.reason(),
+            Self::Images(error) => error.reason(),
+            Self::Contradiction(reason, _) => Some(*reason),
+            Self::TooLarge { .. } => Some(Reason::TooLarge),
+            Self::NotEmpty(_) | Self::Io(..) => None,
         }
     }
 }
@@ -157,7 +170,12 @@ async fn unpack_images_where(
     });
     let unpacked =
         unpacked.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))?;
-    unpacked.map_err(images_error)?;
+    let image_bytes = unpacked.map_err(images_error)?;
+    let sizes = &checkpoint.config.sizes;
+    if image_bytes.checked_add(sizes.bulk_bytes) != Some(sizes.dump_bytes) {
+        let text = "the files of its pack and its bulk files do not add up to its dump";
+        return Err(UnpackError::Contradiction(Reason::Sizes, text.to_owned()));
+    }
     progress.advance(checkpoint.images.size);
     progress.transfer(checkpoint.images.size);
     Ok(())
@@ -202,22 +220,29 @@ async fn unpack_pages_where(
     }
     if checkpoint.page_index.size > index_bytes_max(sizes.bulk_bytes) {
         let text = "its page index is larger than its files allow";
-        return Err(UnpackError::Contradiction(text.to_owned()));
+        return Err(UnpackError::Contradiction(Reason::IndexTooLarge, text.to_owned()));
     }
     let index = download(store, &checkpoint.page_index, directory).await?;
     progress.transfer(checkpoint.page_index.size);
     let plan = {
-        let (index, shards) = (index.path().to_owned(), checkpoint.shards.clone());
-        let bulk_bytes = sizes.bulk_bytes;
-        tokio::task::spawn_blocking(move || Plan::read(&index, &shards, bulk_bytes, keep))
+        let (index, checkpoint) = (index.path().to_owned(), checkpoint.clone());
+        tokio::task::spawn_blocking(move || Plan::read(&index, &checkpoint, keep))
     };
     let plan = plan.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??;
     let plan = Arc::new(plan);
     let target = directory.to_owned();
     let files = plan.files.clone();
-    let files = blocking(move || pages::create_files(&target, &files))
-        .await
-        .map_err(|error| UnpackError::Io("create the dump's files", error))?;
+    let files =
+        blocking(move || pages::create_files(&target, &files)).await.map_err(
+            |error| match error.kind() {
+                // The directory was empty before: the pack of images has a file of this name.
+                io::ErrorKind::AlreadyExists => {
+                    let text = "the pack of images and the page index have a file of one name";
+                    UnpackError::Contradiction(Reason::FileTwice, text.to_owned())
+                }
+                _ => UnpackError::Io("create the dump's files", error),
+            },
+        )?;
     let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
     let shards = (0..).zip(&checkpoint.shards);
     stream::iter(shards.map(Ok::<_, UnpackError>))

@@ -6,21 +6,25 @@
 //!
 //! Reading order: [`Digest`], [`Reference`] and [`Location`] name things; [`Descriptor`],
 //! [`Manifest`] and [`Index`] tie them together with [`media_type`] and [`annotation`];
-//! [`checkpoint`] has the facts and [`page_index`] says where each page is.
+//! [`checkpoint`] has the facts and [`page_index`] says where each page is; [`Reason`] is why an
+//! artifact is refused.
 
 pub mod annotation;
 pub mod checkpoint;
 mod digest;
+pub mod document;
 mod manifest;
 pub mod media_type;
 mod name;
 pub mod page_index;
+mod reason;
 mod reference;
 mod report;
 
 pub use self::digest::{Algorithm, Digest, DigestError, Hasher};
 pub use self::manifest::{Annotations, Descriptor, Index, MANIFEST_BYTES_MAX, Manifest, Platform};
 pub use self::name::{NameError, RepositoryName, Tag, TagError};
+pub use self::reason::Reason;
 pub use self::reference::{
     LayoutReference, Location, Reference, ReferenceError, ReferenceErrorKind,
 };

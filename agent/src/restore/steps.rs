@@ -71,7 +71,7 @@ impl RestoreError {
                 integrity(matches!(error.kind, StoreErrorKind::Mismatch(_)))
             }
             Self::Artifact(ArtifactError::Version(_)) => Some(RefusedBy::Compatibility),
-            Self::Artifact(ArtifactError::Shape(_) | ArtifactError::Malformed(..)) => {
+            Self::Artifact(ArtifactError::Shape(..) | ArtifactError::Malformed(..)) => {
                 Some(RefusedBy::Integrity)
             }
             Self::Unpack(error) => integrity(error.is_integrity()),

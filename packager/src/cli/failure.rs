@@ -13,7 +13,7 @@ use kybernate_packager::store::{StoreError, StoreErrorKind};
 use kybernate_packager::unpack::UnpackError;
 use kybernate_packager::verify::VerifyError;
 use kybernate_packager::walk::WalkError;
-use kybernate_spec::chain;
+use kybernate_spec::{Reason, chain};
 use serde::Serialize;
 
 /// Any error.
@@ -65,6 +65,49 @@ impl Failure {
             Self::Usage(_) => ExitCode::from(64),
         }
     }
+}
+
+/// A failure as programs read it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Told {
+    error: ToldError,
+}
+
+#[derive(Debug, Serialize)]
+struct ToldError {
+    /// What [`Failure::exit_code`] says.
+    kind: &'static str,
+    /// The rule that refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<Rule>,
+    /// What is wrong with the artifact (`spec/artifact.md`, "Reasons").
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<Reason>,
+    message: String,
+}
+
+impl Failure {
+    /// Returns what programs see, as `--json` prints it.
+    pub(crate) fn told(&self) -> Told {
+        let (kind, rule, error) = match self {
+            Self::Failed(error) => ("failed", None, error),
+            Self::Refused(rule, error) => ("refused", Some(*rule), error),
+            Self::Usage(error) => ("usage", None, error),
+        };
+        let message = chain(&**error).to_string();
+        Told { error: ToldError { kind, rule, reason: reason(&**error), message } }
+    }
+}
+
+/// Returns what is wrong with the artifact, when that is what the error is about.
+fn reason(error: &(dyn Error + Send + Sync + 'static)) -> Option<Reason> {
+    if let Some(error) = error.downcast_ref::<UnpackError>() {
+        return error.reason();
+    }
+    if let Some(error) = error.downcast_ref::<ArtifactError>() {
+        return error.reason();
+    }
+    error.downcast_ref::<StoreError>().and_then(StoreError::reason)
 }
 
 impl fmt::Display for Failure {
@@ -119,7 +162,7 @@ impl From<ArtifactError> for Failure {
             ArtifactError::Store(error) => error.into(),
             ArtifactError::NotACheckpoint(..) => Self::failed(error),
             ArtifactError::Version(_) => Self::Refused(Rule::Compatibility, error.into()),
-            ArtifactError::Shape(_) | ArtifactError::Malformed(..) => {
+            ArtifactError::Shape(..) | ArtifactError::Malformed(..) => {
                 Self::Refused(Rule::Integrity, error.into())
             }
         }

@@ -5,13 +5,17 @@ use std::io::{self, BufReader, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use kybernate_spec::Descriptor;
+use kybernate_spec::Reason;
 use kybernate_spec::page_index::{
-    Chunk, ChunkHash, Cursor, Header, PAGES_PER_SEGMENT, Reader, Record,
+    Chunk, ChunkHash, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Reader, Record,
 };
 
 use super::UnpackError;
+use crate::artifact::Checkpoint;
 use crate::criu::{NameClass, classify};
+
+/// Bytes of the hash of one page.
+const PAGE_HASH_BYTES: u64 = 16;
 
 /// The page index, read once and kept on disk. In memory stay the chunk tables, the files' names
 /// and, per shard, where in the index its pages are named.
@@ -68,12 +72,11 @@ struct Place {
 }
 
 impl Plan {
-    /// Reads the whole index and checks it against the shards of the manifest and the bytes the
+    /// Reads the whole index and checks it against the layers of the manifest and the sizes the
     /// facts announce. Only files that `keep` names are asked for.
     pub(super) fn read(
         index: &Path,
-        shards: &[Descriptor],
-        bulk_bytes: u64,
+        checkpoint: &Checkpoint,
         keep: fn(&str) -> bool,
     ) -> Result<Self, UnpackError> {
         let file = fs::File::open(index).map_err(io_error)?;
@@ -87,7 +90,7 @@ impl Plan {
             shard_pages: Vec::new(),
         };
         let mut names = BTreeSet::new();
-        let mut segment = 0;
+        let (mut segment, mut pages) = (0, 0_u64);
         let mut cursor = reader.cursor();
         while let Some(record) = reader.next_record()? {
             match record {
@@ -99,6 +102,7 @@ impl Plan {
                     segment = 0;
                 }
                 Record::Segment(runs) => {
+                    pages += runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
                     let file = u32::try_from(plan.files.len()).unwrap_or(u32::MAX) - 1;
                     let place = Place { cursor, file, segment };
                     let wanted = plan.files.last().is_some_and(|file| file.wanted);
@@ -111,7 +115,7 @@ impl Plan {
             cursor = reader.cursor();
         }
         plan.shard_pages = reader.shard_pages().to_vec();
-        plan.check(shards, bulk_bytes)?;
+        plan.check(checkpoint, pages)?;
         Ok(plan)
     }
 
@@ -162,7 +166,7 @@ impl Plan {
             _ => false,
         });
         if twice {
-            return Err(contradiction("a page of a shard is used twice"));
+            return Err(contradiction(Reason::PageTwice, "a page of a shard is used twice"));
         }
         Ok(extents)
     }
@@ -173,22 +177,31 @@ impl Plan {
         }
     }
 
-    fn check(&self, shards: &[Descriptor], bulk_bytes: u64) -> Result<(), UnpackError> {
+    /// Compares the index, which names `pages` pages, with everything else that says how much
+    /// there is.
+    fn check(&self, checkpoint: &Checkpoint, pages: u64) -> Result<(), UnpackError> {
+        let (shards, sizes) = (&checkpoint.shards, &checkpoint.config.sizes);
         let stored = |table: &ShardTable| {
             table.chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum::<u64>()
         };
         let same = self.shards.len() == shards.len()
             && self.shards.iter().zip(shards).all(|(table, layer)| stored(table) == layer.size);
         if !same {
-            return Err(contradiction("its page index and its manifest list different shards"));
+            let text = "its page index and its manifest list different shards";
+            return Err(contradiction(Reason::Shards, text));
         }
         let total = self
             .files
             .iter()
             .try_fold(0_u64, |total, file| total.checked_add(file.length))
             .unwrap_or(u64::MAX);
-        if total != bulk_bytes {
-            return Err(contradiction("its files do not add up to what its facts announce"));
+        if total != sizes.bulk_bytes || pages * u64::from(PAGE_BYTES) != sizes.page_bytes {
+            let text = "its files do not add up to what its facts announce";
+            return Err(contradiction(Reason::Sizes, text));
+        }
+        let hashes = checkpoint.page_hashes.as_ref();
+        if hashes.is_some_and(|layer| layer.size != pages * PAGE_HASH_BYTES) {
+            return Err(contradiction(Reason::Sizes, "its page hashes are not one for each page"));
         }
         Ok(())
     }
@@ -198,16 +211,16 @@ fn check_name(name: &str, names: &mut BTreeSet<String>) -> Result<(), UnpackErro
     match classify(name) {
         NameClass::Pages | NameClass::Image if names.insert(name.to_owned()) => Ok(()),
         NameClass::Pages | NameClass::Image => {
-            Err(contradiction(&format!("file {name:?} comes twice")))
+            Err(contradiction(Reason::FileTwice, &format!("file {name:?} comes twice")))
         }
         NameClass::Leftover | NameClass::Foreign => {
-            Err(contradiction(&format!("{name:?} is none of CRIU's images")))
+            Err(contradiction(Reason::FileName, &format!("{name:?} is none of CRIU's images")))
         }
     }
 }
 
-fn contradiction(text: &str) -> UnpackError {
-    UnpackError::Contradiction(text.to_owned())
+fn contradiction(reason: Reason, text: &str) -> UnpackError {
+    UnpackError::Contradiction(reason, text.to_owned())
 }
 
 fn io_error(error: io::Error) -> UnpackError {

@@ -75,6 +75,11 @@ async fn what_a_rule_refuses_ends_with_2() {
     changed.ended(2, "refused (integrity): ");
     let changed = run(&scratch, &format!("unpack {at} out --insecure-no-signature")).await;
     changed.ended(2, "refused (integrity): ");
+    let told = run(&scratch, &format!("unpack {at} out --insecure-no-signature --json")).await;
+    told.ended(2, "refused (integrity): ");
+    let told: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!(told["error"]["rule"], "integrity");
+    assert_eq!(told["error"]["reason"], "chunk-hash");
     assert!(!scratch.path().join("out").exists());
 }
 

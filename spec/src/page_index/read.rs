@@ -6,6 +6,7 @@ use super::{
     CHUNK_BYTES, CHUNK_RECORD_BYTES, Chunk, ChunkHash, Encoding, FILES_MAX, Header, MAGIC,
     PAGE_BYTES, PAGES_PER_SEGMENT, Place, Run, SHARD_BYTES_MAX, SHARDS_MAX, VERSION, segments,
 };
+use crate::Reason;
 
 /// Largest record: a file name, 64 chunks, or 1,024 runs all fit.
 const RECORD_BYTES_MAX: u32 = 16 << 10;
@@ -77,11 +78,26 @@ pub enum PageIndexErrorKind {
     #[error("{0} {1} is not known to this version")]
     Unknown(&'static str, u32),
     /// A number that no legal index has.
-    #[error("{0}")]
-    Illegal(&'static str),
+    #[error("{1}")]
+    Illegal(Reason, &'static str),
 }
 
 type Kind = PageIndexErrorKind;
+
+impl PageIndexErrorKind {
+    /// Returns the rule that is broken; `None` when reading failed.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Some(Reason::Truncated)
+            }
+            Self::Io(_) => None,
+            Self::Magic => Some(Reason::Header),
+            Self::Unknown(..) => Some(Reason::Unsupported),
+            Self::Illegal(reason, _) => Some(*reason),
+        }
+    }
+}
 
 impl Cursor {
     /// Returns the byte at which the next record begins.
@@ -165,7 +181,7 @@ impl<R: Read> Reader<R> {
         self.input.read_exact(&mut length)?;
         let length = u32::from_le_bytes(length);
         if length == 0 || length > RECORD_BYTES_MAX {
-            return Err(Kind::Illegal("a record has no bytes or more than 16 KiB"));
+            return Err(Kind::Illegal(Reason::Record, "a record has no bytes or more than 16 KiB"));
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
@@ -197,10 +213,10 @@ impl<R: Read> Reader<R> {
             && self.files == self.header.files
             && self.shards_met() == self.header.shards;
         if !whole {
-            return Err(Kind::Illegal("it ends before everything it announced"));
+            return Err(Kind::Illegal(Reason::Records, "it ends before everything it announced"));
         }
         if self.input.read(&mut [0])? != 0 {
-            return Err(Kind::Illegal("bytes follow its end"));
+            return Err(Kind::Illegal(Reason::Trailing, "bytes follow its end"));
         }
         self.ended = true;
         Ok(())
@@ -212,7 +228,10 @@ impl<R: Read> Reader<R> {
 
     fn shard(&mut self, payload: &[u8]) -> Result<Record, Kind> {
         if self.files > 0 || self.shards_met() == self.header.shards {
-            return Err(Kind::Illegal("a shard comes after the files, or is one too many"));
+            return Err(Kind::Illegal(
+                Reason::Records,
+                "a shard comes after the files, or is one too many",
+            ));
         }
         let mut chunks = Vec::new();
         let mut offset = 0;
@@ -225,13 +244,19 @@ impl<R: Read> Reader<R> {
                 && chunk.plain_bytes % PAGE_BYTES == 0
                 && !short;
             if !good {
-                return Err(Kind::Illegal("a chunk table has gaps or chunks of a wrong size"));
+                return Err(Kind::Illegal(
+                    Reason::ChunkTable,
+                    "a chunk table has gaps or chunks of a wrong size",
+                ));
             }
             offset += u64::from(chunk.stored_bytes);
             chunks.push(chunk);
         }
         if offset == 0 || offset > SHARD_BYTES_MAX {
-            return Err(Kind::Illegal("a shard is empty or larger than 256 MiB"));
+            return Err(Kind::Illegal(
+                Reason::ChunkTable,
+                "a shard is empty or larger than 256 MiB",
+            ));
         }
         let pages = u32::try_from(offset / u64::from(PAGE_BYTES)).unwrap_or(u32::MAX);
         self.shard_pages.push(pages);
@@ -241,15 +266,21 @@ impl<R: Read> Reader<R> {
     fn file(&mut self, payload: &[u8]) -> Result<Record, Kind> {
         let complete = self.segments_left == 0 && self.shards_met() == self.header.shards;
         if !complete || self.files == self.header.files {
-            return Err(Kind::Illegal("a file begins too early, or is one too many"));
+            return Err(Kind::Illegal(
+                Reason::Records,
+                "a file begins too early, or is one too many",
+            ));
         }
         let Some((length, name)) = payload.split_first_chunk::<8>() else {
-            return Err(Kind::Illegal("a file record is too short"));
+            return Err(Kind::Illegal(Reason::Record, "a file record is too short"));
         };
         let length = u64::from_le_bytes(*length);
         let name = std::str::from_utf8(name).unwrap_or_default();
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
-            return Err(Kind::Illegal("a file's name is empty, too long or no UTF-8"));
+            return Err(Kind::Illegal(
+                Reason::FileName,
+                "a file's name is empty, too long or no UTF-8",
+            ));
         }
         self.files += 1;
         self.segments_left = segments(length);
@@ -262,17 +293,17 @@ impl<R: Read> Reader<R> {
     }
 
     fn segment(&mut self, kind: u8, payload: &[u8]) -> Result<Record, Kind> {
-        self.segments_left = self
-            .segments_left
-            .checked_sub(1)
-            .ok_or(Kind::Illegal("a file has more segments than its length allows"))?;
+        self.segments_left = self.segments_left.checked_sub(1).ok_or(Kind::Illegal(
+            Reason::Records,
+            "a file has more segments than its length allows",
+        ))?;
         let pages = if self.segments_left == 0 { self.last_pages } else { PAGES_PER_SEGMENT };
         let runs = match (kind, payload) {
             (3, []) => Vec::new(),
             (4, [a, b, c, d]) => vec![Run { first: 0, pages, place: place([*a, *b, *c, *d]) }],
             (5, [a, b, c, d, bits @ ..]) => runs_of_bitmap(place([*a, *b, *c, *d]), bits)?,
             (6, records) => runs_of_list(records)?,
-            _ => return Err(Kind::Illegal("a segment record has a wrong length")),
+            _ => return Err(Kind::Illegal(Reason::Record, "a segment record has a wrong length")),
         };
         let mut next = 0;
         for run in &runs {
@@ -281,6 +312,7 @@ impl<R: Read> Reader<R> {
                 Some(end) if run.pages > 0 && run.first >= next => next = end,
                 _ => {
                     return Err(Kind::Illegal(
+                        Reason::PageOrder,
                         "a segment's runs overlap, are out of order or pass the file's end",
                     ));
                 }
@@ -288,7 +320,10 @@ impl<R: Read> Reader<R> {
             let available = self.shard_pages.get(usize::from(run.place.shard)).copied();
             let last = u32::from(run.place.page) + u32::from(run.pages);
             if available.is_none_or(|available| last > available) {
-                return Err(Kind::Illegal("a page lies beyond the end of its shard"));
+                return Err(Kind::Illegal(
+                    Reason::PageRange,
+                    "a page lies beyond the end of its shard",
+                ));
             }
         }
         Ok(Record::Segment(runs))
@@ -326,16 +361,19 @@ fn read_header(input: &mut impl Read) -> Result<Header, Kind> {
     let mut field = || fields.next().unwrap_or_default();
     let (shards, files, chunk, page, zero) = (field(), field(), field(), field(), field());
     if chunk != CHUNK_BYTES || page != PAGE_BYTES || zero != 0 {
-        return Err(Kind::Illegal("chunks are not 4 MiB, or pages not 4 KiB"));
+        return Err(Kind::Illegal(Reason::Header, "chunks are not 4 MiB, or pages not 4 KiB"));
     }
     if shards > SHARDS_MAX || files > FILES_MAX {
-        return Err(Kind::Illegal("it announces more shards or files than any checkpoint has"));
+        return Err(Kind::Illegal(
+            Reason::Header,
+            "it announces more shards or files than any checkpoint has",
+        ));
     }
     Ok(Header { hash, shards, files })
 }
 
 fn read_chunk(record: &[u8]) -> Result<Chunk, Kind> {
-    let wrong = Kind::Illegal("a chunk record is too short");
+    let wrong = Kind::Illegal(Reason::Record, "a chunk record is too short");
     let Some((offset, rest)) = record.split_first_chunk::<8>() else { return Err(wrong) };
     let Some((stored, rest)) = rest.split_first_chunk::<4>() else { return Err(wrong) };
     let Some((plain, rest)) = rest.split_first_chunk::<4>() else { return Err(wrong) };
@@ -360,7 +398,7 @@ const fn place(bytes: [u8; 4]) -> Place {
 
 fn runs_of_list(records: &[u8]) -> Result<Vec<Run>, Kind> {
     if records.is_empty() || !records.len().is_multiple_of(8) {
-        return Err(Kind::Illegal("a list of runs is empty or has a wrong length"));
+        return Err(Kind::Illegal(Reason::Record, "a list of runs is empty or has a wrong length"));
     }
     let runs = records.chunks_exact(8).filter_map(|record| match record {
         [f0, f1, n0, n1, place_bytes @ ..] => Some(Run {
@@ -375,7 +413,7 @@ fn runs_of_list(records: &[u8]) -> Result<Vec<Run>, Kind> {
 
 fn runs_of_bitmap(start: Place, bits: &[u8]) -> Result<Vec<Run>, Kind> {
     if bits.len() != 128 || bits.iter().all(|byte| *byte == 0) {
-        return Err(Kind::Illegal("a bitmap is empty or does not have 1,024 bits"));
+        return Err(Kind::Illegal(Reason::Record, "a bitmap is empty or does not have 1,024 bits"));
     }
     let mut runs: Vec<Run> = Vec::new();
     let mut next = u32::from(start.page);
@@ -389,7 +427,10 @@ fn runs_of_bitmap(start: Place, bits: &[u8]) -> Result<Vec<Run>, Kind> {
             _ => {
                 let stored = u16::try_from(next);
                 let Ok(stored) = stored else {
-                    return Err(Kind::Illegal("a page lies beyond the end of its shard"));
+                    return Err(Kind::Illegal(
+                        Reason::PageRange,
+                        "a page lies beyond the end of its shard",
+                    ));
                 };
                 let place = Place { shard: start.shard, page: stored };
                 runs.push(Run { first: page, pages: 1, place });
