@@ -62,7 +62,9 @@ impl Agent for Service {
     ) -> Result<Response<api::ListResponse>, Status> {
         let namespace = request.into_inner().containerd_namespace;
         let containers = self.app.containers(&namespace).await.map_err(Rejection::from)?;
-        Ok(Response::new(api::ListResponse { containers, operations: self.app.operations.list() }))
+        let mut operations = self.app.operations.list();
+        operations.retain(|one| namespace.is_empty() || one.containerd_namespace == namespace);
+        Ok(Response::new(api::ListResponse { containers, operations }))
     }
 
     async fn watch(
@@ -75,5 +77,14 @@ impl Agent for Service {
         // Open streams must not hold up the end of the agent.
         let ended = self.app.tasks.stopped();
         Ok(Response::new(watched.take_until(ended).map(Ok).boxed()))
+    }
+
+    async fn report_tagged(
+        &self,
+        request: Request<api::ReportTaggedRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        let id = request.into_inner().operation_id;
+        let operation = self.app.operations.tagged(&id).await.map_err(Rejection::from)?;
+        Ok(Response::new(operation.ok_or(Rejection::NoOperation(id))?))
     }
 }

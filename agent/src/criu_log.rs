@@ -14,7 +14,8 @@ const LINES_MAX: usize = 6;
 /// What CRIU calls an error and goes on from: it wants more rights than a container has.
 const HARMLESS: &[&str] = &["RLIMIT_NOFILE for self"];
 
-/// Returns the lines of a log that tell what went wrong; empty when there is no log.
+/// Returns the lines of a log that tell what went wrong, as the end of a sentence; empty when there
+/// are none.
 pub(crate) fn telling(log: &Path) -> String {
     let mut tail = Vec::new();
     let read = fs::File::open(log).and_then(|mut file| {
@@ -36,13 +37,11 @@ fn pick(text: &str) -> String {
         .map(message)
         .collect();
     if errors.is_empty() {
-        let last = text.lines().rfind(|line| !line.is_empty()).map(message);
-        return last
-            .map(|last| format!("no error; its log ends with {last:?}"))
-            .unwrap_or_default();
+        return String::new();
     }
     let surplus = errors.len().saturating_sub(LINES_MAX);
-    errors.into_iter().skip(surplus).collect::<Vec<_>>().join("; ")
+    let errors: Vec<&str> = errors.into_iter().skip(surplus).collect();
+    format!("; CRIU says: {}", errors.join("; "))
 }
 
 /// `(00.004130) pie: 1: Error (x.c:1): text` becomes `pie: 1: Error (x.c:1): text`.
@@ -62,19 +61,20 @@ mod tests {
         let log = "(00.1) starting\n(00.2) Error (criu/util.c:1): rlimit: Can't setup \
                    RLIMIT_NOFILE for self: Operation not permitted\n\
                    (00.3) Error (criu/sk-inet.c:9): inet: Connected TCP socket\n(00.4) end\n";
-        assert_eq!(pick(log), "Error (criu/sk-inet.c:9): inet: Connected TCP socket");
+        let quoted = "; CRIU says: Error (criu/sk-inet.c:9): inet: Connected TCP socket";
+        assert_eq!(pick(log), quoted);
     }
 
     #[test]
-    fn without_errors_the_last_line_has_to_do() {
-        assert_eq!(pick("(00.1) a\n(00.2) b\n\n"), "no error; its log ends with \"b\"");
+    fn a_log_without_errors_has_nothing_to_say() {
+        assert_eq!(pick("(00.1) a\n(00.2) Dumping finished successfully\n\n"), "");
         assert_eq!(telling(Path::new("/nowhere/dump.log")), "");
     }
 
     #[test]
     fn only_the_last_errors_are_quoted() {
         let log: Vec<String> = (0..20).map(|n| format!("(0.{n}) Error {n}\n")).collect();
-        let log = log.concat();
-        assert_eq!(pick(&log), "Error 14; Error 15; Error 16; Error 17; Error 18; Error 19");
+        let quoted = "; CRIU says: Error 14; Error 15; Error 16; Error 17; Error 18; Error 19";
+        assert_eq!(pick(&log.concat()), quoted);
     }
 }

@@ -19,7 +19,7 @@ mod record;
 
 pub use self::record::RefusedBy;
 use self::record::step_times;
-pub(crate) use self::record::{Kind, Made, Record, Sizes, State};
+pub(crate) use self::record::{Kind, Made, Record, Sizes, State, TagState};
 
 /// Finished operations that are remembered. A few KB each; enough to look back over a day.
 const FINISHED_MAX: usize = 200;
@@ -116,6 +116,7 @@ impl Operations {
             sizes: Sizes::default(),
             times: Vec::new(),
             made: Vec::new(),
+            tag: TagState::None,
         };
         let progress = Progress::default();
         let driver = Driver {
@@ -146,6 +147,22 @@ impl Operations {
             (entry.record.clone(), driver)
         });
         driven.collect()
+    }
+
+    /// Notes that a checkpoint has got the tag it was waiting for, and returns it; `None` when there
+    /// is no such operation. Any other operation stays as it is.
+    pub(crate) async fn tagged(
+        self: &Arc<Self>,
+        id: &str,
+    ) -> Result<Option<api::Operation>, OperationsError> {
+        let entry = self.entries().get(id).cloned();
+        let Some(entry) = entry else { return Ok(None) };
+        if entry.record.tag == TagState::AwaitsSigner {
+            let driver =
+                Driver { id: id.into(), operations: Arc::clone(self), progress: entry.progress };
+            driver.update(|record| record.tag = TagState::Tagged).await?;
+        }
+        Ok(self.present(id))
     }
 
     /// Returns all operations as clients are told, oldest first.

@@ -112,8 +112,8 @@ enum NodeCommand {
     /// Ends nodes that `up` started, and what killed testbeds have left; nothing of them stays.
     #[command(after_help = "Example: kybernate-conformance node down")]
     Down {
-        /// Which of the two.
-        #[arg(default_value = "all")]
+        /// Which of the two; `all` is another word for both.
+        #[arg(default_value = "both")]
         which: Which,
     },
 }

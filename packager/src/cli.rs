@@ -4,6 +4,7 @@ mod agent;
 mod checkpoint;
 mod copy;
 mod failure;
+mod identifier;
 mod inspect;
 mod keygen;
 mod keys;
@@ -28,7 +29,10 @@ A reference is host[:port]/name[:tag][@digest], or oci:DIR[:tag] for an image la
 Credentials come from Docker's config.json and its helpers.
 
 Exit codes: 0 done, 1 failed, 2 refused by a rule (signature, integrity, compatibility, \
-identity, policy), 64 wrong usage.";
+identity, policy), 64 wrong usage.
+
+With --json, stdout holds one JSON document, also when a command fails: \
+{\"error\": {\"kind\", \"rule\", \"reason\", \"message\"}, \"exit\": CODE}.";
 
 /// Takes, moves, inspects and restores checkpoints of containers.
 #[derive(Debug, Parser)]

@@ -1,8 +1,10 @@
 //! Copies an artifact whole: children, blobs and referrers, only what is missing, the tag last.
 
+use std::fmt;
+
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use kybernate_spec::{Descriptor, Tag};
+use kybernate_spec::{Descriptor, Digest, Tag, chain};
 
 use crate::checked::length;
 use crate::progress::Progress;
@@ -38,6 +40,23 @@ pub enum CopyError {
     /// What there is to copy could not be found out.
     #[error(transparent)]
     Walk(#[from] WalkError),
+    /// All is copied and tagged but for referrers that the source lists and cannot give: signatures,
+    /// most often.
+    #[error("the copy is whole but for what refers to it: {}", Missing(.0))]
+    Incomplete(Vec<(Digest, StoreError)>),
+}
+
+/// Names what is missing, each with the reason.
+struct Missing<'a>(&'a [(Digest, StoreError)]);
+
+impl fmt::Display for Missing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, (digest, error)) in self.0.iter().enumerate() {
+            let opening = if position == 0 { "" } else { "; " };
+            write!(f, "{opening}{digest} is not copied ({})", chain(error))?;
+        }
+        Ok(())
+    }
 }
 
 /// What happened to one blob.
@@ -55,7 +74,8 @@ struct Counted<'a> {
     progress: &'a Progress,
 }
 
-/// Copies `root` from `source` to `target`, then points `tag` at it. Safe to repeat.
+/// Copies `root` from `source` to `target`, then points `tag` at it. Safe to repeat. Referrers that
+/// cannot be had do not hold up the rest, but the copy ends with [`CopyError::Incomplete`].
 pub async fn copy(
     source: &Store,
     root: StoredManifest,
@@ -90,7 +110,7 @@ pub async fn copy(
         target.tag(&descriptor, tag).await?;
     }
     progress.finish();
-    Ok(copied)
+    if walk.missing.is_empty() { Ok(copied) } else { Err(CopyError::Incomplete(walk.missing)) }
 }
 
 /// Makes sure that `target` has a blob of `source`.

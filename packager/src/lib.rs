@@ -16,6 +16,7 @@ pub mod images_pack;
 pub mod inspect;
 pub mod key;
 pub mod layout;
+mod leftovers;
 pub mod outline;
 pub mod pack;
 pub mod progress;

@@ -13,29 +13,34 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cli::{Cli, Failure};
 use crate::terminal::Terminal;
 
-/// Exit code of wrong usage, as sysexits.h has it; clap would say 2, which means refused here.
-const USAGE: u8 = 64;
-
 /// How long work on other threads may take to clean up after an interruption.
 const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let (terminal, ended) = match Cli::try_parse() {
+        Ok(cli) => {
+            let terminal = Terminal::new(cli.json());
+            let ended = start(cli, &terminal);
+            (terminal, ended)
+        }
         Err(told) => {
-            // Help goes to stdout and succeeds. Nobody is left to tell when printing fails.
+            // Nobody is left to tell when printing fails. Help goes to stdout and succeeds.
             let _printed = told.print();
-            return if told.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            if !told.use_stderr() {
+                return ExitCode::SUCCESS;
+            }
+            // What was wrong may have come before what was right.
+            let json = std::env::args_os().any(|argument| argument == "--json");
+            let text = told.to_string();
+            let text = text.trim_start_matches("error: ").trim_end().to_owned();
+            (Terminal::new(json), Err(Failure::Shown(text.into())))
         }
     };
-    let terminal = Terminal::new(cli.json());
-    let ended = start(cli, &terminal);
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            terminal::say(&failure.to_string());
-            terminal.tell(&failure.told());
-            failure.exit_code()
+            terminal.fail(&failure);
+            ExitCode::from(failure.code())
         }
     }
 }

@@ -31,6 +31,7 @@ use self::pages::{Pages, Pushed};
 pub use self::runnable::SourceImage;
 use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob, hash_file};
 use crate::images_pack;
+use crate::leftovers::Scratch;
 use crate::progress::Progress;
 use crate::store::{Store, StoreError};
 use crate::unpack::UnpackError;
@@ -361,14 +362,10 @@ fn to_json(what: &'static str, document: &impl serde::Serialize) -> Result<Bytes
     }
 }
 
-fn scratch(directory: Option<&Path>) -> Result<tempfile::TempDir, PackError> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("kybernate-pack-");
-    let made = match directory {
-        Some(directory) => builder.tempdir_in(directory),
-        None => builder.tempdir(),
-    };
-    made.map_err(|kind| PackError::Io("make a directory for temporary files", kind))
+fn scratch(directory: Option<&Path>) -> Result<Scratch, PackError> {
+    let system = std::env::temp_dir();
+    Scratch::begin(directory.unwrap_or(&system), "kybernate-pack-")
+        .map_err(|kind| PackError::Io("make a directory for temporary files", kind))
 }
 
 async fn run<T: Send + 'static>(

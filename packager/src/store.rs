@@ -111,6 +111,16 @@ impl StoreError {
     }
 }
 
+impl StoreErrorKind {
+    /// Whether what was asked for is to blame, and not the way to it or the place.
+    pub const fn is_about_content(&self) -> bool {
+        matches!(
+            self,
+            Self::NotFound | Self::Mismatch(_) | Self::TooLarge { .. } | Self::Malformed(_)
+        )
+    }
+}
+
 impl From<std::io::Error> for StoreErrorKind {
     fn from(error: std::io::Error) -> Self {
         Self::Io(error)

@@ -2,11 +2,14 @@
 
 use std::io::{IsTerminal as _, Write as _};
 use std::pin::pin;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kybernate_packager::progress::{Progress, Snapshot};
 use serde::Serialize;
+
+use crate::cli::Failure;
 
 /// How often a bar is drawn.
 const TICK: Duration = Duration::from_millis(100);
@@ -16,6 +19,8 @@ const TICK: Duration = Duration::from_millis(100);
 pub(crate) struct Terminal {
     json: bool,
     bars: bool,
+    /// What a failure from now on leaves behind. Held for an assignment only.
+    note: Mutex<String>,
 }
 
 /// Shows one operation: a bar on a terminal, a line per finished step elsewhere.
@@ -28,7 +33,7 @@ pub(crate) struct Display {
 impl Terminal {
     /// Looks at what kind of place stderr is.
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, bars: std::io::stderr().is_terminal() }
+        Self { json, bars: std::io::stderr().is_terminal(), note: Mutex::default() }
     }
 
     /// Prints a result: `text` for people, or `value` as one JSON document.
@@ -41,12 +46,25 @@ impl Terminal {
         writeln!(out, "{}", plain(text.trim_end()))
     }
 
-    /// Tells programs that read results as JSON why there is none. When that fails, nobody is left
-    /// to tell.
-    pub(crate) fn tell(&self, failure: &impl Serialize) {
-        if self.json {
-            let _printed = self.print(failure, "");
+    /// Says why it did not work: to people on stderr, to scripts as the only document on stdout.
+    pub(crate) fn fail(&self, failure: &Failure) {
+        let note = self.note.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if !matches!(failure, Failure::Shown(_)) {
+            say(&failure.to_string());
         }
+        if !note.is_empty() {
+            say(&note);
+        }
+        if self.json {
+            // When that fails, the exit code is all there is left.
+            let _written = self.print(&failure.told(&note), "");
+        }
+    }
+
+    /// Says what will be there should the command fail or be interrupted from now on; nothing when
+    /// empty.
+    pub(crate) fn note(&self, text: String) {
+        *self.note.lock().unwrap_or_else(PoisonError::into_inner) = text;
     }
 
     /// Begins to show an operation.

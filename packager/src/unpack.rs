@@ -3,6 +3,7 @@
 //! Every byte is proven before it is visible under its final name: the small files by their blob's
 //! digest, the pages chunk by chunk with the page index, which the manifest covers.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +16,10 @@ use kybernate_spec::{Descriptor, Digest, Reason};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 mod pages;
+mod place;
 mod plan;
 
+use self::place::Place;
 use self::plan::Plan;
 use crate::artifact::Checkpoint;
 use crate::images_pack::{self, ImagesPackError};
@@ -106,8 +109,9 @@ impl UnpackError {
     }
 }
 
-/// Unpacks a whole checkpoint into `directory`, which must not exist or be empty. It appears whole
-/// or not at all.
+/// Unpacks a whole checkpoint into `directory`, which must not exist or be empty. A new directory
+/// appears whole or not at all; one that is there gets its files at the end, the one that CRIU reads
+/// first as the last.
 pub async fn unpack(
     store: &Store,
     checkpoint: &Checkpoint,
@@ -116,26 +120,17 @@ pub async fn unpack(
     progress: &Progress,
 ) -> Result<(), UnpackError> {
     let target = directory.to_owned();
-    let parent = blocking(move || prepare(&target)).await;
-    let parent = parent.map_err(|error| match error.kind() {
+    let place = blocking(move || Place::prepare(&target)).await;
+    // Dropped, and what is in it removed, on every way out but the last.
+    let place = place.map_err(|error| match error.kind() {
         io::ErrorKind::DirectoryNotEmpty => UnpackError::NotEmpty(directory.to_owned()),
         _ => UnpackError::Io("make the directory", error),
     })?;
-    // Dropped, and so removed, on every way out but the last.
-    let staging = tempfile::Builder::new()
-        .prefix(".kybernate-unpack-")
-        .tempdir_in(parent)
-        .map_err(|error| UnpackError::Io("make a directory beside the target", error))?;
-    unpack_images(store, checkpoint, staging.path(), progress).await?;
-    unpack_pages(store, checkpoint, staging.path(), limits, progress).await?;
-    let target = directory.to_owned();
-    blocking(move || {
-        fs::rename(staging.path(), &target)?;
-        let _moved = staging.keep();
-        Ok(())
-    })
-    .await
-    .map_err(|error| UnpackError::Io("move the dump into place", error))
+    unpack_images(store, checkpoint, place.staging(), progress).await?;
+    unpack_pages(store, checkpoint, place.staging(), limits, progress).await?;
+    blocking(move || place.publish())
+        .await
+        .map_err(|error| UnpackError::Io("move the dump into place", error))
 }
 
 /// Unpacks the small files into an existing directory: everything the identity gate decodes.
@@ -225,8 +220,8 @@ async fn unpack_pages_where(
     let index = download(store, &checkpoint.page_index, directory).await?;
     progress.transfer(checkpoint.page_index.size);
     let plan = {
-        let (index, checkpoint) = (index.path().to_owned(), checkpoint.clone());
-        tokio::task::spawn_blocking(move || Plan::read(&index, &checkpoint, keep))
+        let checkpoint = checkpoint.clone();
+        tokio::task::spawn_blocking(move || Plan::read(index, &checkpoint, keep))
     };
     let plan = plan.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??;
     let plan = Arc::new(plan);
@@ -259,18 +254,14 @@ fn create(path: &Path) -> io::Result<fs::File> {
     options.open(path)
 }
 
-/// Reads a blob into a temporary file beside the dump's files.
-async fn download(
-    store: &Store,
-    blob: &Descriptor,
-    directory: &Path,
-) -> Result<tempfile::NamedTempFile, UnpackError> {
+/// Reads a blob into a file without a name beside the dump's files.
+async fn download(store: &Store, blob: &Descriptor, directory: &Path) -> Result<File, UnpackError> {
     let stream = store.blob(blob).await?;
     let mut bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     // Beside the directory, not in it: CRIU's directory holds CRIU's files only.
     let parent = directory.parent().unwrap_or(directory).to_owned();
     let copied = blocking(move || {
-        let mut file = tempfile::Builder::new().prefix(".kybernate-index-").tempfile_in(parent)?;
+        let mut file = tempfile::tempfile_in(parent)?;
         io::copy(&mut bytes, &mut file)?;
         Ok(file)
     });
@@ -296,23 +287,4 @@ fn images_error(error: ImagesPackError) -> UnpackError {
 /// Gets a store's error back out of the stream it ended.
 fn as_store_error(error: io::Error) -> Result<StoreError, io::Error> {
     error.downcast::<StoreError>()
-}
-
-/// Checks that `directory` can be made and returns what it is to be made in.
-fn prepare(directory: &Path) -> io::Result<PathBuf> {
-    match fs::read_dir(directory) {
-        Ok(mut entries) => {
-            if entries.next().is_some() {
-                return Err(io::ErrorKind::DirectoryNotEmpty.into());
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let parent = match directory.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    fs::create_dir_all(&parent)?;
-    Ok(parent)
 }

@@ -11,7 +11,7 @@ use crate::copy::PARALLEL;
 use crate::key::PublicKey;
 use crate::outline::Outline;
 use crate::progress::Progress;
-use crate::store::{Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::store::{Store, StoreError, StoredManifest};
 use crate::walk::{Follow, Walk, WalkError};
 
 /// Referrers looked at. More than that on one checkpoint is a flood, not a need.
@@ -176,7 +176,7 @@ async fn look(
         Err(error) => Err(error),
     };
     let content = match read {
-        Err(error) if is_its_fault(&error.kind) => return Ok(unusable(&error)),
+        Err(error) if error.kind.is_about_content() => return Ok(unusable(&error)),
         other => other?,
     };
     Ok(match bundle::verify(&content, digest, keys) {
@@ -194,7 +194,7 @@ async fn bundle_layer(
     referrer: &Descriptor,
 ) -> Result<Result<Descriptor, Looked>, StoreError> {
     let stored = match store.manifest(&referrer.digest).await {
-        Err(error) if is_its_fault(&error.kind) => return Ok(Err(unusable(&error))),
+        Err(error) if error.kind.is_about_content() => return Ok(Err(unusable(&error))),
         other => other?,
     };
     let outline = match Outline::parse(&stored.content, None) {
@@ -216,15 +216,4 @@ async fn bundle_layer(
 
 fn unusable(error: &(dyn std::error::Error + 'static)) -> Looked {
     Looked::Unusable(chain(error).to_string())
-}
-
-/// Whether the referrer is to blame, so that the others still count.
-const fn is_its_fault(kind: &StoreErrorKind) -> bool {
-    matches!(
-        kind,
-        StoreErrorKind::NotFound
-            | StoreErrorKind::Mismatch(_)
-            | StoreErrorKind::TooLarge { .. }
-            | StoreErrorKind::Malformed(_)
-    )
 }

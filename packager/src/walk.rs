@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use kybernate_spec::{Descriptor, Digest, media_type};
 
 use crate::outline::Outline;
-use crate::store::{Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::store::{Store, StoreError, StoredManifest};
 
 /// How many steps from the root are followed, by child or by referrer: index, child, signature,
 /// signature of the signature, and one more.
@@ -50,6 +50,8 @@ pub(crate) struct Walk {
     pub(crate) blobs: Vec<Descriptor>,
     /// How many of the manifests were found as referrers.
     pub(crate) referrers: usize,
+    /// Referrers that are listed but cannot be had, each with the reason.
+    pub(crate) missing: Vec<(Digest, StoreError)>,
     follow: Follow,
     seen_manifests: BTreeSet<Digest>,
     seen_blobs: BTreeSet<Digest>,
@@ -66,6 +68,7 @@ impl Walk {
             manifests: Vec::new(),
             blobs: Vec::new(),
             referrers: 0,
+            missing: Vec::new(),
             follow,
             seen_manifests: BTreeSet::new(),
             seen_blobs: BTreeSet::new(),
@@ -118,8 +121,13 @@ impl Walk {
     ) -> Result<(), WalkError> {
         for referrer in store.referrers(digest, None).await? {
             let referrer = match store.manifest(&referrer.digest).await {
-                // A list under a fallback tag may name what was deleted since.
-                Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => continue,
+                // It alone is to blame: a list under a fallback tag may name what was deleted since.
+                Err(error) if error.kind.is_about_content() => {
+                    if self.seen_manifests.insert(referrer.digest.clone()) {
+                        self.missing.push((referrer.digest, error));
+                    }
+                    continue;
+                }
                 other => other?,
             };
             // Checkpoints hang under their source image, but are not part of it.

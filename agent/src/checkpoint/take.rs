@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::criu_log;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
-use crate::operations::{Driver, Made, OperationsError, Record, Sizes, State};
+use crate::operations::{Driver, Made, OperationsError, Record, Sizes, State, TagState};
 use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::RuntimeError;
 use crate::stage;
@@ -42,8 +42,9 @@ pub(crate) enum CheckpointError {
     Guardian(#[from] GuardianError),
     #[error("failed to make a place for the dump")]
     Stage(#[source] io::Error),
-    #[error("the dump failed; CRIU says: {log}")]
+    #[error("the dump failed{log}")]
     Dump {
+        /// What CRIU's log has to say about it, if anything.
         log: String,
         #[source]
         source: RuntimeError,
@@ -96,7 +97,7 @@ pub(crate) async fn run(
         tracing::debug!(error = %chain(&error), "the guardian was quicker");
     }
     let finished = driver.finish(|record| match taken {
-        Ok(packed) => succeed(record, &packed),
+        Ok(packed) => succeed(record, &packed, &order.naming),
         Err(error) => {
             record.state = State::Failed;
             record.error = chain(&error).to_string();
@@ -107,8 +108,12 @@ pub(crate) async fn run(
     }
 }
 
-fn succeed(record: &mut Record, packed: &Packed) {
+fn succeed(record: &mut Record, packed: &Packed, naming: &Naming) {
     record.state = State::Done;
+    record.tag = match naming {
+        Naming::Signed(..) | Naming::Unsigned(_) => TagState::Tagged,
+        Naming::ByClient => TagState::AwaitsSigner,
+    };
     record.digest = Some(packed.index.digest.clone());
     let Sizes { transferred_bytes, .. } = record.sizes;
     record.sizes = Sizes {

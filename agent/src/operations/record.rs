@@ -34,6 +34,8 @@ pub(crate) struct Record {
     /// What has to be undone should the agent die now, in the order it was made.
     #[serde(default)]
     pub(crate) made: Vec<Made>,
+    #[serde(default)]
+    pub(crate) tag: TagState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +52,18 @@ pub(crate) enum State {
     Done,
     Failed,
     Refused,
+}
+
+/// Whether a finished checkpoint can be found by its tag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TagState {
+    /// It is none, or not finished.
+    #[default]
+    None,
+    Tagged,
+    /// Whoever asked for it was to sign and tag it, and has not reported that.
+    AwaitsSigner,
 }
 
 /// Which rule refused an operation.
@@ -174,6 +188,12 @@ impl Record {
                 page_bytes: self.sizes.page_bytes,
                 transferred_bytes: self.sizes.transferred_bytes.max(progress.transferred),
             }),
+            tag: match self.tag {
+                TagState::None => api::TagState::Unspecified,
+                TagState::Tagged => api::TagState::Tagged,
+                TagState::AwaitsSigner => api::TagState::AwaitsSigner,
+            }
+            .into(),
         }
     }
 }

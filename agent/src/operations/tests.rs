@@ -84,3 +84,30 @@ fn an_unreadable_file_hides_nothing_else() {
     fs::write(directory.path().join("x.json"), "{").unwrap();
     assert!(Operations::open(directory.path()).unwrap().list().is_empty());
 }
+
+#[tokio::test]
+async fn a_checkpoint_waits_for_its_signer_also_over_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let pushed = operations.begin(subject()).await.unwrap();
+    let ended = |record: &mut Record| {
+        record.state = State::Done;
+        record.tag = TagState::AwaitsSigner;
+    };
+    pushed.finish(ended).await.unwrap();
+    let failed = operations.begin(subject()).await.unwrap();
+    failed.finish(|record| record.state = State::Failed).await.unwrap();
+
+    let restarted = Operations::open(directory.path()).unwrap();
+    let tag = |operations: &Operations, id: &str| operations.present(id).unwrap().tag();
+    assert_eq!(tag(&restarted, pushed.id()), api::TagState::AwaitsSigner);
+    for _ in 0..2 {
+        let told = restarted.tagged(pushed.id()).await.unwrap().unwrap();
+        assert_eq!(told.tag(), api::TagState::Tagged);
+    }
+    let restarted = Operations::open(directory.path()).unwrap();
+    assert_eq!(tag(&restarted, pushed.id()), api::TagState::Tagged);
+    let other = restarted.tagged(failed.id()).await.unwrap().unwrap();
+    assert_eq!(other.tag(), api::TagState::Unspecified);
+    assert!(restarted.tagged("other").await.unwrap().is_none());
+}

@@ -38,8 +38,9 @@ pub(crate) enum LaunchError {
     User(#[from] UserError),
     #[error("failed to look at the allowed devices")]
     Devices(#[source] io::Error),
-    #[error("the restore failed; CRIU says: {log}")]
+    #[error("the restore failed{log}")]
     Restore {
+        /// What CRIU's log has to say about it, if anything.
         log: String,
         #[source]
         source: RuntimeError,

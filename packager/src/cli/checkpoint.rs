@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use clap::Args;
 use kybernate_packager::agent_api::{
-    AfterCheckpoint, CheckpointRequest, GetNodeRequest, Operation, Runnable,
+    AfterCheckpoint, CheckpointRequest, GetNodeRequest, Operation, ReportTaggedRequest, Runnable,
 };
 use kybernate_packager::key::SigningKey;
 use kybernate_packager::sign::sign;
-use kybernate_spec::{Digest, Location};
+use kybernate_spec::{Digest, Location, Tag};
 use serde_json::json;
 
 use super::agent::{AgentSocket, refused, times};
+use super::identifier::identifier;
 use super::pack::When;
 use super::{Connection, Failure, keys, tag_for};
 use crate::terminal::{Terminal, bytes};
@@ -28,6 +29,7 @@ use crate::terminal::{Terminal, bytes};
     kyb checkpoint job registry.example.com/team/job:v1 --sign-key team.key")]
 pub(super) struct Checkpoint {
     /// containerd's id of the container.
+    #[arg(value_parser = identifier)]
     container: String,
     /// Where the checkpoint goes.
     #[arg(value_name = "REF")]
@@ -40,13 +42,14 @@ pub(super) struct Checkpoint {
     stop: bool,
     /// The agent's key of this name, or a private key FILE that this command signs with. Without
     /// it, the agent's only key.
-    #[arg(long, value_name = "NAME|FILE", conflicts_with = "unsigned")]
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "unsigned",
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
     sign_key: Option<String>,
     /// Do not sign.
     #[arg(long)]
     unsigned: bool,
     /// containerd's namespace.
-    #[arg(long, default_value = "default")]
+    #[arg(long, default_value = "default", value_parser = identifier)]
     namespace: String,
     /// Whether the runnable image is part of it.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
@@ -104,13 +107,31 @@ impl Checkpoint {
         let begun = client.checkpoint(request).await.map_err(refused)?.into_inner();
         let done = self.agent.follow(terminal, begun).await?;
         if let Signer::Us(key) = &signer {
-            let digest: Digest = done.digest.parse().map_err(Failure::failed)?;
-            let store = self.connection.open(&self.reference).await?;
-            let index = store.manifest(&digest).await?.descriptor;
-            sign(&store, &index, key).await?;
-            store.tag(&index, &tag).await?;
+            // Whatever ends us from here on, people must know what there is.
+            terminal.note(format!(
+                "{} is pushed, but not signed, and the tag {tag} is not written: {}@{0} is its name \
+                 for kyb sign and kyb copy",
+                done.digest,
+                kybernate_spec::Reference { tag: None, ..reference.clone() },
+            ));
+            self.sign(&done, key, &tag).await?;
+            terminal.note(String::new());
+            let request = ReportTaggedRequest { operation_id: done.id.clone() };
+            if let Err(status) = client.report_tagged(request).await {
+                let text = status.message();
+                tracing::warn!(text, "the agent does not know that the checkpoint has its tag");
+            }
         }
         tell(terminal, &done, &signer)
+    }
+
+    /// Signs what the agent has pushed, and tags it.
+    async fn sign(&self, done: &Operation, key: &SigningKey, tag: &Tag) -> Result<(), Failure> {
+        let digest: Digest = done.digest.parse().map_err(Failure::failed)?;
+        let store = self.connection.open(&self.reference).await?;
+        let index = store.manifest(&digest).await?.descriptor;
+        sign(&store, &index, key).await?;
+        Ok(store.tag(&index, tag).await?)
     }
 
     fn request(&self, reference: String, signer: &Signer) -> Result<CheckpointRequest, Failure> {

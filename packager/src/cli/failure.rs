@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt;
-use std::process::ExitCode;
 
 use kybernate_packager::artifact::ArtifactError;
 use kybernate_packager::copy::CopyError;
@@ -16,6 +15,9 @@ use kybernate_packager::walk::WalkError;
 use kybernate_spec::{Reason, chain};
 use serde::Serialize;
 
+/// Exit code of wrong usage, as sysexits.h has it; clap would say 2, which means refused here.
+const USAGE: u8 = 64;
+
 /// Any error.
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -28,6 +30,8 @@ pub(crate) enum Failure {
     Refused(Rule, AnyError),
     /// The command line cannot be understood.
     Usage(AnyError),
+    /// The command line cannot be understood, and people have been told with an example.
+    Shown(AnyError),
 }
 
 /// The rules that refuse.
@@ -57,12 +61,12 @@ impl Failure {
         Self::Usage(error.into())
     }
 
-    /// Returns what scripts see.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    /// Returns the exit code.
+    pub(crate) const fn code(&self) -> u8 {
         match self {
-            Self::Failed(_) => ExitCode::from(1),
-            Self::Refused(..) => ExitCode::from(2),
-            Self::Usage(_) => ExitCode::from(64),
+            Self::Failed(_) => 1,
+            Self::Refused(..) => 2,
+            Self::Usage(_) | Self::Shown(_) => USAGE,
         }
     }
 }
@@ -71,11 +75,15 @@ impl Failure {
 #[derive(Debug, Serialize)]
 pub(crate) struct Told {
     error: ToldError,
+    exit: u8,
+    /// What the failure leaves behind, and what can be done about it.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    note: String,
 }
 
 #[derive(Debug, Serialize)]
 struct ToldError {
-    /// What [`Failure::exit_code`] says.
+    /// What [`Failure::code`] says, as a word.
     kind: &'static str,
     /// The rule that refused.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,15 +95,16 @@ struct ToldError {
 }
 
 impl Failure {
-    /// Returns what programs see, as `--json` prints it.
-    pub(crate) fn told(&self) -> Told {
+    /// Returns what programs see, as `--json` prints it. `note` is what the failure leaves behind.
+    pub(crate) fn told(&self, note: &str) -> Told {
         let (kind, rule, error) = match self {
             Self::Failed(error) => ("failed", None, error),
             Self::Refused(rule, error) => ("refused", Some(*rule), error),
-            Self::Usage(error) => ("usage", None, error),
+            Self::Usage(error) | Self::Shown(error) => ("usage", None, error),
         };
         let message = chain(&**error).to_string();
-        Told { error: ToldError { kind, rule, reason: reason(&**error), message } }
+        let error = ToldError { kind, rule, reason: reason(&**error), message };
+        Told { error, exit: self.code(), note: note.to_owned() }
     }
 }
 
@@ -115,7 +124,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Failed(error) => write!(f, "error: {}", chain(&**error)),
             Self::Refused(rule, error) => write!(f, "refused ({rule}): {}", chain(&**error)),
-            Self::Usage(error) => write!(f, "usage: {}", chain(&**error)),
+            Self::Usage(error) | Self::Shown(error) => write!(f, "usage: {}", chain(&**error)),
         }
     }
 }
@@ -204,6 +213,7 @@ impl From<CopyError> for Failure {
         match error {
             CopyError::Store(error) => error.into(),
             CopyError::Walk(error) => error.into(),
+            error @ CopyError::Incomplete(_) => Self::failed(error),
         }
     }
 }

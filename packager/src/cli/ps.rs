@@ -3,19 +3,23 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-use kybernate_packager::agent_api::{Container, ListRequest, Operation};
+use kybernate_packager::agent_api::{Container, ListRequest, Operation, TagState};
 use serde_json::{Value, json};
 
 use super::Failure;
 use super::agent::{AgentSocket, refused};
+use super::identifier::identifier;
 use crate::terminal::Terminal;
 
 /// List the containers of this node and what the agent is doing.
+///
+/// A checkpoint that is "untagged" is pushed, and whoever asked for it with a key file of their own
+/// has not reported that it is signed and tagged.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  kyb ps --namespace k8s.io")]
 pub(super) struct Ps {
     /// Only this namespace of containerd.
-    #[arg(long)]
+    #[arg(long, value_parser = identifier)]
     namespace: Option<String>,
     #[command(flatten)]
     agent: AgentSocket,
@@ -46,8 +50,11 @@ impl Ps {
             text.push_str(&row(&["OPERATION", "CONTAINER", "STATE", "STEP", "REFERENCE"]));
         }
         for one in &list.operations {
-            let state = state(one);
-            text.push_str(&row(&[&one.id, &one.container, &state, &one.step, &one.reference]));
+            let state = match one.tag() {
+                TagState::AwaitsSigner => "untagged".to_owned(),
+                _ => state(one),
+            };
+            text.push_str(&row(&[&one.id, &one.container, &state, &one.step, &name_of(one)]));
         }
         terminal.print(&facts, &text).map_err(Failure::failed)
     }
@@ -73,11 +80,26 @@ fn operation(one: &Operation) -> Value {
         "state": state(one),
         "step": one.step,
         "digest": one.digest,
+        "tagged": match one.tag() {
+            TagState::Unspecified => None,
+            TagState::Tagged => Some(true),
+            TagState::AwaitsSigner => Some(false),
+        },
         "error": one.error,
         "refusedBy": one.refused_by,
         "startedAt": one.started_at,
         "finishedAt": one.finished_at,
     })
+}
+
+/// Returns what an operation's checkpoint is found by: its digest while no tag is written.
+fn name_of(one: &Operation) -> String {
+    match one.tag() {
+        TagState::AwaitsSigner => {
+            format!("{} (pushed as {}, waits for its signer)", one.reference, one.digest)
+        }
+        _ => one.reference.clone(),
+    }
 }
 
 fn state(one: &Operation) -> String {

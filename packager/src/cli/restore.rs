@@ -8,6 +8,7 @@ use kybernate_spec::Location;
 use serde_json::json;
 
 use super::agent::{AgentSocket, refused, times};
+use super::identifier::identifier;
 use super::{Connection, Failure, keys};
 use crate::terminal::{Terminal, bytes};
 
@@ -24,10 +25,10 @@ pub(super) struct Restore {
     #[arg(value_name = "REF")]
     reference: Location,
     /// containerd's id of the new container. Without it, the source's name.
-    #[arg(long)]
+    #[arg(long, value_parser = identifier)]
     name: Option<String>,
     /// containerd's namespace of the new container.
-    #[arg(long, default_value = "default")]
+    #[arg(long, default_value = "default", value_parser = identifier)]
     namespace: String,
     /// Public keys to trust for this restore, instead of the node's policy; may be given more than
     /// once. The node's configuration must permit it (`allow_request_keys`).

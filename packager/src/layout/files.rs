@@ -9,7 +9,9 @@ use std::path::Path;
 use bytes::Bytes;
 use kybernate_spec::Digest;
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::TempPath;
+
+use crate::leftovers;
 
 /// Name of the file that makes a directory a layout.
 pub(super) const MARKER: &str = "oci-layout";
@@ -20,7 +22,7 @@ const MARKER_CONTENT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 /// Bytes read at a time.
 const PIECE: u64 = 256 << 10;
 
-/// Where unfinished files begin their names. Left-overs of a crash may be deleted at any time.
+/// How the names of unfinished files begin. Whoever writes one holds a lock on it.
 const UNFINISHED: &str = ".kyb-unfinished-";
 
 /// A file being written, not yet part of the layout. It vanishes unless it is published.
@@ -33,10 +35,13 @@ pub(super) struct Ingest {
 impl Ingest {
     /// Starts a file in the layout's directory.
     pub(super) fn begin(root: &Path) -> io::Result<Self> {
-        let file: NamedTempFile = tempfile::Builder::new()
-            .prefix(UNFINISHED)
-            .permissions(std::fs::Permissions::from_mode(0o644))
-            .tempfile_in(root)?;
+        let create = || {
+            tempfile::Builder::new()
+                .prefix(UNFINISHED)
+                .permissions(std::fs::Permissions::from_mode(0o644))
+                .tempfile_in(root)
+        };
+        let file = leftovers::locked(create)?;
         let (file, path) = file.into_parts();
         Ok(Self { file, path })
     }
@@ -66,6 +71,7 @@ impl Ingest {
 /// Makes `root` a layout if it is none. A directory that has other things in it is refused.
 pub(super) fn prepare(root: &Path) -> io::Result<()> {
     fs_err::create_dir_all(root)?;
+    leftovers::clear(root, UNFINISHED)?;
     if open_beneath(root, MARKER).is_ok() {
         return Ok(());
     }

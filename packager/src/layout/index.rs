@@ -87,7 +87,8 @@ pub(super) fn point(index: &mut Index, entry: Descriptor, tag: &Tag) {
 }
 
 /// Finds the manifests whose subject is `wanted`, in the list and among the children of what is
-/// listed. What cannot be read is passed over: it may be half copied, and is no referrer yet.
+/// listed. What is listed as an artifact and cannot be read is among them, as it may be one: whoever
+/// reads it gets to know why it cannot be had. Anything else unreadable is passed over.
 pub(super) fn referrers(root: &Path, wanted: &Digest) -> Result<Vec<Descriptor>, StoreErrorKind> {
     let mut found = Vec::new();
     let mut seen = BTreeSet::new();
@@ -101,7 +102,10 @@ pub(super) fn referrers(root: &Path, wanted: &Digest) -> Result<Vec<Descriptor>,
         if !readable || !seen.insert(entry.digest.clone()) {
             continue;
         }
-        let Ok(stored) = load(root, &entry.digest, Some(&entry)) else { continue };
+        let Ok(stored) = load(root, &entry.digest, Some(&entry)) else {
+            found.extend(Some(entry).filter(is_other_artifact));
+            continue;
+        };
         let Ok(outline) = Outline::parse(&stored.content, Some(&entry.media_type)) else {
             continue;
         };
@@ -112,6 +116,11 @@ pub(super) fn referrers(root: &Path, wanted: &Digest) -> Result<Vec<Descriptor>,
     }
     found.sort_by(|one, other| one.digest.cmp(&other.digest));
     Ok(found)
+}
+
+/// Whether an entry says that it is an artifact, and no checkpoint: signatures are such.
+fn is_other_artifact(entry: &Descriptor) -> bool {
+    entry.artifact_type.as_deref().is_some_and(|own| own != media_type::CHECKPOINT)
 }
 
 fn tag_of(entry: &Descriptor) -> Option<&str> {

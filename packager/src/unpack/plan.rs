@@ -1,10 +1,11 @@
 //! What the page index says, checked against the manifest.
 
 use std::collections::BTreeSet;
-use std::io::{self, BufReader, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 
-use fs_err as fs;
 use kybernate_spec::Reason;
 use kybernate_spec::page_index::{
     Chunk, ChunkHash, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Reader, Record,
@@ -21,7 +22,7 @@ const PAGE_HASH_BYTES: u64 = 16;
 /// and, per shard, where in the index its pages are named.
 #[derive(Debug)]
 pub(super) struct Plan {
-    index: PathBuf,
+    index: Arc<File>,
     header: Header,
     pub(super) shards: Vec<ShardTable>,
     pub(super) files: Vec<PlannedFile>,
@@ -75,20 +76,15 @@ impl Plan {
     /// Reads the whole index and checks it against the layers of the manifest and the sizes the
     /// facts announce. Only files that `keep` names are asked for.
     pub(super) fn read(
-        index: &Path,
+        index: File,
         checkpoint: &Checkpoint,
         keep: fn(&str) -> bool,
     ) -> Result<Self, UnpackError> {
-        let file = fs::File::open(index).map_err(io_error)?;
-        let mut reader = Reader::new(BufReader::new(file))?;
+        let index = Arc::new(index);
+        let mut reader = Reader::new(from(&index, 0))?;
         let header = *reader.header();
-        let mut plan = Self {
-            index: index.to_owned(),
-            header,
-            shards: Vec::new(),
-            files: Vec::new(),
-            shard_pages: Vec::new(),
-        };
+        let mut plan =
+            Self { index, header, shards: Vec::new(), files: Vec::new(), shard_pages: Vec::new() };
         let mut names = BTreeSet::new();
         let (mut segment, mut pages) = (0, 0_u64);
         let mut cursor = reader.cursor();
@@ -130,10 +126,8 @@ impl Plan {
         let Some(window) = table.and_then(|table| table.window) else {
             return Ok(Vec::new());
         };
-        let mut file = fs::File::open(&self.index).map_err(io_error)?;
         let cursor = window.from.cursor;
-        file.seek(SeekFrom::Start(cursor.position())).map_err(io_error)?;
-        let input = BufReader::new(file);
+        let input = from(&self.index, cursor.position());
         let mut reader = Reader::resume(input, self.header, cursor, self.shard_pages.clone());
         let Place { mut file, mut segment, .. } = window.from;
         let mut extents = Vec::new();
@@ -223,6 +217,20 @@ fn contradiction(reason: Reason, text: &str) -> UnpackError {
     UnpackError::Contradiction(reason, text.to_owned())
 }
 
-fn io_error(error: io::Error) -> UnpackError {
-    UnpackError::Io("read the page index", error)
+/// Reads a file from `position` on, whoever else reads it.
+fn from(file: &Arc<File>, position: u64) -> BufReader<From> {
+    BufReader::new(From { file: Arc::clone(file), position })
+}
+
+struct From {
+    file: Arc<File>,
+    position: u64,
+}
+
+impl Read for From {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.position)?;
+        self.position += u64::try_from(read).map_err(io::Error::other)?;
+        Ok(read)
+    }
 }

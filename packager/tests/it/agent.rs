@@ -8,7 +8,8 @@ use futures::stream::{self, Stream, StreamExt};
 use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
 use kybernate_packager::agent_api::{
     CheckpointRequest, Container, GetNodeRequest, ListRequest, ListResponse, Node, Operation,
-    OperationState, Progress, RestoreRequest, StepTime, WatchRequest,
+    OperationState, Progress, ReportTaggedRequest, RestoreRequest, StepTime, TagState,
+    WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
@@ -18,7 +19,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 use crate::artifact::{checkpoint, noise};
-use crate::kyb::kyb;
+use crate::kyb::{kyb, terminate_child_with};
+use crate::proxy::Proxy;
 use crate::registry::{Registry, open};
 
 /// What the agent answers, and what it was asked.
@@ -29,6 +31,7 @@ struct Script {
     checkpoints: Mutex<Vec<CheckpointRequest>>,
     restores: Mutex<Vec<RestoreRequest>>,
     watches: Mutex<usize>,
+    tagged: Mutex<Vec<String>>,
 }
 
 /// An agent that was started for one test.
@@ -122,6 +125,14 @@ impl Agent for Fake {
         let news = if *watches == 1 { vec![Ok(half)] } else { vec![Ok(half), Ok(end)] };
         Ok(Response::new(stream::iter(news).boxed()))
     }
+
+    async fn report_tagged(
+        &self,
+        request: Request<ReportTaggedRequest>,
+    ) -> Result<Response<Operation>, Status> {
+        self.0.tagged.lock().unwrap().push(request.into_inner().operation_id);
+        Ok(Response::new(self.0.end.clone()))
+    }
 }
 
 #[tokio::test]
@@ -160,6 +171,45 @@ async fn a_key_file_is_used_by_kyb_and_the_tag_comes_last() {
     assert_eq!(store.resolve(&location).await.unwrap().descriptor.digest, index.digest);
     let public = PublicKey::from_file(&scratch.path().join("ours.pub")).unwrap();
     verify_signature(&store, &index.digest, &[public]).await.unwrap();
+    assert_eq!(*agent.script.tagged.lock().unwrap(), ["op-1"]);
+}
+
+#[tokio::test]
+async fn whoever_is_interrupted_before_the_tag_is_told_what_there_is() {
+    let Some(registry) = Registry::docker() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    assert_eq!(kyb(scratch.path(), ["keygen", "ours"]).await.code, 0);
+    let index = checkpoint(&registry.open("a/b").await, &[noise(1000, 1)]).await;
+    let end = Operation {
+        state: OperationState::Done.into(),
+        tag: TagState::AwaitsSigner.into(),
+        digest: index.digest.to_string(),
+        ..Operation::default()
+    };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    // Long enough to find the manifest, not to sign it.
+    let proxy = Proxy::stalling(registry.address(), 2000).await;
+    let socket = agent.socket.to_str().unwrap();
+    let at = proxy.at("a/b:v1").to_string();
+    let name = proxy.at("a/b").to_string();
+    let line =
+        ["checkpoint", "job", &at, "--sign-key=ours.key", "--json", "--agent-socket", socket];
+    let mut running = std::pin::pin!(kyb(scratch.path(), line));
+    tokio::select! {
+        done = &mut running => panic!("it got through: {done:?}"),
+        () = proxy.stalled() => terminate_child_with(&at),
+    }
+    let ran = running.await;
+    let there = format!("{name}@{} is its name", index.digest);
+    ran.ended(1, &there);
+    let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(told["note"].as_str().unwrap().contains(&there), "{ran:?}");
+    assert!(agent.script.tagged.lock().unwrap().is_empty());
+
+    let text = kyb(scratch.path(), ["ps", "--agent-socket", socket]).await;
+    assert!(text.out.contains(" untagged ") && text.out.contains(index.digest.hex()), "{text:?}");
+    let json = kyb(scratch.path(), ["ps", "--json", "--agent-socket", socket]).await.json();
+    assert_eq!(json["operations"][0]["tagged"], false);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use kybernate_spec::{Descriptor, Manifest, media_type};
 use tempfile::TempDir;
 
 use crate::dump::dump;
-use crate::kyb::{Ran, kyb};
+use crate::kyb::{Ran, kyb, terminate_child_with};
 use crate::proxy::Proxy;
 use crate::registry::{Registry, open};
 
@@ -137,12 +137,43 @@ async fn wrong_usage_ends_with_64() {
         "verify localhost:1/a/b:v1",
         "restore localhost:1/a/b:v1 --allow-mount relative:/x",
         "restore localhost:1/a/b:v1 --allow-host-namespace user",
+        "restore localhost:1/a/b:v1 --name=",
+        "restore localhost:1/a/b:v1 --namespace a/b",
+        "checkpoint job localhost:1/a/b:v1 --namespace -x",
+        "checkpoint job localhost:1/a/b:v1 --sign-key=",
+        "checkpoint .. localhost:1/a/b:v1",
+        "ps --namespace=",
         "checkpoint job oci:somewhere:v1",
         "checkpoint job localhost:1/a/b:v1 --unsigned --sign-key x",
         "copy localhost:1/a/b:v1 localhost:1/c/d@sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
     ] {
         run(&scratch, line).await.ended(64, "");
     }
+}
+
+#[tokio::test]
+async fn with_json_failures_are_documents_too() {
+    let scratch = scene().await;
+    assert_eq!(run(&scratch, "pack dump oci:layout:v1").await.code, 0);
+    for (line, code, rule, why) in [
+        ("inspect oci:nowhere:v1 --json", 1, None, "oci:nowhere:v1"),
+        ("verify oci:layout:v1 --key ours.pub --json", 2, Some("signature"), "is not signed"),
+        (
+            "pack dump oci:layout@sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a --json",
+            64,
+            None,
+            "a digest",
+        ),
+        ("--json unpack oci:layout:v1 out", 64, None, "--key"),
+    ] {
+        let ran = run(&scratch, line).await;
+        ran.ended(code, why);
+        let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        let error = &told["error"];
+        assert_eq!((&told["exit"], error["rule"].as_str()), (&code.into(), rule), "{ran:?}");
+        assert!(error["message"].as_str().unwrap().contains(why), "{ran:?}");
+    }
+    assert_eq!(run(&scratch, "inspect oci:nowhere:v1").await.out, "");
 }
 
 #[tokio::test]
@@ -181,23 +212,6 @@ async fn help_is_as_it_was() {
         all = format!("{all}\n$ kyb {command} --help\n{}", help.out);
     }
     insta::assert_snapshot!(all);
-}
-
-/// Asks the child of this process that has `argument` to end.
-fn terminate_child_with(argument: &str) {
-    let this = std::process::id().to_string();
-    let is_it = |pid: &str| {
-        let read = |name: &str| fs_err::read_to_string(format!("/proc/{pid}/{name}"));
-        let parent =
-            read("status").is_ok_and(|status| status.contains(&format!("PPid:\t{this}\n")));
-        parent && read("cmdline").is_ok_and(|line| line.contains(argument))
-    };
-    let pid = fs_err::read_dir("/proc")
-        .unwrap()
-        .find_map(|entry| entry.unwrap().file_name().into_string().ok().filter(|pid| is_it(pid)))
-        .unwrap();
-    let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 }
 
 /// Changes one byte of a page shard where docker-registry keeps it.

@@ -1,6 +1,8 @@
 //! `copy` between registries and layouts.
 
-use kybernate_packager::copy::copy;
+use std::path::{Path, PathBuf};
+
+use kybernate_packager::copy::{CopyError, copy};
 use kybernate_packager::key::SigningKey;
 use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
@@ -165,4 +167,66 @@ async fn put_image(store: &Store) -> Descriptor {
         annotations: kybernate_spec::Annotations::new(),
     };
     put_document(store, media_type::OCI_MANIFEST, &image).await
+}
+
+#[tokio::test]
+async fn a_referrer_that_cannot_be_had_is_named_and_the_rest_is_copied() {
+    let scratch = tempfile::tempdir().unwrap();
+    let kept: Location =
+        format!("oci:{}:v1", scratch.path().join("kept").display()).parse().unwrap();
+    let damaged_layout = open(&kept).await;
+    let registries = Registry::all();
+    let mut sources = vec![(damaged_layout, scratch.path().join("kept/blobs/sha256"))];
+    for registry in &registries {
+        sources.push((registry.open("a/b").await, registry.data()));
+    }
+    for (number, (source, blobs)) in sources.into_iter().enumerate() {
+        let key = SigningKey::generate().unwrap();
+        let index = checkpoint(&source, &[noise(1000, 1)]).await;
+        let lost = sign(&source, &index, &key).await.unwrap();
+        let damaged = sign(&source, &index, &SigningKey::generate().unwrap()).await.unwrap();
+        let kept = sign(&source, &index, &SigningKey::generate().unwrap()).await.unwrap();
+        let (lost_file, damaged_file) = (find(&blobs, &lost), find(&blobs, &damaged));
+        fs_err::remove_file(lost_file).unwrap();
+        let content = fs_err::read_to_string(&damaged_file).unwrap();
+        let changed = content.replace("dsse-envelope", "dsse-envelop3");
+        assert_ne!(content, changed);
+        fs_err::write(&damaged_file, changed).unwrap();
+
+        let error = verify_signature(&source, &index.digest, &[key.public().clone()]).await;
+        let told = error.unwrap_err().to_string();
+        assert!(told.contains(lost.digest.hex()) && told.contains(damaged.digest.hex()), "{told}");
+
+        let place = scratch.path().join(format!("copy-{number}"));
+        let location: Location = format!("oci:{}:v1", place.display()).parse().unwrap();
+        let target = open(&location).await;
+        let root = source.manifest(&index.digest).await.unwrap();
+        let copied = copy(&source, root, &target, location.tag(), &Progress::default()).await;
+        let CopyError::Incomplete(missing) = copied.unwrap_err() else { panic!("no such error") };
+        let mut missing: Vec<_> = missing.into_iter().map(|(digest, _)| digest).collect();
+        missing.sort();
+        let mut expected = vec![lost.digest, damaged.digest];
+        expected.sort();
+        assert_eq!(missing, expected);
+        assert_eq!(target.resolve(&location).await.unwrap().descriptor.digest, index.digest);
+        target.manifest(&kept.digest).await.unwrap();
+    }
+}
+
+/// Finds the file in which a registry or a layout keeps a manifest.
+fn find(directory: &Path, descriptor: &Descriptor) -> PathBuf {
+    let mut left = vec![directory.to_owned()];
+    while let Some(directory) = left.pop() {
+        for entry in fs_err::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path());
+            } else if fs_err::read(entry.path())
+                .is_ok_and(|content| kybernate_spec::Digest::of(&content) == descriptor.digest)
+            {
+                return entry.path();
+            }
+        }
+    }
+    panic!("{} is nowhere", descriptor.digest)
 }

@@ -50,3 +50,29 @@ impl Ran {
         assert!(!self.told.contains("secret") && !self.out.contains("secret"), "{self:?}");
     }
 }
+
+/// Waits until something is so, half a minute at most.
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{what} in vain");
+        std::thread::yield_now();
+    }
+}
+
+/// Asks the child of this process that has `argument` to end.
+pub(crate) fn terminate_child_with(argument: &str) {
+    let this = std::process::id().to_string();
+    let is_it = |pid: &str| {
+        let read = |name: &str| fs_err::read_to_string(format!("/proc/{pid}/{name}"));
+        let parent =
+            read("status").is_ok_and(|status| status.contains(&format!("PPid:\t{this}\n")));
+        parent && read("cmdline").is_ok_and(|line| line.contains(argument))
+    };
+    let pid = fs_err::read_dir("/proc")
+        .unwrap()
+        .find_map(|entry| entry.unwrap().file_name().into_string().ok().filter(|pid| is_it(pid)))
+        .unwrap();
+    let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+}

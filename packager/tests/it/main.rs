@@ -17,3 +17,4 @@ mod proxy;
 mod registry;
 mod remote;
 mod signing;
+mod unpacking;
