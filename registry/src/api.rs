@@ -1,7 +1,8 @@
 //! Every endpoint, on one screen.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -10,11 +11,15 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
 use kybernate_spec::{Digest, RepositoryName};
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument as _;
 
 use crate::access::Caller;
+use crate::access::challenge::{Lack, Way};
+use crate::access::limit::{Client, Place};
+use crate::access::subject::{CertificateNames, Identity};
 use crate::app::AppState;
 use crate::condition;
 use crate::config::Config;
@@ -32,6 +37,7 @@ mod list;
 mod manifest;
 mod multipart;
 mod seen;
+mod token;
 mod upload;
 
 use self::gate::Entry;
@@ -45,14 +51,25 @@ const LINGER_TIME_MAX: Duration = Duration::from_secs(30);
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
-/// Builds the HTTP service.
-pub fn router(app: AppState) -> Router {
-    serve(Served { app, door: Door::Registry })
+/// Who is at the other end of a connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// Where it connects from.
+    pub address: SocketAddr,
+    /// Whether the connection is encrypted.
+    pub encrypted: bool,
+    /// The certificate that it was made with.
+    pub certificate: Option<Arc<CertificateNames>>,
 }
 
-/// Builds the HTTP service of the address that has only figures and health.
-pub fn operations(app: AppState) -> Router {
-    serve(Served { app, door: Door::Operations })
+/// Builds the HTTP service of one connection.
+pub fn router(app: AppState, peer: Peer) -> Router {
+    serve(Served { app, peer: Arc::new(peer), door: Door::Registry })
+}
+
+/// Builds the HTTP service of a connection to the address that has only figures and health.
+pub fn operations(app: AppState, peer: Peer) -> Router {
+    serve(Served { app, peer: Arc::new(peer), door: Door::Operations })
 }
 
 fn serve(served: Served) -> Router {
@@ -66,6 +83,7 @@ fn serve(served: Served) -> Router {
 #[derive(Debug, Clone)]
 struct Served {
     app: AppState,
+    peer: Arc<Peer>,
     door: Door,
 }
 
@@ -91,6 +109,7 @@ impl Door {
 struct Call<'a> {
     app: &'a AppState,
     parts: &'a Parts,
+    peer: &'a Peer,
     caller: &'a Caller,
 }
 
@@ -101,14 +120,22 @@ async fn dispatch(State(served): State<Served>, request: Request) -> Response {
     respond(served, request, id).instrument(span).await
 }
 
-async fn respond(Served { app, door }: Served, request: Request, id: RequestId) -> Response {
+async fn respond(served: Served, request: Request, id: RequestId) -> Response {
+    let Served { app, peer, door } = served;
     let seen = Seen::begin(&app);
     let (parts, body) = request.into_parts();
     let route = Route::of(parts.uri.path()).filter(|route| door.shows(route, &app.config));
     let mut body = Some(body);
-    let caller = app.access.identify();
-    let call = Call { app: &app, parts: &parts, caller: &caller };
-    let answer = admit(call, route.as_ref(), &mut body).await;
+    let caller = match &route {
+        None | Some(Route::TokenKeys) => Caller::Anyone,
+        Some(route) if route.is_for_operators() => Caller::Anyone,
+        Some(_) => app.access.identify(&parts.headers, peer.certificate.as_ref()).await,
+    };
+    let call = Call { app: &app, parts: &parts, peer: &peer, caller: &caller };
+    let (answer, place) = match enter(call, route.as_ref()) {
+        Ok(place) => (admit(call, route.as_ref(), &mut body).await, place),
+        Err(error) => (Err(error), None),
+    };
     let failed = answer.is_err();
     let response = answer.unwrap_or_else(|error| error.respond(&id));
     let mut response = condition::apply(&parts, response);
@@ -118,8 +145,33 @@ async fn respond(Served { app, door }: Served, request: Request, id: RequestId) 
     let headers = response.headers_mut();
     headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
     headers.insert(REQUEST_ID, id.header());
-    seen.end(&parts, route.as_ref(), response.status());
-    response
+    let client = caller.identity().and_then(Identity::name);
+    seen.end(&parts, route.as_ref(), client.as_deref(), response.status());
+    match place {
+        // Until all is sent: a pull that is still going on is a request in progress.
+        Some(place) => response.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _held: &Place = &place;
+                frame
+            }))
+        }),
+        None => response,
+    }
+}
+
+/// Counts a request. Those that no caller is known for are the machine's own.
+fn enter(call: Call<'_>, route: Option<&Route<'_>>) -> Result<Option<Place>, ApiError> {
+    let Some(limits) = &call.app.limits else { return Ok(None) };
+    if route.is_some_and(Route::is_for_operators) {
+        return Ok(None);
+    }
+    let name = call.caller.identity().and_then(Identity::name);
+    let client = name.map_or_else(|| Client::of(call.peer.address.ip()), Client::Name);
+    let place = limits.enter(client, Instant::now()).map_err(|again| ApiError::Busy {
+        why: "you ask for too much at once",
+        retry_after: again.seconds(),
+    });
+    place.map(Some)
 }
 
 async fn admit(
@@ -145,6 +197,8 @@ async fn answer(
         (Route::Started, &Method::GET | &Method::HEAD) => Ok(health::started()),
         (Route::Metrics, &Method::GET | &Method::HEAD) => Ok(health::metrics(call)),
         (Route::Base, &Method::GET | &Method::HEAD) => Ok(base()),
+        (Route::Token, &Method::GET | &Method::POST) => token::issue(call, body).await,
+        (Route::TokenKeys, &Method::GET) => token::keys(call),
         (Route::Catalog, &Method::GET) => list::catalog(call).await,
         (Route::Tags(name), &Method::GET) => list::tags(call, name).await,
         (Route::Referrers(name, subject), &Method::GET) => {
@@ -173,7 +227,10 @@ async fn answer(
         (Route::Live | Route::Ready | Route::Started | Route::Metrics | Route::Base, _) => {
             Err(ApiError::Method("GET, HEAD"))
         }
-        (Route::Catalog | Route::Tags(_) | Route::Referrers(..), _) => Err(ApiError::Method("GET")),
+        (Route::Token, _) => Err(ApiError::Method("GET, POST")),
+        (Route::TokenKeys | Route::Catalog | Route::Tags(_) | Route::Referrers(..), _) => {
+            Err(ApiError::Method("GET"))
+        }
         (Route::Blob(..), _) => Err(ApiError::Method("GET, HEAD, DELETE")),
         (Route::Uploads(_), _) => Err(ApiError::Method("POST")),
         (Route::Upload(..), _) => Err(ApiError::Method("GET, PATCH, PUT, DELETE")),
@@ -212,6 +269,12 @@ fn linger(app: &AppState, mut body: Body) {
 impl<'a> Call<'a> {
     fn header(&self, name: HeaderName) -> Option<&'a str> {
         self.parts.headers.get(name)?.to_str().ok()
+    }
+
+    /// Returns how to ask the client for what it lacks; nothing when there is nothing to bring.
+    fn ask(&self, lack: Lack<'_>) -> Option<String> {
+        let way = Way { headers: &self.parts.headers, encrypted: self.peer.encrypted };
+        self.app.access.ask(way, lack)
     }
 
     /// Returns the length of the body when the client says it.

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::Semaphore;
 use tracing::Span;
 
 use crate::access::Access;
+use crate::access::limit::Limits;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::quota::Quotas;
@@ -30,6 +32,8 @@ pub struct App {
     pub access: Access,
     /// What is counted.
     pub metrics: Metrics,
+    /// How much one client may ask for.
+    pub(crate) limits: Option<Arc<Limits>>,
     /// Content.
     pub store: Arc<Store>,
     /// Unfinished uploads.
@@ -53,6 +57,7 @@ impl App {
         let store = Arc::new(store);
         Arc::new(Self {
             pulls: Pulls::new(&config.retention),
+            limits: Limits::new(&config.limits, Instant::now()),
             config,
             access,
             metrics: Metrics::new(store.metrics()),

@@ -26,9 +26,10 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use self::access::AccessSettings;
+pub use self::access::{AccessSettings, Challenge, IssuerSettings};
 pub use self::connections::Connections;
 pub use self::gc::Gc;
+pub use self::limits::LimitSettings;
 pub use self::log::{AccessLog, Log, LogFormat};
 pub use self::metrics::MetricsPage;
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
@@ -38,12 +39,14 @@ pub use self::retention::{Retention, RetentionRule};
 pub use self::scrub::Scrub;
 pub use self::setting::Settings;
 pub use self::tags::{ImmutableTags, Tags};
+pub use self::tls::TlsSettings;
 pub use self::value::{Address, AddressError, Period, Size};
 
 mod access;
 mod connections;
 mod document;
 mod gc;
+mod limits;
 mod log;
 mod metrics;
 mod mistake;
@@ -53,6 +56,7 @@ mod retention;
 mod scrub;
 mod setting;
 mod tags;
+mod tls;
 mod value;
 
 use self::document::{Document, Sources};
@@ -73,6 +77,10 @@ pub struct Config {
     pub connections: Connections,
     /// Who may do what. While nothing is set here, everybody may do everything.
     pub access: AccessSettings,
+    /// Encrypted connections.
+    pub tls: TlsSettings,
+    /// How much one client may ask for.
+    pub limits: LimitSettings,
     /// Garbage collection.
     pub gc: Gc,
     /// Scrubbing.
@@ -95,6 +103,8 @@ impl Default for Config {
             log: Log::default(),
             connections: Connections::default(),
             access: AccessSettings::default(),
+            tls: TlsSettings::default(),
+            limits: LimitSettings::default(),
             gc: Gc::default(),
             scrub: Scrub::default(),
             metrics: MetricsPage::default(),
@@ -138,6 +148,8 @@ impl Config {
         self.log.check(&mut mistakes.within("log"));
         self.connections.check(&mut mistakes.within("connections"));
         self.access.check(&mut mistakes.within("access"));
+        self.tls.check(&mut mistakes.within("tls"));
+        self.limits.check(&mut mistakes.within("limits"));
         self.gc.check(&mut mistakes.within("gc"));
         self.scrub.check(&mut mistakes.within("scrub"));
         self.metrics.check(&self.listen, &mut mistakes.within("metrics"));

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::header::{ALLOW, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_RANGE, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderName, HeaderValue, StatusCode};
 use kybernate_spec::{Digest, DigestError, MANIFEST_BYTES_MAX, NameError, TagError, chain};
 
+use crate::access::sign::SignError;
 use crate::manifest::ManifestError;
 use crate::request_id::RequestId;
 use crate::store::{ReadError, StoreError, StoreErrorKind};
@@ -25,6 +26,8 @@ pub enum ErrorCode {
     BlobUploadUnknown,
     /// The caller may not do this, or a rule says no.
     Denied,
+    /// The caller has to prove who it is.
+    Unauthorized,
     /// The digest is malformed or does not match the content.
     DigestInvalid,
     /// The manifest refers to something that is not here.
@@ -60,6 +63,22 @@ pub enum ApiError {
     /// The caller may not do this, and that there is something to do it with is no secret.
     #[error("denied")]
     Denied,
+    /// The caller has to prove who it is.
+    #[error("unauthorized")]
+    Unauthorized {
+        /// How: the header `WWW-Authenticate`.
+        challenge: String,
+        /// What is wrong with what it brought. Never what that was.
+        why: String,
+    },
+    /// The caller asks for too much at once.
+    #[error("too many requests")]
+    Busy {
+        /// What is too much.
+        why: &'static str,
+        /// Seconds after which it may try again.
+        retry_after: u64,
+    },
     /// The path holds something that is not a repository name.
     #[error("invalid repository name in request")]
     Name(#[source] NameError),
@@ -125,6 +144,9 @@ pub enum ApiError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A token could not be made.
+    #[error(transparent)]
+    Sign(#[from] SignError),
     /// A task of ours ended without an answer.
     #[error("a task failed")]
     Task(#[source] tokio::task::JoinError),
@@ -154,6 +176,12 @@ impl ApiError {
                 ErrorCode::Denied,
                 "you may not do this with this repository",
             ),
+            Self::Unauthorized { why, .. } => {
+                reply(StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized, why.clone())
+            }
+            Self::Busy { why, .. } => {
+                reply(StatusCode::TOO_MANY_REQUESTS, ErrorCode::TooManyRequests, *why)
+            }
             Self::Name(error) => bad(ErrorCode::NameInvalid, error.to_string()),
             Self::Digest(error) => bad(ErrorCode::DigestInvalid, error.to_string()),
             Self::Tag(error) => bad(ErrorCode::ManifestInvalid, error.to_string()),
@@ -197,7 +225,7 @@ impl ApiError {
             ),
             Self::Upload { error, .. } => upload(error),
             Self::Body => bad(ErrorCode::SizeInvalid, "the request body ended early"),
-            Self::Read(ReadError::Io(..)) | Self::Task(_) => internal(),
+            Self::Read(ReadError::Io(..)) | Self::Sign(_) | Self::Task(_) => internal(),
             Self::Store(error) => store(error),
         }
     }
@@ -205,6 +233,10 @@ impl ApiError {
     fn header(&self) -> Option<(HeaderName, String)> {
         match self {
             Self::Method(allowed) => Some((ALLOW, (*allowed).to_owned())),
+            Self::Unauthorized { challenge, .. } if !challenge.is_empty() => {
+                Some((WWW_AUTHENTICATE, challenge.clone()))
+            }
+            Self::Busy { retry_after, .. } => Some((RETRY_AFTER, retry_after.to_string())),
             Self::Range { length } => Some((CONTENT_RANGE, format!("bytes */{length}"))),
             Self::Upload { error: UploadError::TooMany, .. } => {
                 Some((RETRY_AFTER, "60".to_owned()))

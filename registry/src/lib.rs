@@ -4,8 +4,8 @@
 //! [`api`] answers every request over [`route`], [`range`] and [`condition`], and [`error`] is the one place where
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
-//! which content; [`index`] lists them faster. [`access`] says who may do what. [`metrics`] counts,
-//! [`telemetry`] logs. [`tasks`] is the work that shutdown waits for.
+//! which content; [`index`] lists them faster. [`access`] says who may do what, [`tls`] encrypts.
+//! [`metrics`] counts, [`telemetry`] logs. [`tasks`] is the work that shutdown waits for.
 
 pub mod access;
 pub mod admin;
@@ -31,4 +31,5 @@ pub mod server;
 pub mod store;
 pub mod tasks;
 pub mod telemetry;
+pub mod tls;
 pub mod upload;

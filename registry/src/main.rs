@@ -5,12 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use kybernate_registry::access::AccessFiles;
 use kybernate_registry::admin::Request;
 use kybernate_registry::cli::{Args, Command};
 use kybernate_registry::config::{Config, Settings};
 use kybernate_registry::maintain::{Outcome, maintain};
-use kybernate_registry::server::{Server, StartError};
+use kybernate_registry::server::{Files, Server, StartError};
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -67,7 +66,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 Err(error) => return Ok(wrong_usage(&[error])),
             };
             match Config::read(&file, &text) {
-                Ok(config) => match AccessFiles::read(&config.access) {
+                Ok(config) => match Files::read(&config) {
                     Ok(_good) => writeln!(std::io::stdout(), "{}: good", file.display())?,
                     Err(wrong) => return Ok(wrong_usage(&wrong)),
                 },

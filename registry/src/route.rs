@@ -16,6 +16,10 @@ pub enum Route<'a> {
     Started,
     /// `/metrics`: figures for Prometheus.
     Metrics,
+    /// `/token`: our own token server.
+    Token,
+    /// `/token/keys`: the public keys of its tokens.
+    TokenKeys,
     /// `/v2/`: the API is spoken here.
     Base,
     /// `/v2/_catalog`: repositories.
@@ -36,11 +40,13 @@ pub enum Route<'a> {
 
 impl<'a> Route<'a> {
     /// Every name that [`Self::label`] returns, and the name of what is no endpoint.
-    pub const LABELS: [&'static str; 13] = [
+    pub const LABELS: [&'static str; 15] = [
         "livez",
         "readyz",
         "startupz",
         "metrics",
+        "token",
+        "token keys",
         "base",
         "catalog",
         "tags",
@@ -59,6 +65,8 @@ impl<'a> Route<'a> {
             "/readyz" => return Some(Self::Ready),
             "/startupz" => return Some(Self::Started),
             "/metrics" => return Some(Self::Metrics),
+            "/token" => return Some(Self::Token),
+            "/token/keys" => return Some(Self::TokenKeys),
             "/v2" | "/v2/" => return Some(Self::Base),
             "/v2/_catalog" => return Some(Self::Catalog),
             _ => {}
@@ -90,6 +98,8 @@ impl<'a> Route<'a> {
             Self::Ready => "readyz",
             Self::Started => "startupz",
             Self::Metrics => "metrics",
+            Self::Token => "token",
+            Self::TokenKeys => "token keys",
             Self::Base => "base",
             Self::Catalog => "catalog",
             Self::Tags(_) => "tags",
@@ -101,6 +111,11 @@ impl<'a> Route<'a> {
         }
     }
 
+    /// Whether it is for those who run the registry, and asks nobody who they are.
+    pub fn is_for_operators(&self) -> bool {
+        matches!(self, Self::Live | Self::Ready | Self::Started | Self::Metrics)
+    }
+
     /// Returns the repository's name as it was asked for.
     pub fn repository(&self) -> Option<&str> {
         match self {
@@ -108,6 +123,8 @@ impl<'a> Route<'a> {
             | Self::Ready
             | Self::Started
             | Self::Metrics
+            | Self::Token
+            | Self::TokenKeys
             | Self::Base
             | Self::Catalog => None,
             Self::Tags(name)
@@ -128,6 +145,8 @@ impl<'a> Route<'a> {
             // The last part of an upload's path is its secret.
             Self::Upload(..)
             | Self::Live
+            | Self::Token
+            | Self::TokenKeys
             | Self::Ready
             | Self::Started
             | Self::Metrics

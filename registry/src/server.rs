@@ -11,18 +11,20 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kybernate_spec::chain;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use self::crowd::{Business, Crowd};
 use self::patience::Patience;
 use crate::access::{Access, AccessError, AccessFiles};
 use crate::admin;
-use crate::api::{operations, router};
+use crate::api::{Peer, operations, router};
 use crate::app::{App, AppState};
 use crate::config::{Config, Mistake};
 use crate::store::Store;
 use crate::tasks::Tasks;
+use crate::tls::{Tls, TlsFiles};
 use crate::{index, janitor, retention};
 
 mod crowd;
@@ -38,6 +40,26 @@ pub struct Server {
     app: Weak<App>,
     tasks: Tasks,
     store: Weak<Store>,
+}
+
+/// The files that a configuration names, read and not followed yet.
+#[derive(Debug)]
+pub struct Files {
+    access: AccessFiles,
+    tls: Option<TlsFiles>,
+}
+
+impl Files {
+    /// Reads them all and returns everything that is wrong at once. Blocks.
+    pub fn read(config: &Config) -> Result<Self, Vec<Mistake>> {
+        match (AccessFiles::read(&config.access), TlsFiles::read(&config.tls)) {
+            (Ok(access), Ok(tls)) => Ok(Self { access, tls }),
+            (access, tls) => {
+                let wrong = [access.err(), tls.err()];
+                Err(wrong.into_iter().flatten().flatten().collect())
+            }
+        }
+    }
 }
 
 /// Why a registry cannot serve.
@@ -59,8 +81,9 @@ impl Server {
     pub fn start(config: &Config, store: Store, listener: TcpListener) -> Result<Self, StartError> {
         let tasks = Tasks::default();
         let address = listener.local_addr().map_err(StartError::Address)?;
-        let files = AccessFiles::read(&config.access).map_err(StartError::Mistakes)?;
-        let access = Access::start(files, &tasks)?;
+        let files = Files::read(config).map_err(StartError::Mistakes)?;
+        let access = Access::start(files.access, config, &tasks)?;
+        let tls = files.tls.map(|tls| tls.start(&tasks));
         let app = App::new(config.clone(), access, store, tasks.clone());
         let store = Arc::clone(&app.store);
         tasks.spawn(|cancel| index::keep(store, cancel));
@@ -69,14 +92,17 @@ impl Server {
         let (store, weak) = (Arc::downgrade(&app.store), Arc::downgrade(&app));
         janitor::start(&app);
         admin::start(&app);
-        tasks.spawn(|cancel| accept(app, router, listener, cancel));
+        let door = Door { make: router, tls };
+        tasks.spawn(|cancel| accept(app, door, listener, cancel));
         Ok(Self { address, app: weak, tasks, store })
     }
 
-    /// Serves figures and health on an address of their own, which has its own connections.
+    /// Serves figures and health on an address of their own, which has its own connections, not
+    /// encrypted: probes and scrapers stay on the machine or within the cluster.
     pub fn serve_operations(&self, listener: TcpListener) {
+        let door = Door { make: operations, tls: None };
         if let Some(app) = self.app.upgrade() {
-            self.tasks.spawn(|cancel| accept(app, operations, listener, cancel));
+            self.tasks.spawn(|cancel| accept(app, door, listener, cancel));
         }
     }
 
@@ -96,23 +122,23 @@ impl Server {
     }
 }
 
-/// Makes the service of a connection.
-type MakeService = fn(AppState) -> Router;
+/// What is behind an address.
+#[derive(Debug, Clone)]
+struct Door {
+    /// Makes the service of a connection.
+    make: fn(AppState, Peer) -> Router,
+    tls: Option<Tls>,
+}
 
-async fn accept(
-    app: AppState,
-    make: MakeService,
-    listener: TcpListener,
-    cancel: CancellationToken,
-) {
+async fn accept(app: AppState, door: Door, listener: TcpListener, cancel: CancellationToken) {
     let crowd = Arc::new(Crowd::new(app.config.connections.max));
     loop {
         let accepted = async {
-            let (stream, _peer) = listener.accept().await?;
+            let (stream, address) = listener.accept().await?;
             let place = crowd.enter().await?;
             // Replies of a few bytes must not wait for the client's delayed acknowledgement.
             stream.set_nodelay(true)?;
-            Ok::<_, io::Error>((stream, place))
+            Ok::<_, io::Error>(((stream, address), place))
         };
         let accepted = tokio::select! {
             accepted = accepted => accepted,
@@ -121,13 +147,10 @@ async fn accept(
         match accepted {
             Ok((stream, place)) => {
                 let app = Arc::clone(&app);
-                let (tasks, crowd) = (app.tasks.clone(), Arc::clone(&crowd));
+                let (tasks, crowd, door) = (app.tasks.clone(), Arc::clone(&crowd), door.clone());
                 tasks.spawn(|cancel| async move {
                     let _place = place;
-                    let limits = app.config.connections.clone();
-                    let metrics = &app.metrics.connections;
-                    let stream = Patience::new(stream, limits.unread.0, metrics);
-                    converse(make(app), limits.idle.0, stream, (&crowd, cancel)).await;
+                    greet(app, door, stream, (&crowd, cancel)).await;
                 });
             }
             Err(error) => {
@@ -138,10 +161,38 @@ async fn accept(
     }
 }
 
-async fn converse(
+/// Begins a connection, encrypted or not.
+async fn greet(
+    app: AppState,
+    door: Door,
+    (stream, address): (TcpStream, SocketAddr),
+    (crowd, cancel): (&Crowd, CancellationToken),
+) {
+    let limits = &app.config.connections;
+    let (idle_max, unread_max) = (limits.idle.0, limits.unread.0);
+    let stream = Patience::new(stream, unread_max, &app.metrics.connections);
+    let service = |peer: Peer| (door.make)(Arc::clone(&app), peer);
+    let Some(tls) = door.tls else {
+        let service = service(Peer { address, encrypted: false, certificate: None });
+        return converse(service, idle_max, stream, (crowd, cancel)).await;
+    };
+    let accepted = tokio::select! {
+        accepted = tls.accept(stream) => accepted,
+        () = cancel.cancelled() => return,
+    };
+    match accepted {
+        Ok((stream, certificate)) => {
+            let service = service(Peer { address, encrypted: true, certificate });
+            converse(service, idle_max, stream, (crowd, cancel)).await;
+        }
+        Err(error) => tracing::debug!(client = %address, %error, "a handshake failed"),
+    }
+}
+
+async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     service: Router,
     idle_max: Duration,
-    stream: Patience,
+    stream: S,
     (crowd, cancel): (&Crowd, CancellationToken),
 ) {
     let (service, business) = (TowerToHyperService::new(service), Business::default());

@@ -9,6 +9,8 @@ use super::action::{Action, Actions};
 pub struct Grants {
     /// Repositories by name, and what may be done with them.
     pub repositories: Vec<(String, Actions)>,
+    /// Whether the list of repositories may be read.
+    pub catalog: bool,
     /// Who decided.
     pub decided_by: Decider,
 }
@@ -41,7 +43,9 @@ impl Grants {
         let repositories = repositories.map(|claim| {
             (claim.name.clone(), Actions::of_words(claim.actions.iter().map(String::as_str)))
         });
-        Self { repositories: repositories.collect(), decided_by }
+        let catalog = |claim: &AccessClaim| claim.kind == "registry" && claim.name == "catalog";
+        let catalog = claims.iter().any(catalog);
+        Self { repositories: repositories.collect(), catalog, decided_by }
     }
 
     /// Whether the token may be used for this.

@@ -10,9 +10,12 @@ use std::borrow::Cow;
 use http::Method;
 use kybernate_spec::RepositoryName;
 
-use super::Call;
-use crate::access::Caller;
+use super::{Call, parameter};
 use crate::access::action::Action;
+use crate::access::challenge::Lack;
+use crate::access::proof::Refusal;
+use crate::access::scope::Scope;
+use crate::access::{Caller, Somebody};
 use crate::error::ApiError;
 use crate::route::Route;
 
@@ -27,11 +30,13 @@ pub(super) enum Entry<'a> {
 
 /// Decides about a request.
 pub(super) async fn enter<'a>(call: Call<'a>, route: &'a Route<'_>) -> Result<Entry<'a>, ApiError> {
-    let Caller::Somebody { .. } = call.caller else { return Ok(Entry::Open) };
-    let Some((action, name)) = needed(route, &call.parts.method) else { return Ok(Entry::Open) };
+    let Caller::Somebody(caller) = call.caller else { return Ok(Entry::Open) };
+    let Some((action, name)) = needed(route, &call.parts.method) else {
+        return without_repository(call, route, caller).map(|()| Entry::Open);
+    };
     // Malformed names are the handler's to refuse: they name nothing that could be hidden.
     let Ok(repository) = name.parse::<RepositoryName>() else { return Ok(Entry::Open) };
-    if call.caller.may(action, name) {
+    if caller.refused().is_none() && call.caller.may(action, name) {
         return Ok(Entry::Open);
     }
     if let Route::Upload(_, id) = route
@@ -41,10 +46,76 @@ pub(super) async fn enter<'a>(call: Call<'a>, route: &'a Route<'_>) -> Result<En
         // Whoever began the upload was asked then; its id is a secret that suffices for its life.
         return Ok(Entry::Open);
     }
+    refuse_credentials(call, caller)?;
+    if caller.could_bring_more(action, name)
+        && let Some(challenge) = call.ask(lack(caller, &scope(call, route, action, name)))
+    {
+        let why = "prove who you are, or bring a token that is good for this".to_owned();
+        return Err(ApiError::Unauthorized { challenge, why });
+    }
     let visible = action != Action::Pull && call.caller.may(Action::Pull, name);
     match action {
         Action::Pull | Action::Delete if !visible => Ok(hide(route, call.app.access.hidden())),
         _ => Err(ApiError::Denied),
+    }
+}
+
+/// Decides about what is about no repository.
+fn without_repository(
+    call: Call<'_>,
+    route: &Route<'_>,
+    caller: &Somebody,
+) -> Result<(), ApiError> {
+    let enough = match route {
+        // Clients learn here whether, and how, they have to prove something.
+        Route::Base => !caller.is_nobody() || caller.has_token(),
+        Route::Catalog => caller.may_list(),
+        _ => return Ok(()),
+    };
+    refuse_credentials(call, caller)?;
+    let scope = if matches!(route, Route::Catalog) { "registry:catalog:*" } else { "" };
+    match call.ask(lack(caller, scope)) {
+        Some(challenge) if !enough => {
+            Err(ApiError::Unauthorized { challenge, why: "prove who you are".to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses credentials that prove nothing, also where none would be needed.
+pub(super) fn refuse_credentials(call: Call<'_>, caller: &Somebody) -> Result<(), ApiError> {
+    let Some(refusal) = caller.refused() else { return Ok(()) };
+    tracing::warn!(client = %call.peer.address, why = %refusal, "credentials are not accepted");
+    if *refusal == Refusal::Busy {
+        return Err(ApiError::Busy {
+            why: "too many passwords wait to be checked",
+            retry_after: 2,
+        });
+    }
+    let challenge = call.ask(Lack::Validity).unwrap_or_default();
+    Err(ApiError::Unauthorized { challenge, why: refusal.to_string() })
+}
+
+fn lack<'a>(caller: &Somebody, scope: &'a str) -> Lack<'a> {
+    match (scope.is_empty(), caller.has_token()) {
+        (true, _) => Lack::Credentials,
+        (false, false) => Lack::Scope(scope),
+        (false, true) => Lack::More(scope),
+    }
+}
+
+/// Returns the scope of a token that would be good for a request.
+fn scope(call: Call<'_>, route: &Route<'_>, action: Action, name: &str) -> String {
+    let own = Scope::needed(action, name);
+    let source = match route {
+        Route::Uploads(_) => call.query().ok().and_then(|query| {
+            parameter(&query, "from").and_then(|from| from.parse::<RepositoryName>().ok())
+        }),
+        _ => None,
+    };
+    match source {
+        Some(from) => format!("{own} {}", Scope::needed(Action::Pull, from.as_str())),
+        None => own,
     }
 }
 

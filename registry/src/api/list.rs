@@ -8,7 +8,6 @@ use kybernate_spec::{Annotations, Index, media_type};
 
 use super::{Call, digest, parameter, repository};
 use crate::access::Caller;
-use crate::access::action::Action;
 use crate::error::ApiError;
 use crate::store::{Page, Store, StoreError, Window};
 
@@ -89,7 +88,7 @@ fn visible(store: &Store, caller: &Caller, window: Window) -> Result<Page<String
     let mut items = Vec::new();
     loop {
         let page = store.repositories(Window { after, limit: NAMES_MAX })?;
-        items.extend(page.items.into_iter().filter(|name| caller.may(Action::Pull, name)));
+        items.extend(page.items.into_iter().filter(|name| caller.sees(name)));
         if items.len() > limit {
             items.truncate(limit);
             return Ok(Page { next: items.last().cloned(), items });

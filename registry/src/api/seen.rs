@@ -25,7 +25,13 @@ impl Seen {
     }
 
     /// Counts and logs the reply, whose head is known.
-    pub(super) fn end(self, parts: &Parts, route: Option<&Route<'_>>, status: StatusCode) {
+    pub(super) fn end(
+        self,
+        parts: &Parts,
+        route: Option<&Route<'_>>,
+        client: Option<&str>,
+        status: StatusCode,
+    ) {
         let took = self.began.elapsed();
         let label = route.map_or("none", Route::label);
         self.app.metrics.http.answered(label, &parts.method, status, took);
@@ -38,6 +44,7 @@ impl Seen {
         tracing::info!(
             http.method = %parts.method,
             http.route = label,
+            client,
             repository = route.and_then(Route::repository),
             reference = route.and_then(Route::reference),
             http.status = status.as_u16(),

@@ -24,7 +24,8 @@ impl Guarded {
         for (name, content) in files {
             fs_err::write(directory.path().join(name), content).unwrap();
         }
-        let config = configure(directory.path());
+        let mut config = configure(directory.path());
+        config.root = directory.path().to_owned();
         let root = tempfile::tempdir().unwrap();
         let registry = TestRegistry::start_with(&config, root).await;
         Self { registry, files: directory }
@@ -47,6 +48,29 @@ pub(crate) fn with_policy(files: &Path) -> Config {
     let mut config = Config::default();
     config.access.policy = Some(files.join("policy.toml"));
     config
+}
+
+/// A configuration with a policy and a file of users.
+pub(crate) fn with_users(files: &Path) -> Config {
+    let mut config = with_policy(files);
+    config.access.htpasswd = Some(files.join("htpasswd"));
+    config
+}
+
+/// The file of users, each with a password.
+pub(crate) fn htpasswd(users: &[(&str, &str)]) -> String {
+    // The least cost there is: what is tested is not bcrypt.
+    let line = |(user, password): &(&str, &str)| {
+        format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap())
+    };
+    users.iter().map(line).collect()
+}
+
+/// The header that a name and a password make.
+pub(crate) fn basic(user: &str, password: &str) -> String {
+    use base64::Engine as _;
+    let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+    format!("Basic {encoded}")
 }
 
 /// One rule of a policy.

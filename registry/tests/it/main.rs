@@ -1,7 +1,10 @@
 //! The registry over real sockets, on real directories.
 
 mod access;
+mod access_limit;
+mod access_password;
 mod access_policy;
+mod access_token;
 mod corruption;
 mod crash;
 mod deploy;
@@ -27,3 +30,4 @@ mod retry;
 mod scrub;
 mod serve;
 mod soak;
+mod tls;

@@ -55,13 +55,14 @@ fn a_token_limits_what_its_holder_may() {
     let policy = read(&rule(r#""a/**""#, r#""user:alice""#, r#""pull", "push""#)).unwrap();
     let repositories = vec![("a/b".to_owned(), Actions::ALL), ("z".to_owned(), Actions::ALL)];
     let mut alice = user("alice");
-    let grants = Grants { repositories: repositories.clone(), decided_by: Decider::Policy };
+    let grants =
+        Grants { repositories: repositories.clone(), catalog: false, decided_by: Decider::Policy };
     alice.grants = Some(grants);
     assert!(policy.allows(&alice, Action::Push, "a/b"));
     assert!(!policy.allows(&alice, Action::Push, "a/c"), "not in the token");
     assert!(!policy.allows(&alice, Action::Delete, "a/b"), "not in the policy");
     assert!(!policy.allows(&alice, Action::Pull, "z"), "not in the policy");
-    alice.grants = Some(Grants { repositories, decided_by: Decider::Issuer });
+    alice.grants = Some(Grants { repositories, catalog: false, decided_by: Decider::Issuer });
     assert!(policy.allows(&alice, Action::Delete, "z"));
     assert!(!policy.allows(&alice, Action::Pull, "a/c"));
 }

@@ -1,0 +1,95 @@
+use std::time::Instant;
+
+use super::*;
+
+const KEY: [u8; 32] = [7; 32];
+
+fn file(lines: &[(&str, &str, u32)]) -> Vec<u8> {
+    let line = |(user, password, cost): &(&str, &str, u32)| {
+        format!("{user}:{}\n", bcrypt::hash(password, *cost).unwrap())
+    };
+    lines.iter().map(line).collect::<String>().into_bytes()
+}
+
+fn users(content: &[u8]) -> Arc<Users> {
+    Arc::new(Users::read(Path::new("h"), content, &KEY).unwrap())
+}
+
+#[tokio::test]
+async fn only_the_right_password_of_a_user_is_accepted() {
+    let users = users(&file(&[("alice", "right", 4), ("bob", "other", 5)]));
+    let checker = Checker::default();
+    for _again in 0..2 {
+        let alice = checker.check(&users, "alice", "right").await.unwrap();
+        assert_eq!(alice.holder, Holder::User("alice".into()));
+    }
+    for (user, password) in
+        [("alice", "other"), ("alice", ""), ("carol", "right"), ("", ""), ("alice", "right ")]
+    {
+        let refused = checker.check(&users, user, password).await;
+        assert_eq!(refused.unwrap_err(), PasswordError::Wrong, "{user} {password}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_proven_once_is_not_hashed_again() {
+    let users = users(&file(&[("alice", "right", 10)]));
+    let checker = Checker::default();
+    let began = Instant::now();
+    checker.check(&users, "alice", "right").await.unwrap();
+    let first = began.elapsed();
+    let began = Instant::now();
+    for _ in 0..100 {
+        checker.check(&users, "alice", "right").await.unwrap();
+    }
+    assert!(began.elapsed() < first, "{:?} {first:?}", began.elapsed());
+}
+
+#[test]
+fn a_user_who_is_not_there_costs_as_much() {
+    let users = users(&file(&[("alice", "right", 9)]));
+    let time = |user: &str| {
+        let took = (0..5).map(|_| {
+            let began = Instant::now();
+            assert!(!users.fits(user, "wrong"));
+            began.elapsed()
+        });
+        took.min().unwrap()
+    };
+    let (there, missing) = (time("alice"), time("nobody"));
+    assert!(missing > there / 2 && missing < there * 2, "{there:?} {missing:?}");
+}
+
+#[test]
+fn everything_wrong_is_said_at_once_and_no_hash() {
+    let hash = bcrypt::hash("x", 4).unwrap();
+    let content = format!(
+        "# users\n\nalice:{hash}\nalice:{hash}\n:{hash}\nnobody\nmd5:$apr1$abc$def\ncostly:$2y$17{}\n",
+        &hash[6..]
+    );
+    let wrong = Users::read(Path::new("h"), content.as_bytes(), &KEY).unwrap_err();
+    let told: Vec<_> = wrong.iter().map(ToString::to_string).collect();
+    let told = told.join("\n");
+    insta::assert_snapshot!(told, @r"
+    h:4:1: the user has a line already; remove one
+    h:5:1: the line is not NAME:HASH; write it with `htpasswd -nB NAME`
+    h:6:1: the line is not NAME:HASH; write it with `htpasswd -nB NAME`
+    h:7:1: the hash is not bcrypt's; write the line with `htpasswd -nB NAME`
+    h:8:1: the hash costs too much; use a cost of at most 16
+    ");
+    assert!(!told.contains(&hash[7..]));
+}
+
+#[test]
+fn an_empty_file_has_no_users() {
+    assert!(!users(b"").fits("a", "b"));
+}
+
+#[tokio::test]
+async fn too_many_at_once_are_sent_away() {
+    let users = users(&file(&[("alice", "right", 4)]));
+    let checker = Checker::default();
+    let _all = Arc::clone(&checker.waiting).try_acquire_many_owned(128).unwrap();
+    let refused = checker.check(&users, "alice", "right").await;
+    assert_eq!(refused.unwrap_err(), PasswordError::Busy);
+}

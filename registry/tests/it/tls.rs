@@ -1,0 +1,227 @@
+//! Encrypted connections, certificates that change, and client certificates.
+
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use http::Method;
+use kybernate_registry::config::Config;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, SanType,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::access::{Guarded, basic, htpasswd, rule};
+use crate::harness::{Remote, wait_until};
+
+/// Somebody who signs certificates.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Returns a certificate for 127.0.0.1 and its key.
+    pub(crate) fn server(&self) -> (String, String) {
+        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        self.sign(CertificateParams::new(names).unwrap(), ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// Returns a certificate with a common name and a URI, and its key.
+    fn client(&self, name: &str, uri: Option<&str>) -> (String, String) {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.subject_alt_names =
+            uri.map(|uri| SanType::URI(uri.try_into().unwrap())).into_iter().collect();
+        self.sign(params, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn sign(
+        &self,
+        mut params: CertificateParams,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> (String, String) {
+        params.extended_key_usages = vec![usage];
+        let key = KeyPair::generate().unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// Returns a client that trusts this authority alone, and proves itself with `identity`.
+    fn remote(&self, url: &str, identity: Option<&(String, String)>) -> Remote {
+        let url = url.replace("http://", "https://");
+        let ca = reqwest::Certificate::from_pem(self.pem().as_bytes()).unwrap();
+        // No connection is kept, since a certificate is looked at when one is made.
+        let mut client =
+            reqwest::Client::builder().no_proxy().tls_certs_only([ca]).pool_max_idle_per_host(0);
+        if let Some((certificate, key)) = identity {
+            let pem = format!("{certificate}{key}");
+            client = client.identity(reqwest::Identity::from_pem(pem.as_bytes()).unwrap());
+        }
+        Remote { url, client: client.build().unwrap() }
+    }
+}
+
+fn with_tls(files: &Path) -> Config {
+    let mut config = Config::default();
+    config.tls.certificate = Some(files.join("tls.crt"));
+    config.tls.key = Some(files.join("tls.key"));
+    config
+}
+
+async fn answers(remote: &Remote) -> bool {
+    remote.try_send(Method::GET, "/v2/", &[], "").await.is_ok()
+}
+
+#[tokio::test]
+async fn a_registry_is_served_encrypted_only() {
+    let authority = Authority::new("one");
+    let (certificate, key) = authority.server();
+    let files = [("tls.crt", &*certificate), ("tls.key", &key)];
+    let guarded = Guarded::start(&files, with_tls).await;
+    let remote = authority.remote(&guarded.registry.url, None);
+    let image = remote.push_image("a", "v1", &vec![7; 3 << 20], None).await;
+    let reply = remote.get("/v2/a/manifests/v1").await;
+    assert_eq!(reply.header("docker-content-digest"), image.digest.to_string());
+    assert!(!answers(&Authority::new("other").remote(&guarded.registry.url, None)).await);
+    assert!(!answers(&guarded.registry.remote).await, "plain HTTP is answered");
+    // HTTP/2 is not offered: for big bodies it is slower.
+    let address = guarded.registry.url.strip_prefix("http://").unwrap().to_owned();
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    stream.write_all(b"GET /v2/ HTTP/1.1\r\nHost: r\r\n\r\n").await.unwrap();
+    let mut reply = Vec::new();
+    let read = stream.read_to_end(&mut reply).await;
+    assert!(read.is_err() || !reply.starts_with(b"HTTP/"), "{reply:?}");
+}
+
+#[tokio::test]
+async fn certificates_are_read_again_when_they_change() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let guarded = {
+        let (certificate, key) = old.server();
+        Guarded::start(&[("tls.crt", &*certificate), ("tls.key", &key)], with_tls).await
+    };
+    let url = guarded.registry.url.clone();
+    let (by_old, by_new) = (old.remote(&url, None), new.remote(&url, None));
+    assert!(answers(&by_old).await && !answers(&by_new).await);
+    // One after the other: in between they do not fit, and the old ones stay in force.
+    let (certificate, key) = new.server();
+    guarded.replace("tls.crt", &certificate);
+    assert!(answers(&by_old).await);
+    guarded.replace("tls.key", &key);
+    wait_until("the new certificate is in force", async || answers(&by_new).await).await;
+    assert!(!answers(&by_old).await);
+}
+
+/// Kubernetes swaps a symbolic link to the directory of all files of a secret.
+#[tokio::test]
+async fn certificates_behind_a_swapped_link_are_read_again() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let mut sets = Vec::new();
+    for authority in [&old, &new] {
+        sets.push(authority.server());
+    }
+    let prepare = |files: &Path| {
+        for (name, (certificate, key)) in ["v1", "v2"].iter().zip(&sets) {
+            fs_err::create_dir(files.join(name)).unwrap();
+            fs_err::write(files.join(name).join("tls.crt"), certificate).unwrap();
+            fs_err::write(files.join(name).join("tls.key"), key).unwrap();
+        }
+        symlink("v1", files.join("..data")).unwrap();
+        for name in ["tls.crt", "tls.key"] {
+            symlink(Path::new("..data").join(name), files.join(name)).unwrap();
+        }
+        with_tls(files)
+    };
+    let guarded = Guarded::start(&[], prepare).await;
+    let by_new = new.remote(&guarded.registry.url, None);
+    assert!(!answers(&by_new).await && answers(&old.remote(&guarded.registry.url, None)).await);
+    symlink("v2", guarded.file("..next")).unwrap();
+    fs_err::rename(guarded.file("..next"), guarded.file("..data")).unwrap();
+    wait_until("the new certificate is in force", async || answers(&by_new).await).await;
+}
+
+#[tokio::test]
+async fn client_certificates_are_subjects() {
+    let authority = Authority::new("ours");
+    let clients = Authority::new("clients");
+    let (certificate, key) = authority.server();
+    let policy = rule(&["nodes/*"], &["certificate:node-*"], &["pull", "push"])
+        + &rule(&["mesh/*"], &["certificate:spiffe://mesh/ns/prod/*"], &["pull", "push"])
+        + &rule(&["team/*"], &["user:alice"], &["pull", "push"]);
+    let users = htpasswd(&[("alice", "right")]);
+    let ca = clients.pem();
+    let files = [
+        ("tls.crt", &*certificate),
+        ("tls.key", &key),
+        ("clients.crt", &ca),
+        ("policy.toml", &policy),
+        ("htpasswd", &users),
+    ];
+    let configure = |files: &Path| {
+        let mut config = with_tls(files);
+        config.tls.client_ca = Some(files.join("clients.crt"));
+        config.access.policy = Some(files.join("policy.toml"));
+        config.access.htpasswd = Some(files.join("htpasswd"));
+        config
+    };
+    let guarded = Guarded::start(&files, configure).await;
+    let url = &guarded.registry.url;
+    let node = clients.client("node-7", None);
+    let agent = clients.client("agent", Some("spiffe://mesh/ns/prod/sa/agent"));
+    let begin = async |remote: &Remote, repository: &str, headers: &[(&str, &str)]| {
+        let path = format!("/v2/{repository}/blobs/uploads/");
+        remote.send(Method::POST, &path, headers, "").await.status
+    };
+    let (nobody, node, agent) = (
+        authority.remote(url, None),
+        authority.remote(url, Some(&node)),
+        authority.remote(url, Some(&agent)),
+    );
+    assert_eq!(begin(&nobody, "nodes/a", &[]).await, 401);
+    assert_eq!(begin(&node, "nodes/a", &[]).await, 202);
+    assert_eq!(begin(&node, "mesh/a", &[]).await, 403);
+    assert_eq!(begin(&agent, "mesh/a", &[]).await, 202);
+    assert_eq!(node.get("/v2/mesh/a/tags/list").await.status, 404);
+    assert_eq!(node.get("/v2/").await.status, 200);
+    // A password adds to what the certificate gives.
+    let alice = basic("alice", "right");
+    let alice = [("authorization", &*alice)];
+    assert_eq!(begin(&node, "team/a", &alice).await, 202);
+    assert_eq!(begin(&node, "nodes/a", &alice).await, 202);
+    assert_eq!(begin(&nobody, "nodes/a", &alice).await, 403);
+    // A certificate of somebody else's is none.
+    let forged = Authority::new("clients").client("node-7", None);
+    assert!(!answers(&authority.remote(url, Some(&forged))).await);
+}
+
+#[tokio::test]
+async fn clients_without_a_certificate_can_be_refused() {
+    let authority = Authority::new("ours");
+    let (certificate, key) = authority.server();
+    let ca = authority.pem();
+    let files = [("tls.crt", &*certificate), ("tls.key", &key), ("clients.crt", &ca)];
+    let configure = |files: &Path| {
+        let mut config = with_tls(files);
+        config.tls.client_ca = Some(files.join("clients.crt"));
+        config.tls.client_required = true;
+        config
+    };
+    let guarded = Guarded::start(&files, configure).await;
+    let url = &guarded.registry.url;
+    assert!(!answers(&authority.remote(url, None)).await);
+    let client = authority.client("anyone", None);
+    let remote = authority.remote(url, Some(&client));
+    // Without a policy, whoever proves an identity may do everything.
+    remote.push("a", b"bytes").await;
+}
