@@ -21,7 +21,7 @@
 //! memory small, and it never opens a file that it has not closed.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use kybernate_spec::{Descriptor, Digest, RepositoryName, chain};
@@ -47,6 +47,10 @@ pub(crate) const LAYOUT: u32 = 1;
 /// read the objects again.
 const WAITING_MAX: usize = 10_000;
 
+/// Databases that may be lost before the index is given up until the next start. A lost one cannot be
+/// closed: it keeps a few MiB and ~100 descriptors.
+const LOST_MAX: u32 = 32;
+
 /// Answers lists where it can.
 #[derive(Debug)]
 pub(crate) struct Index {
@@ -55,6 +59,7 @@ pub(crate) struct Index {
     unsynced: AtomicU64,
     // Held while the objects are scanned, on a blocking thread.
     building: Mutex<()>,
+    lost: AtomicU32,
     wake: Notify,
 }
 
@@ -79,6 +84,7 @@ impl Index {
             phase: RwLock::new(phase),
             unsynced: AtomicU64::new(0),
             building: Mutex::default(),
+            lost: AtomicU32::new(0),
             wake: Notify::new(),
         }
     }
@@ -186,8 +192,14 @@ impl Index {
         {
             tracing::warn!(error = %chain(error), "the index is lost and will be made again; the objects answer");
             *phase = Phase::Absent;
+            self.lost.fetch_add(1, Ordering::Relaxed);
             self.wake.notify_one();
         }
+    }
+
+    /// Whether so many databases were lost that another one would cost more than it gives.
+    fn is_hopeless(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) >= LOST_MAX
     }
 
     fn forget_waiting(&self) {
@@ -228,6 +240,7 @@ impl Index {
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         if matches!(&*phase, Phase::Building(current) if Arc::ptr_eq(current, database)) {
             *phase = Phase::Absent;
+            self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 

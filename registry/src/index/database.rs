@@ -26,6 +26,12 @@ pub(super) const SYNC_AFTER: u64 = 4_096;
 const CACHE_BYTES: usize = 2 << 20;
 /// Entries in one of sled's leaves: small ones cost less to change, large ones less to keep.
 const LEAF_ENTRIES: usize = 128;
+/// How often sled's own thread flushes: it would end the process when the disk is full. With none
+/// of its own, each list that has been read would be flushed when its iterator is dropped, and wait
+/// for ever after a flush that failed.
+const NEVER_MS: usize = usize::MAX;
+/// What must be free before a database is made.
+const ROOM_BYTES: u64 = 16 << 20;
 /// How long a call may take. sled can spin for ever on a list it finds inconsistent.
 const CALL_MAX: Duration = Duration::from_mins(1);
 
@@ -34,6 +40,9 @@ type Tree = sled::Tree<LEAF_ENTRIES>;
 /// Why the index could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
+    /// There is no room for it.
+    #[error("less than {} MiB are free for the index database", ROOM_BYTES >> 20)]
+    NoRoom,
     /// Input or output failed.
     #[error("the index database failed")]
     Io(#[source] io::Error),
@@ -94,9 +103,17 @@ impl fmt::Debug for Lists {
 }
 
 impl Database {
-    /// Makes an empty database called `name` in `dir`. Blocks.
+    /// Makes an empty database called `name` in `dir`, whose parent must be there. Blocks.
     pub(crate) fn create(dir: &Path, name: &str) -> Result<Self, IndexError> {
-        fs::create_dir_all(dir).map_err(IndexError::Io)?;
+        match fs::create_dir(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => {}
+        }
+        // A database that fails later keeps its memory and its descriptors for ever.
+        let room = rustix::fs::statvfs(dir).map_err(|error| IndexError::Io(error.into()))?;
+        if room.f_bavail.saturating_mul(room.f_frsize) < ROOM_BYTES {
+            return Err(IndexError::NoRoom);
+        }
         Self::open(dir, name)
     }
 
@@ -117,8 +134,7 @@ impl Database {
             let config = sled::Config::new()
                 .path(&path)
                 .cache_capacity_bytes(CACHE_BYTES)
-                // Its own thread would abort the process when the disk is full.
-                .flush_every_ms(None)
+                .flush_every_ms(Some(NEVER_MS))
                 .zstd_compression_level(1);
             let whole: sled::Db<LEAF_ENTRIES> = config.open()?;
             let tree = |name: &str| whole.open_tree(name);
@@ -278,9 +294,14 @@ impl Database {
     /// Writes what has changed to disk, so that it need not be in memory. Blocks.
     pub(crate) fn sync(&self) -> Result<(), IndexError> {
         self.call(|_| {
-            let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
-            whole.as_ref().ok_or(IndexError::Gone)?.flush()?;
-            Ok(())
+            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            let failed = match guarded(|| Ok(whole.as_ref().ok_or(IndexError::Gone)?.flush()?)) {
+                Ok(_stats) => return Ok(()),
+                Err(error) => error,
+            };
+            // The next one would wait for ever for this one to be done.
+            std::mem::forget(whole.take());
+            Err(failed)
         })
     }
 
@@ -350,6 +371,12 @@ impl Drop for Database {
         let handles = std::mem::take(&mut handles.free);
         if self.sound.load(Ordering::Relaxed) {
             let closed = guarded(|| {
+                // sled's thread syncs once more when it is told to end, and must find nothing to do.
+                let flushed = whole.as_ref().map(|whole| whole.flush()).transpose();
+                if let Err(error) = flushed {
+                    std::mem::forget((whole, handles));
+                    return Err(error.into());
+                }
                 drop(handles);
                 drop(whole);
                 Ok(())

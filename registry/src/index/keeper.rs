@@ -36,6 +36,10 @@ pub struct Reindexed {
 pub(crate) async fn keep(store: Arc<Store>, cancel: CancellationToken) {
     let mut pause = PAUSE_MIN;
     while !cancel.is_cancelled() {
+        if store.index().is_hopeless() {
+            tracing::error!("the index was lost too often and is given up; the objects answer");
+            return;
+        }
         let (at, stop) = (Arc::clone(&store), cancel.clone());
         let prepared = tokio::task::spawn_blocking(move || prepare(&at, &|| stop.is_cancelled()));
         match prepared.await {
