@@ -37,7 +37,12 @@ fn token(reply: &Reply) -> String {
     format!("Bearer {}", reply.json()["token"].as_str().unwrap())
 }
 
-async fn status(remote: &Remote, method: Method, path: &str, authorization: &str) -> Reply {
+pub(crate) async fn status(
+    remote: &Remote,
+    method: Method,
+    path: &str,
+    authorization: &str,
+) -> Reply {
     let headers = [("authorization", authorization)];
     let headers = if authorization.is_empty() { &[][..] } else { &headers[..] };
     remote.send(method, path, headers, "").await
@@ -200,7 +205,7 @@ impl Issuer {
     }
 }
 
-fn trusting(jwks: &str) -> impl Fn(&Path) -> Config {
+pub(crate) fn trusting(jwks: &str) -> impl Fn(&Path) -> Config {
     let jwks = jwks.to_owned();
     move |files| {
         let mut config = Config::default();

@@ -1,6 +1,7 @@
 //! The registry over real sockets, on real directories.
 
 mod access;
+mod access_algorithm;
 mod access_limit;
 mod access_password;
 mod access_policy;

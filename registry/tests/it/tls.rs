@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 
 use crate::access::{Guarded, basic, htpasswd, rule};
 use crate::harness::{Remote, wait_until};
+use crate::process::{Process, command};
 
 /// Somebody who signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -149,6 +150,55 @@ async fn certificates_behind_a_swapped_link_are_read_again() {
     symlink("v2", guarded.file("..next")).unwrap();
     fs_err::rename(guarded.file("..next"), guarded.file("..data")).unwrap();
     wait_until("the new certificate is in force", async || answers(&by_new).await).await;
+}
+
+/// A new certificate that cannot be used changes nothing, and the log says which file and why.
+#[tokio::test]
+async fn a_broken_certificate_is_told_and_the_old_one_stays() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let root = tempfile::tempdir().unwrap();
+    let [certificate, key, log] = ["tls.crt", "tls.key", "log"].map(|name| root.path().join(name));
+    let replace = |path: &Path, text: &str| {
+        let next = path.with_extension("next");
+        fs_err::write(&next, text).unwrap();
+        fs_err::rename(&next, path).unwrap();
+    };
+    let (first, second) = (old.server(), new.server());
+    replace(&certificate, &first.0);
+    replace(&key, &first.1);
+    let paths = [root.path().join("store"), certificate.clone(), key.clone()];
+    let [store, crt, pem] = paths.each_ref().map(|path| path.to_str().unwrap());
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--root", store]);
+    serve.args(["--tls-certificate", crt, "--tls-key", pem]);
+    serve.stderr(std::fs::File::from(fs_err::File::create(&log).unwrap()));
+    let process = Process::of(serve).await;
+    let url = process.remote.url.clone();
+    let (by_old, by_new) = (old.remote(&url, None), new.remote(&url, None));
+    assert!(answers(&by_old).await && !answers(&by_new).await);
+    let told = |what: &str| {
+        let log = fs_err::read_to_string(&log).unwrap();
+        log.lines().any(|line| line.contains("not read again") && line.contains(what))
+    };
+
+    replace(&certificate, "not a certificate");
+    wait_until("the mistake is told", async || told("there is no certificate (PEM) in it")).await;
+    assert!(answers(&by_old).await);
+    replace(&certificate, &second.0);
+    replace(&key, "not a key");
+    wait_until("the mistake is told", async || told("there is no unencrypted private key")).await;
+    assert!(answers(&by_old).await);
+    fs_err::remove_file(&key).unwrap();
+    wait_until("the mistake is told", async || told("cannot be read")).await;
+    assert!(answers(&by_old).await && !answers(&by_new).await);
+    replace(&key, &second.1);
+    wait_until("the new certificate is in force", async || answers(&by_new).await).await;
+    assert!(!answers(&by_old).await);
+
+    let log = fs_err::read_to_string(&log).unwrap();
+    let secret = [&first.1, &second.1].into_iter().flat_map(|key| key.lines());
+    for line in secret.filter(|line| !line.starts_with("-----")) {
+        assert!(!log.contains(line), "a private key is in the log");
+    }
 }
 
 #[tokio::test]
