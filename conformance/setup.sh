@@ -12,6 +12,7 @@ missing=
 need() { command -v "$1" >/dev/null 2>&1 || missing="$missing $2"; }
 need cc gcc
 need protoc protobuf-compiler
+need python3 python3
 need debootstrap debootstrap
 need docker-registry docker-registry
 need ip iproute2

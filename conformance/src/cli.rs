@@ -15,6 +15,7 @@ use crate::preflight::preflight;
 use crate::root::cache;
 use crate::testbed::state::{State, sweep};
 use crate::testbed::{Testbed, keep};
+use crate::vectors;
 
 /// Runs the other crates' programs on two real nodes of this machine.
 #[derive(Debug, clap::Parser)]
@@ -63,6 +64,12 @@ enum Command {
         after_help = "Example: kybernate-conformance oci http://127.0.0.1:5000 --report out.xml"
     )]
     Oci(oci::Args),
+    /// Tests any reader of the artifact format with the specification's vectors.
+    ///
+    /// Exits with 0 when every vector is read or refused as it must be, with 1 when not.
+    #[command(after_help = "Example: kybernate-conformance vectors -- \\\n  \
+        kyb unpack oci:{layout}:{name} {out} --insecure-no-signature --json")]
+    Vectors(vectors::Args),
     /// Starts, enters and ends two real nodes.
     #[command(subcommand)]
     Node(NodeCommand),
@@ -173,6 +180,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Oci(args) => oci::run(args),
+        Command::Vectors(args) => vectors::run(args),
         Command::Node(NodeCommand::Up { hold: true, json, .. }) => hold(json),
         Command::Node(NodeCommand::Up { which, json, hold: false }) => up(which, json),
         Command::Node(NodeCommand::Exec { node, words }) => exec(node.as_str(), &words),

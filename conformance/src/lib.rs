@@ -4,7 +4,8 @@
 //! [`testbed`] two with a network between them, [`preflight`] says what a machine lacks; [`process`]
 //! and [`command`] are how programs are started and ended. [`image`] builds the workload's image;
 //! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
-//! [`oci`] is the conformance suite for any OCI registry; it needs none of the others.
+//! [`oci`] is the conformance suite for any OCI registry, [`vectors`] the one for readers of the
+//! artifact; they need none of the others.
 
 mod bench;
 pub mod cli;
@@ -18,3 +19,4 @@ pub mod process;
 pub mod root;
 pub mod scenario;
 pub mod testbed;
+pub mod vectors;

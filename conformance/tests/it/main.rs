@@ -14,4 +14,5 @@ mod journeys;
 mod nodes;
 mod oci;
 mod refusals;
+mod vectors;
 mod workspace;

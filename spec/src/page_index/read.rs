@@ -200,7 +200,8 @@ impl<R: Read> Reader<R> {
 
     fn decode(&mut self, kind: u8, payload: &[u8]) -> Result<Option<Record>, Kind> {
         match kind {
-            0 => self.end().map(|()| None),
+            0 if payload.is_empty() => self.end().map(|()| None),
+            0 => Err(Kind::Illegal(Reason::Record, "the end record has a payload")),
             1 => self.shard(payload).map(Some),
             2 => self.file(payload).map(Some),
             3..=6 => self.segment(kind, payload).map(Some),

@@ -131,6 +131,14 @@ fn too_few_and_too_many_records_are_refused() {
 }
 
 #[test]
+fn an_end_record_with_a_payload_is_refused() {
+    let mut bytes = index(4 << 20, &[&[]]);
+    bytes.truncate(bytes.len() - 5);
+    bytes.extend(b"\x02\x00\x00\x00\x00\x00");
+    assert_eq!(refusal(&bytes), "the end record has a payload");
+}
+
+#[test]
 fn a_newer_version_hash_encoding_or_record_is_refused() {
     let good = index(4 << 20, &[&[]]);
     for (at, text) in [
