@@ -2,14 +2,14 @@
 //! large has moved yet.
 
 use bytes::Bytes;
-use futures::TryStreamExt as _;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig, FORMAT_VERSION};
 use kybernate_spec::page_index::{SHARD_BYTES_MAX, SHARDS_MAX};
 use kybernate_spec::{
     Descriptor, Index, Location, Manifest, Reason, annotation, document, media_type,
 };
 
-use crate::store::{Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::store::{BlobStream, Store, StoreError, StoreErrorKind, StoredManifest};
 
 /// Longest destination of a volume: what Linux takes as a path.
 const PATH_BYTES_MAX: usize = 4096;
@@ -46,8 +46,28 @@ pub struct Checkpoint {
 pub struct Volume {
     /// Where it was mounted.
     pub destination: String,
-    /// The tar of its content.
-    pub layer: Descriptor,
+    /// The tar of its content, in parts.
+    pub parts: Vec<Descriptor>,
+}
+
+impl Volume {
+    /// Reads the tar. Each part is checked against its digest; the stream ends with an error when
+    /// one does not match.
+    pub fn read(&self, store: &Store) -> BlobStream {
+        let store = store.clone();
+        // The next part is asked for while one is read.
+        let parts = stream::iter(self.parts.clone()).map(move |part| {
+            let store = store.clone();
+            async move { store.blob(&part).await }
+        });
+        parts.buffered(2).try_flatten().boxed()
+    }
+
+    /// Whether this part may come next.
+    fn goes_on_with(&self, part: usize) -> bool {
+        let in_parts = |first: &Descriptor| first.annotations.contains_key(annotation::PART);
+        self.parts.first().is_some_and(in_parts) && part == self.parts.len()
+    }
 }
 
 /// Why something is not opened as a checkpoint.
@@ -221,7 +241,7 @@ impl Layers {
                     false
                 }
                 media_type::VOLUME => {
-                    volumes.push(volume(layer, &volumes)?);
+                    add_volume(layer, &mut volumes)?;
                     false
                 }
                 other => return Err(shape(format!("layers of type {other:?} are not known"))),
@@ -253,7 +273,8 @@ fn within(layer: &Descriptor) -> Result<Descriptor, ArtifactError> {
     Err(ArtifactError::Shape(Reason::BlobTooLarge, text))
 }
 
-fn volume(layer: &Descriptor, others: &[Volume]) -> Result<Volume, ArtifactError> {
+/// Adds a volume, or the next part of the last one.
+fn add_volume(layer: &Descriptor, volumes: &mut Vec<Volume>) -> Result<(), ArtifactError> {
     let wrong = |text: String| Err(ArtifactError::Shape(Reason::Volume, text));
     let Some(destination) = layer.annotations.get(annotation::DESTINATION) else {
         return wrong("a volume has no destination".to_owned());
@@ -265,8 +286,78 @@ fn volume(layer: &Descriptor, others: &[Volume]) -> Result<Volume, ArtifactError
     if !usable {
         return wrong(format!("a volume's destination is {destination:?}"));
     }
-    if others.iter().any(|other| other.destination == *destination) {
-        return wrong(format!("two volumes have the destination {destination:?}"));
+    let part = layer.annotations.get(annotation::PART);
+    let Ok(part) = part.map(|part| part.parse::<usize>()).transpose() else {
+        return wrong("a part of a volume has no number".to_owned());
+    };
+    let layer = within(layer)?;
+    let last = volumes.len().wrapping_sub(1);
+    let known = volumes.iter().position(|other| other.destination == *destination);
+    match (part, known, volumes.last_mut()) {
+        (None | Some(0), None, _) => {
+            volumes.push(Volume { destination: destination.clone(), parts: vec![layer] });
+        }
+        (None, Some(_), _) => {
+            return wrong(format!("two volumes have the destination {destination:?}"));
+        }
+        (Some(part), Some(known), Some(volume)) if known == last && volume.goes_on_with(part) => {
+            volume.parts.push(layer);
+        }
+        (Some(part), ..) => {
+            return wrong(format!("part {part} on {destination:?} is not where it should be"));
+        }
     }
-    Ok(Volume { destination: destination.clone(), layer: layer.clone() })
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volumes(layers: &[(&str, Option<&str>)]) -> Result<Vec<usize>, String> {
+        let mut found = Vec::new();
+        for (destination, part) in layers {
+            let layer = Descriptor::of(media_type::VOLUME, b"");
+            let mut layer = layer.with_annotation(annotation::DESTINATION, *destination);
+            if let Some(part) = part {
+                layer = layer.with_annotation(annotation::PART, *part);
+            }
+            add_volume(&layer, &mut found).map_err(|error| {
+                assert_eq!(error.reason(), Some(Reason::Volume));
+                error.to_string()
+            })?;
+        }
+        Ok(found.iter().map(|volume| volume.parts.len()).collect())
+    }
+
+    #[test]
+    fn parts_of_a_volume_follow_one_another() {
+        let (zero, one, two) = (Some("0"), Some("1"), Some("2"));
+        assert_eq!(
+            volumes(&[("/a", None), ("/b", zero), ("/b", one), ("/b", two)]),
+            Ok(vec![1, 3])
+        );
+        for wrong in [
+            &[("/a", None), ("/a", None)][..],
+            &[("/a", None), ("/a", one)],
+            &[("/a", zero), ("/a", None)],
+            &[("/a", zero), ("/a", zero)],
+            &[("/a", zero), ("/a", two)],
+            &[("/a", one)],
+            &[("/a", zero), ("/b", None), ("/a", one)],
+            &[("/a", Some("x"))],
+            &[("/a/../b", None)],
+        ] {
+            assert!(volumes(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_that_is_too_large_is_refused() {
+        let mut layer = Descriptor::of(media_type::VOLUME, b"");
+        layer = layer.with_annotation(annotation::DESTINATION, "/a");
+        layer.size = SHARD_BYTES_MAX + 1;
+        let error = add_volume(&layer, &mut Vec::new()).unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::BlobTooLarge));
+    }
 }

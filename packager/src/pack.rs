@@ -22,6 +22,7 @@ mod pages;
 mod runnable;
 mod shards;
 pub(crate) mod upload;
+mod volumes;
 
 pub use self::base::Base;
 use self::base::OpenBase;
@@ -29,7 +30,7 @@ use self::dump::Dump;
 pub use self::dump::{DumpError, DumpErrorKind};
 use self::pages::{Pages, Pushed};
 pub use self::runnable::SourceImage;
-use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob, hash_file};
+use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob};
 use crate::images_pack;
 use crate::leftovers::Scratch;
 use crate::progress::Progress;
@@ -134,6 +135,15 @@ pub enum PackError {
     /// The base cannot be read.
     #[error("failed to read the base")]
     Base(#[source] Box<UnpackError>),
+    /// What should be a tar is none.
+    #[error("{path:?} is no uncompressed tar")]
+    Tar {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: std::io::Error,
+    },
     /// Packing was cut short.
     #[error("packing stopped before its end")]
     Interrupted,
@@ -156,6 +166,9 @@ async fn pack_all(
     progress: &Progress,
 ) -> Result<Packed, PackError> {
     progress.step("pack");
+    for tar in request.volumes.iter().map(|volume| &volume.tar).chain(&request.rootfs_diff) {
+        volumes::check_tar(tar).await?;
+    }
     let scratch = scratch(request.scratch.as_deref())?;
     let directory = request.dump.clone();
     let (dump, shard_bytes) = run(move || {
@@ -187,7 +200,7 @@ async fn pack_all(
         shard.with_annotation(annotation::TITLE, format!("pages-{number:05}"))
     }));
     layers.extend(pushed.hashes);
-    layers.extend(push_volumes(&request.volumes, store, progress).await?);
+    layers.extend(volumes::push(&request.volumes, store, progress).await?);
 
     let config = CheckpointConfig {
         sizes: sizes.clone(),
@@ -250,31 +263,8 @@ async fn push_images(
         })
     };
     let images = written.await.map_err(|kind| PackError::Io("pack the dump's images", kind))?;
-    ensure_blob(store, &images, &FileSource { path }, None, progress).await?;
+    ensure_blob(store, &images, &FileSource { path, offset: 0 }, None, progress).await?;
     Ok(images.with_annotation(annotation::TITLE, "images"))
-}
-
-async fn push_volumes(
-    volumes: &[VolumeCapture],
-    store: &Store,
-    progress: &Progress,
-) -> Result<Vec<Descriptor>, PackError> {
-    let mut layers = Vec::new();
-    for volume in volumes {
-        let path = volume.tar.clone();
-        let described = blocking(move || hash_file(media_type::VOLUME, &path)).await;
-        let layer = described.map_err(|kind| PackError::Io("read a captured mount", kind))?;
-        progress.expect(layer.size);
-        let source = FileSource { path: volume.tar.clone() };
-        ensure_blob(store, &layer, &source, None, progress).await?;
-        let title = format!("volume{}", volume.destination.replace('/', "-"));
-        layers.push(
-            layer
-                .with_annotation(annotation::TITLE, title)
-                .with_annotation(annotation::DESTINATION, &volume.destination),
-        );
-    }
-    Ok(layers)
 }
 
 async fn push_checkpoint(

@@ -27,6 +27,8 @@ pub const ROLE: &str = "io.kybernate.role";
 pub const ZSTD: &str = "io.github.containers.compression.zstd";
 /// Where in the container a volume layer was mounted.
 pub const DESTINATION: &str = "io.kybernate.volume.destination";
+/// Which part of a volume's tar a layer is, from 0; absent where it is the whole of it.
+pub const PART: &str = "io.kybernate.volume.part";
 
 /// What a Sigstore bundle holds.
 pub const BUNDLE_CONTENT: &str = "dev.sigstore.bundle.content";

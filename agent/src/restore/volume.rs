@@ -72,7 +72,7 @@ pub(super) async fn unpack(
 }
 
 async fn unpack_one(store: &Store, volume: &Volume, target: &Path) -> Result<(), VolumeError> {
-    let stream = store.blob(&volume.layer).await?;
+    let stream = volume.read(store);
     let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let target = target.to_owned();
     let unpacked = tokio::task::spawn_blocking(move || extract(bytes, &target)).await;

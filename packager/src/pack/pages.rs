@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fs_err as fs;
 use futures::{StreamExt as _, TryStreamExt as _};
-use kybernate_spec::page_index::{self, Chunk, Header, PAGE_BYTES};
+use kybernate_spec::page_index::{self, Chunk, Header, PAGE_BYTES, SHARD_BYTES_MAX};
 use kybernate_spec::{Descriptor, annotation, media_type};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -86,7 +86,7 @@ impl Pages<'_> {
         };
         let (index, shards) =
             written.await.map_err(|kind| PackError::Io("write the page index", kind))?;
-        ensure_blob(store, &index, &FileSource { path }, None, progress).await?;
+        ensure_blob(store, &index, &FileSource { path, offset: 0 }, None, progress).await?;
         let used = planned.used.iter().map(|pages| u64::from(*pages)).sum::<u64>();
         Ok(Pushed {
             index: index.with_annotation(annotation::TITLE, "page-index"),
@@ -160,7 +160,11 @@ impl Pages<'_> {
             blocking(move || hash_file(media_type::PAGE_HASHES, &path)).await
         };
         let layer = described.map_err(|kind| PackError::Io("read the page hashes", kind))?;
-        ensure_blob(store, &layer, &FileSource { path }, None, progress).await?;
+        if layer.size > SHARD_BYTES_MAX {
+            tracing::warn!("more than 64 GiB of pages: their hashes are left out");
+            return Ok(None);
+        }
+        ensure_blob(store, &layer, &FileSource { path, offset: 0 }, None, progress).await?;
         Ok(Some(layer.with_annotation(annotation::TITLE, "page-hashes")))
     }
 }

@@ -156,7 +156,7 @@ async fn push_diff(
     let (layer, diff_id) =
         compressed.await.map_err(|kind| PackError::Io("compress the rootfs diff", kind))?;
     progress.expect(layer.size);
-    ensure_blob(store, &layer, &FileSource { path }, None, progress).await?;
+    ensure_blob(store, &layer, &FileSource { path, offset: 0 }, None, progress).await?;
     Ok((layer.with_annotation(annotation::TITLE, "rootfs-diff.tar.zst"), diff_id))
 }
 

@@ -331,3 +331,62 @@ async fn an_ordinary_manifest_is_no_checkpoint() {
     let error = Checkpoint::open(&store, &location).await.unwrap_err();
     assert!(matches!(error, ArtifactError::NotACheckpoint(..)), "{error}");
 }
+
+#[tokio::test]
+async fn a_large_mount_is_cut_into_parts_and_read_as_one() {
+    use std::os::unix::fs::FileExt as _;
+
+    use futures::TryStreamExt as _;
+    let top = tempfile::tempdir().unwrap();
+    let tar = top.path().join("shm.tar");
+    // 300 MiB of holes with something at both ends.
+    let size = 300 << 20;
+    let mut header = tar::Header::new_gnu();
+    header.set_path("segment").unwrap();
+    header.set_size(size);
+    header.set_cksum();
+    let file = fs::File::create(&tar).unwrap();
+    file.file().write_all_at(header.as_bytes(), 0).unwrap();
+    file.file().write_all_at(b"first", 512).unwrap();
+    file.file().write_all_at(b"last", 512 + size - 4).unwrap();
+    file.set_len(512 + size + 1024).unwrap();
+    let mut request = request(&dump(top.path(), &various()));
+    let volume =
+        |destination: &str| VolumeCapture { destination: destination.to_owned(), tar: tar.clone() };
+    let small = top.path().join("small.tar");
+    fs::write(&small, [0; 1024]).unwrap();
+    request.volumes = vec![volume("/dev/shm"), volume("/data")];
+    request.volumes[1].tar = small;
+    let (location, store) = open(&top.path().join("layout")).await;
+    pack_and_tag(request, &location, &store).await;
+    let checkpoint = Checkpoint::open(&store, &location).await.unwrap();
+    let layers = &checkpoint.manifest.layers;
+    assert!(layers.iter().all(|layer| layer.size <= SHARD_BYTES_MAX));
+    let counts: Vec<_> =
+        checkpoint.volumes.iter().map(|v| (v.destination.as_str(), v.parts.len())).collect();
+    assert_eq!(counts, [("/dev/shm", 2), ("/data", 1)]);
+    let mut read = checkpoint.volumes[0].read(&store);
+    let (mut hasher, mut expected) = (blake3::Hasher::new(), blake3::Hasher::new());
+    while let Some(bytes) = read.try_next().await.unwrap() {
+        hasher.update(&bytes);
+    }
+    expected.update_reader(fs::File::open(&tar).unwrap()).unwrap();
+    assert_eq!(hasher.finalize(), expected.finalize());
+}
+
+#[tokio::test]
+async fn what_is_no_tar_is_refused_before_anything_is_stored() {
+    let top = tempfile::tempdir().unwrap();
+    let path = top.path().join("no.tar");
+    fs::write(&path, "this is not a tar").unwrap();
+    let source = dump(top.path(), &various());
+    let volume = VolumeCapture { destination: "/data".to_owned(), tar: path.clone() };
+    let with_volume = PackRequest { volumes: vec![volume], ..request(&source) };
+    let with_diff = PackRequest { rootfs_diff: Some(path), ..request(&source) };
+    for request in [with_volume, with_diff] {
+        let (_, store) = open(&top.path().join("layout")).await;
+        let error = pack(request, &store, &Progress::default()).await.unwrap_err();
+        assert!(error.to_string().contains("no.tar\" is no uncompressed tar"), "{error}");
+    }
+    assert!(!top.path().join("layout/blobs").exists());
+}

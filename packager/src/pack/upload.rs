@@ -26,10 +26,12 @@ pub(super) struct ShardSource {
     pub(super) files: Arc<[Arc<OpenFile>]>,
 }
 
-/// A blob that is a file.
+/// A blob that is a file, or a part of one.
 #[derive(Clone, Debug)]
 pub(crate) struct FileSource {
     pub(crate) path: PathBuf,
+    /// Where the blob begins.
+    pub(crate) offset: u64,
 }
 
 /// A blob that is held in memory, for what is a few KB.
@@ -84,7 +86,7 @@ impl BlobSource for FileSource {
         &'a self,
         descriptor: &'a Descriptor,
     ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
-        let path = self.path.clone();
+        let (path, begin) = (self.path.clone(), self.offset);
         let total = descriptor.size;
         Box::pin(async move {
             let name = path.display().to_string();
@@ -92,6 +94,7 @@ impl BlobSource for FileSource {
             let file = Arc::new(file.map_err(|kind| read_error(&name, kind))?);
             let read = move |offset, length| {
                 let mut content = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+                let offset = begin + offset;
                 std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut content, offset)?;
                 Ok(content)
             };

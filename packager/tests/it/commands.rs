@@ -239,6 +239,7 @@ async fn odd_arguments_are_refused_before_anything_is_sent() {
         ("pack dump oci:out --volume /a/../x=tar", 64, "without"),
         ("pack dump oci:out --volume /x=/dev/zero", 64, "no regular file"),
         ("pack dump oci:out --volume /x=tar --volume /x=tar", 64, "twice"),
+        ("pack dump oci:out --volume /x=tar", 1, "is no uncompressed tar: it is empty"),
         ("pack dump oci:out --facts /dev/zero", 1, "too large"),
         ("verify oci:out --key /dev/zero", 1, "more than"),
         ("checkpoint job localhost/a/b:v1 --pause-deadline 10ms", 64, "from 1s to 1h"),
