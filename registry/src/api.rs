@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
@@ -24,6 +24,7 @@ use crate::app::AppState;
 use crate::condition;
 use crate::config::Config;
 use crate::error::ApiError;
+use crate::notify::Origin;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::route::Route;
 use crate::upload::next_frame;
@@ -111,6 +112,7 @@ struct Call<'a> {
     parts: &'a Parts,
     peer: &'a Peer,
     caller: &'a Caller,
+    id: &'a RequestId,
 }
 
 async fn dispatch(State(served): State<Served>, request: Request) -> Response {
@@ -131,7 +133,7 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
         Some(route) if route.is_for_operators() => Caller::Anyone,
         Some(_) => app.access.identify(&parts.headers, peer.certificate.as_ref()).await,
     };
-    let call = Call { app: &app, parts: &parts, peer: &peer, caller: &caller };
+    let call = Call { app: &app, parts: &parts, peer: &peer, caller: &caller, id: &id };
     let (answer, place) = match enter(call, route.as_ref()) {
         Ok(place) => (admit(call, route.as_ref(), &mut body).await, place),
         Err(error) => (Err(error), None),
@@ -275,6 +277,22 @@ impl<'a> Call<'a> {
     fn ask(&self, lack: Lack<'_>) -> Option<String> {
         let way = Way { headers: &self.parts.headers, encrypted: self.peer.encrypted };
         self.app.access.ask(way, lack)
+    }
+
+    /// Returns what others are told of where a change comes from.
+    fn origin(&self) -> Origin {
+        let text = |name| self.header(name).map(str::to_owned);
+        let forwarded = self.parts.headers.get("x-forwarded-proto");
+        let encrypted = self.peer.encrypted || forwarded.is_some_and(|said| said == "https");
+        Origin {
+            id: self.id.as_str().to_owned(),
+            addr: Some(self.peer.address.to_string()),
+            host: text(HOST),
+            method: self.parts.method.to_string(),
+            useragent: text(USER_AGENT).unwrap_or_default(),
+            actor: self.caller.identity().and_then(Identity::name),
+            scheme: if encrypted { "https" } else { "http" },
+        }
     }
 
     /// Returns the length of the body when the client says it.

@@ -11,6 +11,7 @@ use crate::access::Access;
 use crate::access::limit::Limits;
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::notify::{Notices, OpenError};
 use crate::quota::Quotas;
 use crate::retention::Pulls;
 use crate::store::{Rules, Store, StoreError, glance};
@@ -41,6 +42,7 @@ pub struct App {
     /// Work that shutdown waits for.
     pub tasks: Tasks,
     pub(crate) pulls: Pulls,
+    pub(crate) notices: Notices,
     pub(crate) sending: Arc<Semaphore>,
     pub(crate) receiving: Semaphore,
 }
@@ -50,23 +52,31 @@ pub type AppState = Arc<App>;
 
 impl App {
     /// Builds a registry on `store`.
-    pub fn new(config: Config, access: Access, store: Store, tasks: Tasks) -> AppState {
+    pub fn new(
+        config: Config,
+        access: Access,
+        store: Store,
+        tasks: Tasks,
+    ) -> Result<AppState, OpenError> {
         let mut store = store;
         let quotas = Quotas::new(config.quota.clone());
         store.govern(Rules { tags: config.tags.clone(), quotas });
+        let metrics = Metrics::new(store.metrics());
+        let notices = Notices::open(&config, &store, metrics.notify.clone())?;
         let store = Arc::new(store);
-        Arc::new(Self {
+        Ok(Arc::new(Self {
+            notices,
             pulls: Pulls::new(&config.retention),
             limits: Limits::new(&config.limits, Instant::now()),
             config,
             access,
-            metrics: Metrics::new(store.metrics()),
+            metrics,
             uploads: Uploads::new(Arc::clone(&store)),
             store,
             tasks,
             sending: Arc::new(Semaphore::new(BODIES_SENT_MAX)),
             receiving: Semaphore::new(BODIES_RECEIVED_MAX),
-        })
+        }))
     }
 }
 

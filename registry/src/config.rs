@@ -33,6 +33,7 @@ pub use self::limits::LimitSettings;
 pub use self::log::{AccessLog, Log, LogFormat};
 pub use self::metrics::MetricsPage;
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
+pub use self::notify::{Notify, NotifyAction, NotifyEndpoint};
 pub use self::pattern::Pattern;
 pub use self::quota::{Quota, QuotaRule};
 pub use self::retention::{Retention, RetentionRule};
@@ -50,6 +51,7 @@ mod limits;
 mod log;
 mod metrics;
 mod mistake;
+mod notify;
 mod pattern;
 mod quota;
 mod retention;
@@ -93,6 +95,8 @@ pub struct Config {
     pub quota: Quota,
     /// Which tags are kept.
     pub retention: Retention,
+    /// Who is told what happens.
+    pub notify: Notify,
 }
 
 impl Default for Config {
@@ -111,6 +115,7 @@ impl Default for Config {
             tags: Tags::default(),
             quota: Quota::default(),
             retention: Retention::default(),
+            notify: Notify::default(),
         }
     }
 }
@@ -156,6 +161,7 @@ impl Config {
         self.tags.check(&mut mistakes.within("tags"));
         self.quota.check(&mut mistakes.within("quota"));
         self.retention.check(&mut mistakes.within("retention"));
+        self.notify.check(&mut mistakes.within("notify"));
     }
 
     /// Returns the JSON schema of the configuration.

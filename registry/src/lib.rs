@@ -5,7 +5,8 @@
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
 //! which content; [`index`] lists them faster. [`access`] says who may do what, [`tls`] encrypts.
-//! [`metrics`] counts, [`telemetry`] logs. [`tasks`] is the work that shutdown waits for.
+//! [`metrics`] counts, [`telemetry`] logs, `notify` tells others what happens. [`tasks`] is the work that shutdown
+//! waits for.
 
 pub mod access;
 pub mod admin;
@@ -21,6 +22,7 @@ mod janitor;
 pub mod maintain;
 pub mod manifest;
 pub mod metrics;
+mod notify;
 mod quota;
 pub mod range;
 mod request_id;

@@ -15,10 +15,12 @@ use prometheus_client::registry::{Registry, Unit};
 
 pub use self::http::HttpMetrics;
 pub use self::latency::Latency;
+pub use self::notify::NotifyMetrics;
 pub use self::store::StoreMetrics;
 
 mod http;
 mod latency;
+mod notify;
 mod process;
 mod store;
 
@@ -35,6 +37,8 @@ pub struct Metrics {
     pub connections: ConnectionMetrics,
     /// Uploads begun and not ended, of those that were touched since the start.
     pub uploads_open: Gauge,
+    /// Events told to others.
+    pub notify: NotifyMetrics,
 }
 
 /// Connections, and what goes over them.
@@ -62,7 +66,9 @@ impl Metrics {
         let uploads_open = Gauge::default();
         let help = "Uploads begun and not ended, of those touched since the start";
         ours.register("uploads_open", help, uploads_open.clone());
-        Self { registry, http, connections, uploads_open }
+        let notify = NotifyMetrics::default();
+        notify.register(ours);
+        Self { registry, http, connections, uploads_open, notify }
     }
 
     /// Writes all metrics in the text format of OpenMetrics.

@@ -14,7 +14,8 @@ use kybernate_spec::{Digest, RepositoryName, Tag, chain};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::AppState;
-use crate::config::{Pattern, Period, Retention, RetentionRule};
+use crate::config::{NotifyAction, Pattern, Period, Retention, RetentionRule};
+use crate::notify::{Happening, Subject};
 use crate::store::{Store, StoreError};
 
 pub(crate) use self::pulls::Pulls;
@@ -193,6 +194,7 @@ fn remove(app: &AppState, stop: &dyn Fn() -> bool) -> Result<(), StoreError> {
             dropped += 1;
             let Verdict { repository, tag, digest, .. } = verdict;
             tracing::info!(%repository, %tag, %digest, "removed a tag that no retention rule keeps");
+            tell(app, repository, tag);
         }
         if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
@@ -201,6 +203,16 @@ fn remove(app: &AppState, stop: &dyn Fn() -> bool) -> Result<(), StoreError> {
     run(&app.store, retention, Mode::Remove, now, &mut each)?;
     tracing::debug!(dropped, "the retention rules are applied");
     Ok(())
+}
+
+/// Tells others that a tag is gone.
+fn tell(app: &AppState, repository: &RepositoryName, tag: &Tag) {
+    let (action, repository) = (NotifyAction::Delete, repository.clone());
+    let news = Happening { action, repository, subject: Subject::Tag, tag: Some(tag.clone()) };
+    let told: Result<(), StoreError> = app.notices.telling([news], None, || Ok(()), |()| true);
+    if let Err(error) = told {
+        tracing::warn!(error = %chain(&error), "a removed tag is not told of");
+    }
 }
 
 async fn note_pulls(app: &AppState) {

@@ -71,6 +71,12 @@ pub enum StartError {
     /// Files that the configuration names are wrong.
     #[error("{} things are wrong with the files that the configuration names", .0.len())]
     Mistakes(Vec<Mistake>),
+    /// Events that are to be told cannot be kept.
+    #[error(transparent)]
+    Outbox(#[from] crate::notify::OpenError),
+    /// Nothing can be told.
+    #[error("failed to set up what events are sent with")]
+    Notify(#[source] reqwest::Error),
     /// Access control could not be set up.
     #[error(transparent)]
     Access(#[from] AccessError),
@@ -84,7 +90,8 @@ impl Server {
         let files = Files::read(config).map_err(StartError::Mistakes)?;
         let access = Access::start(files.access, config, &tasks)?;
         let tls = files.tls.map(|tls| tls.start(&tasks));
-        let app = App::new(config.clone(), access, store, tasks.clone());
+        let app = App::new(config.clone(), access, store, tasks.clone())?;
+        app.notices.start(&tasks).map_err(StartError::Notify)?;
         let store = Arc::clone(&app.store);
         tasks.spawn(|cancel| index::keep(store, cancel));
         let retaining = Arc::clone(&app);

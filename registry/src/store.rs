@@ -62,7 +62,7 @@ pub use self::upload_file::{UploadId, UploadIdError};
 
 pub(crate) use self::blob::OpenBlob;
 pub(crate) use self::buffer::Buffer;
-pub(crate) use self::checksum::{CHUNK_BYTES, CHUNK_LENGTH, ChunkSums, SumRun};
+pub(crate) use self::checksum::{CHUNK_BYTES, CHUNK_LENGTH, ChunkSums, SumRun, sum as line_sum};
 pub(crate) use self::commit::Commit;
 pub(crate) use self::condemned::Condemned;
 pub(crate) use self::glance::glance;
@@ -199,6 +199,11 @@ impl Store {
     /// Returns the directory that every start empties.
     pub(crate) fn temporary(&self) -> PathBuf {
         self.layout.temporary()
+    }
+
+    /// Returns the directory of events that are to be told.
+    pub(crate) fn notices(&self) -> PathBuf {
+        self.layout.notices()
     }
 
     /// Returns what is counted here.

@@ -10,8 +10,10 @@ use kybernate_spec::{
 };
 
 use super::{CONTENT_DIGEST, Call, digest, repository};
+use crate::config::NotifyAction;
 use crate::error::ApiError;
 use crate::manifest::References;
+use crate::notify::{Happening, Subject};
 use crate::quota::Room;
 use crate::store::{NewManifest, Store, StoreError, StoredManifest};
 use crate::upload::next_frame;
@@ -66,6 +68,7 @@ pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Respon
     });
     let (manifest, content) = found.await?.ok_or(ApiError::ManifestUnknown)?;
     call.app.pulls.remember(&pulled, &manifest.digest);
+    mention(call, &pulled, text, &manifest).await;
     Ok(describe(&manifest, content.into_response()))
 }
 
@@ -86,9 +89,11 @@ pub(super) async fn put(
     let subject = references.subject.clone();
     let reply = created(&repository, &digest, subject.as_ref(), &tags);
     let new = NewManifest { digest, media_type, content, references, tags };
+    let (notices, origin) = (call.app.notices.clone(), call.origin());
     let missing = call.on_store(move |store| {
         let _room = Room::for_manifest(store, &repository, &new)?;
-        store.put_manifest(&repository, &new)
+        let put = || store.put_manifest(&repository, &new);
+        notices.telling(pushes(&repository, &new), Some(&origin), put, Vec::is_empty)
     });
     let missing = missing.await?;
     if missing.is_empty() { Ok(reply) } else { Err(ApiError::MissingReferences(missing)) }
@@ -96,15 +101,69 @@ pub(super) async fn put(
 
 pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
-    let removed = call.on_store(move |store| match reference {
-        Reference::Tag(tag) => store.delete_tag(&repository, &tag),
-        Reference::Digest(digest) => store.delete_manifest(&repository, &digest),
-        Reference::Neither(_) => Ok(false),
+    let (notices, origin) = (call.app.notices.clone(), call.origin());
+    let removed = call.on_store(move |store| {
+        let (subject, tag) = match &reference {
+            Reference::Tag(tag) => (Subject::Tag, Some(tag.clone())),
+            Reference::Digest(digest) => (Subject::Digest(digest.clone()), None),
+            Reference::Neither(_) => return Ok(false),
+        };
+        let delete = || match &reference {
+            Reference::Tag(tag) => store.delete_tag(&repository, tag),
+            Reference::Digest(digest) => store.delete_manifest(&repository, digest),
+            Reference::Neither(_) => Ok(false),
+        };
+        let (action, repository) = (NotifyAction::Delete, repository.clone());
+        let news = [Happening { action, repository, subject, tag }];
+        notices.telling(news, Some(&origin), delete, |removed| *removed)
     });
     if removed.await? {
         Ok(StatusCode::ACCEPTED.into_response())
     } else {
         Err(ApiError::ManifestUnknown)
+    }
+}
+
+/// Returns what a PUT does: each of its tags is set, or there is one more manifest.
+fn pushes(repository: &RepositoryName, new: &NewManifest) -> Vec<Happening> {
+    let push = |tag: Option<&Tag>| Happening {
+        action: NotifyAction::Push,
+        repository: repository.clone(),
+        subject: Subject::Manifest {
+            digest: new.digest.clone(),
+            media_type: new.media_type.clone(),
+            size: u64::try_from(new.content.len()).unwrap_or(u64::MAX),
+        },
+        tag: tag.cloned(),
+    };
+    if new.tags.is_empty() {
+        return vec![push(None)];
+    }
+    new.tags.iter().map(|tag| push(Some(tag))).collect()
+}
+
+/// Tells of a pull, where somebody asked for that.
+async fn mention(
+    call: Call<'_>,
+    repository: &RepositoryName,
+    text: &str,
+    manifest: &StoredManifest,
+) {
+    let action = NotifyAction::Pull;
+    if !call.app.notices.wants(action, repository.as_str()) {
+        return;
+    }
+    let StoredManifest { digest, media_type, size } = manifest.clone();
+    let subject = Subject::Manifest { digest, media_type, size };
+    let news =
+        Happening { action, repository: repository.clone(), subject, tag: text.parse().ok() };
+    let (notices, origin) = (call.app.notices.clone(), call.origin());
+    let writing = call.on_store(move |_| {
+        notices.mention(news, Some(&origin));
+        Ok(())
+    });
+    if writing.await.is_err() {
+        tracing::warn!("a pull is not told of");
     }
 }
 

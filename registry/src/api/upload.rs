@@ -11,7 +11,9 @@ use kybernate_spec::{Algorithm, Digest, RepositoryName};
 use super::{CONTENT_DIGEST, Call, digest, linger, parameter, repository};
 use crate::access::action::Action;
 use crate::app::AppState;
+use crate::config::NotifyAction;
 use crate::error::{ApiError, received_range};
+use crate::notify::{Happening, Subject};
 use crate::quota::Room;
 use crate::range::ContentRange;
 use crate::store::UploadId;
@@ -111,9 +113,16 @@ async fn try_mount(
     let hidden = !call.caller.may(Action::Pull, from.as_str());
     let from = if hidden { call.app.access.hidden().clone() } else { from };
     let (repository, digest) = (repository.clone(), digest.clone());
+    let (notices, origin) = (call.app.notices.clone(), call.origin());
     call.on_store(move |store| {
         let _room = Room::for_mount(store, &from, &repository, &digest)?;
-        store.mount(&from, &repository, &digest)
+        let subject = Subject::Blob { digest: digest.clone(), from: from.clone() };
+        let (action, to) = (NotifyAction::Mount, repository.clone());
+        let news = [Happening { action, repository: to, subject, tag: None }];
+        let mount = || store.mount(&from, &repository, &digest);
+        // What is there already is not mounted.
+        let news = news.into_iter().filter(|_| from != repository);
+        notices.telling(news, Some(&origin), mount, |mounted| *mounted)
     })
     .await
 }

@@ -18,6 +18,7 @@
 //! gc/candidates.log                                where garbage may be, see `notes`
 //! gc/everything                                    modified when garbage was last looked for everywhere
 //! gc/scrub                                         how far scrubbing is (record)
+//! notify/outbox.log                                events to be told, see `notify::outbox`
 //! ```
 //!
 //! No component of a repository name begins with `_`, so the names cannot meet.
@@ -141,6 +142,10 @@ impl Layout {
 
     pub(crate) fn uploads(&self) -> PathBuf {
         self.root.join("uploads")
+    }
+
+    pub(crate) fn notices(&self) -> PathBuf {
+        self.root.join("notify")
     }
 
     pub(crate) fn temporary(&self) -> PathBuf {

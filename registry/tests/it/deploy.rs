@@ -132,7 +132,8 @@ async fn the_image_runs_what_it_says() {
     let dockerfile = shipped("Dockerfile");
     let words = |text: &str| serde_json::from_str::<Vec<String>>(text).unwrap();
     let entry = words(instructions(&dockerfile, "ENTRYPOINT")[0]);
-    assert!(dockerfile.contains(&format!("/out{}", entry[0])), "{entry:?}");
+    let copied = format!("--from=build /out{0} {0}", entry[0]);
+    assert!(instructions(&dockerfile, "COPY").contains(&&*copied), "{copied}");
     assert_eq!(json!(instructions(&dockerfile, "VOLUME")), json!([Config::default().root]));
     let user = instructions(&dockerfile, "USER")[0].split_once(':').unwrap();
     // A number, so that Kubernetes can see that it is not root.

@@ -19,6 +19,7 @@ mod index;
 mod list;
 mod manifest;
 mod model;
+mod notify;
 mod operations;
 mod process;
 mod pull;

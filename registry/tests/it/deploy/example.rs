@@ -101,8 +101,15 @@ fn list(out: &mut String, path: &str, schema: &Value) {
     writeln!(out, "#[[{path}]]").unwrap();
     for (key, schema) in properties(&schema["items"]).unwrap() {
         prose(out, told(schema));
-        writeln!(out, "#{key} = {}", sample(key, schema)).unwrap();
+        let default = schema.get("default").filter(|default| is_set(default));
+        let value = default.cloned().unwrap_or_else(|| sample(key, schema));
+        writeln!(out, "#{key} = {value}").unwrap();
     }
+}
+
+/// Whether a default is more than nothing.
+fn is_set(default: &Value) -> bool {
+    !(default.is_null() || default.as_array().is_some_and(Vec::is_empty) || default == false)
 }
 
 fn told(schema: &Value) -> &str {

@@ -1,0 +1,111 @@
+use super::*;
+use crate::config::NotifyAction;
+use crate::notify::queue::tests::{endpoints, event};
+
+fn open(directory: &Path, is_true: bool) -> Outbox {
+    let metrics = NotifyMetrics::default();
+    Outbox::open(directory, 100, &endpoints(&[""]), metrics, &|_| is_true).unwrap()
+}
+
+fn push() -> Event {
+    event(NotifyAction::Push, "a")
+}
+
+fn waiting(outbox: &Outbox) -> Vec<String> {
+    let inner = outbox.lock();
+    inner.queue.entries().map(|(_, entry)| entry.event.id.clone()).collect()
+}
+
+/// Ends as a kill does: nothing is settled.
+fn kill(intent: Intent<'_>) -> String {
+    let mut intent = intent;
+    let number = std::mem::take(&mut intent.numbers)[0];
+    let inner = intent.outbox.lock();
+    inner.queue.entries().find(|(at, _)| *at == number).unwrap().1.event.id.clone()
+}
+
+#[test]
+fn what_was_done_when_it_was_killed_is_told_and_what_was_not_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    let outbox = open(&directory, true);
+    outbox.intend(vec![push()]).settle(true);
+    outbox.intend(vec![push()]).settle(false);
+    let unsettled = kill(outbox.intend(vec![push()]));
+    let done = waiting(&outbox)[0].clone();
+    drop(outbox);
+
+    for _ in 0..2 {
+        assert_eq!(waiting(&open(&directory, true)), [done.clone(), unsettled.clone()]);
+    }
+    let outbox = open(&directory, true);
+    let gone = kill(outbox.intend(vec![push()]));
+    drop(outbox);
+    let left = waiting(&open(&directory, false));
+    assert!(!left.contains(&gone) && left.contains(&done), "{left:?}");
+}
+
+#[tokio::test]
+async fn what_was_delivered_is_not_delivered_again() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    let outbox = open(&directory, true);
+    outbox.intend(vec![push(), push()]).settle(true);
+    let first = outbox.next(0).await;
+    outbox.delivered(0, &first);
+    drop(outbox);
+    let outbox = open(&directory, true);
+    let second = outbox.next(0).await;
+    assert_eq!((first.number, second.number), (0, 1));
+    outbox.delivered(0, &second);
+    drop(outbox);
+    assert_eq!(waiting(&open(&directory, true)), Vec::<String>::new());
+}
+
+#[test]
+fn a_new_endpoint_is_told_from_now_on_and_an_old_one_goes_on() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    open(&directory, true).intend(vec![push()]).settle(true);
+    let metrics = NotifyMetrics::default();
+    let both = endpoints(&["", ""]);
+    let outbox = Outbox::open(&directory, 100, &both, metrics, &|_| true).unwrap();
+    let mut inner = outbox.lock();
+    assert_eq!(inner.queue.take(0).unwrap().number, 0);
+    assert!(inner.queue.take(1).is_none());
+}
+
+#[test]
+fn a_torn_or_foreign_line_costs_that_line() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    let outbox = open(&directory, true);
+    outbox.intend(vec![push(), push()]).settle(true);
+    let all = waiting(&outbox);
+    drop(outbox);
+    let path = directory.join("outbox.log");
+    let text = fs::read_to_string(&path).unwrap();
+    for end in 0..text.len() {
+        fs::write(&path, &text[..end]).unwrap();
+        let left = waiting(&open(&directory, true));
+        assert!(all.starts_with(&left), "{end} {left:?}");
+    }
+    fs::write(&path, format!("\u{0}what\n{text}")).unwrap();
+    assert_eq!(waiting(&open(&directory, true)), all);
+}
+
+#[test]
+fn the_file_does_not_grow_without_end() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    let outbox = open(&directory, true);
+    for _ in 0..4000 {
+        outbox.mention(push());
+    }
+    let length = fs::metadata(directory.join("outbox.log")).unwrap().len();
+    assert!(length < REWRITE_BYTES_MIN + (1 << 16), "{length}");
+    assert_eq!(waiting(&outbox).len(), 100);
+    let kept = waiting(&outbox);
+    drop(outbox);
+    assert_eq!(waiting(&open(&directory, true)), kept);
+}
