@@ -15,6 +15,8 @@ mod sign;
 mod unpack;
 mod verify;
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_spec::{Location, Tag};
@@ -93,8 +95,17 @@ impl Cli {
 
 impl Connection {
     async fn open(self, location: &Location) -> Result<Store, StoreError> {
-        Store::open(location, &ConnectOptions { plain_http: self.plain_http }).await
+        let options = ConnectOptions { plain_http: self.plain_http, notes: notes() };
+        Store::open(location, &options).await
     }
+}
+
+/// Returns where uploads under way are noted: in the user's cache (XDG Base Directory
+/// Specification).
+fn notes() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(cache.join("kybernate/uploads"))
 }
 
 /// Returns the tag that something new gets: the one written, or `latest`, as for images.

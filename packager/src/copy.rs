@@ -134,19 +134,36 @@ pub(crate) async fn send(
     Ok(Sent::Bytes(blob.size))
 }
 
+impl Counted<'_> {
+    fn count(&self, stream: BlobStream) -> BlobStream {
+        let progress = self.progress.clone();
+        let counted = stream.inspect_ok(move |bytes| {
+            progress.advance(length(bytes));
+            progress.transfer(length(bytes));
+        });
+        counted.boxed()
+    }
+}
+
 impl BlobSource for Counted<'_> {
     fn open<'a>(
         &'a self,
         descriptor: &'a Descriptor,
     ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
-        Box::pin(async {
-            let progress = self.progress.clone();
-            let stream = self.store.blob(descriptor).await?;
-            let counted = stream.inspect_ok(move |bytes| {
-                progress.advance(length(bytes));
-                progress.transfer(length(bytes));
-            });
-            Ok(counted.boxed())
+        Box::pin(async { Ok(self.count(self.store.blob(descriptor).await?)) })
+    }
+
+    fn open_at<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+        offset: u64,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        Box::pin(async move {
+            if offset == 0 {
+                return self.open(descriptor).await;
+            }
+            let rest = self.store.blob_range(descriptor, offset, descriptor.size - offset);
+            Ok(self.count(rest.await?))
         })
     }
 }

@@ -1,15 +1,18 @@
 //! One repository of a registry.
 //!
-//! `oci-client` moves the blobs and answers authentication challenges. Manifests and referrers go
-//! over `documents`, which bounds what it reads and sees the headers that the specification
-//! gives a meaning to (`OCI-Subject`, `Link`, `Content-Type`).
+//! `oci-client` answers authentication challenges and mounts blobs. The rest goes over `documents`,
+//! which sees the headers that the specification gives a meaning to and bounds what it reads;
+//! `upload` and `download` move blobs and go on where a transfer broke off.
 
 mod blobs;
 mod credentials;
 mod documents;
+mod download;
 mod error;
+mod notes;
 mod patience;
 mod referrers;
+mod upload;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +25,7 @@ use oci_client::Client;
 use oci_client::client::{ClientConfig, ClientProtocol};
 
 use self::documents::Documents;
+use self::notes::Notes;
 use crate::checked::{checked, length};
 use crate::outline::Outline;
 use crate::store::{
@@ -45,6 +49,7 @@ struct Shared {
     repository: RepositoryName,
     client: Client,
     documents: Documents,
+    notes: Option<Notes>,
 }
 
 impl fmt::Debug for Remote {
@@ -81,7 +86,8 @@ impl Remote {
         let documents =
             Documents::connect(scheme, image, client.clone(), auth).await.map_err(failed)?;
         let repository = reference.repository.clone();
-        Ok(Self { shared: Arc::new(Shared { registry, repository, client, documents }) })
+        let notes = options.notes.as_deref().map(Notes::at);
+        Ok(Self { shared: Arc::new(Shared { registry, repository, client, documents, notes }) })
     }
 
     /// Returns the repository's name within its registry.
@@ -169,7 +175,8 @@ impl Remote {
             .map_err(|kind| self.error("mount blob", &format!("@{}", descriptor.digest), kind))
     }
 
-    /// Stores a blob, reading `source` again for each attempt.
+    /// Stores a blob. After a break it goes on where the registry says that it stands, also where an
+    /// earlier run was killed, when notes are kept ([`ConnectOptions::notes`]).
     pub async fn put_blob(
         &self,
         descriptor: &Descriptor,

@@ -1,12 +1,15 @@
 //! Where artifacts are kept: a registry or an image layout, behind one type.
 
 use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use kybernate_spec::{Descriptor, Digest, Location, Reason, RepositoryName, Tag};
 
+use crate::checked::length;
 use crate::layout::Layout;
 use crate::remote::Remote;
 
@@ -21,6 +24,32 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
         &'a self,
         descriptor: &'a Descriptor,
     ) -> BoxFuture<'a, Result<BlobStream, StoreError>>;
+
+    /// Opens the blob at a byte. What comes is not checked by the stream. Without an implementation
+    /// of its own, what comes before that byte is read and dropped.
+    fn open_at<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+        offset: u64,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        Box::pin(async move {
+            let stream = self.open(descriptor).await?;
+            Ok(if offset == 0 { stream } else { skip(stream, offset) })
+        })
+    }
+}
+
+/// Drops the first bytes of a stream.
+fn skip(stream: BlobStream, bytes: u64) -> BlobStream {
+    let mut left = bytes;
+    stream
+        .try_filter_map(move |mut bytes| {
+            let drop = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+            let kept = bytes.split_off(drop);
+            left -= length(&bytes);
+            std::future::ready(Ok((!kept.is_empty()).then_some(kept)))
+        })
+        .boxed()
 }
 
 /// How to reach a registry.
@@ -28,6 +57,9 @@ pub trait BlobSource: fmt::Debug + Send + Sync {
 pub struct ConnectOptions {
     /// Speak plain HTTP also to hosts that are not loopback.
     pub plain_http: bool,
+    /// A directory of the user's own for notes of uploads under way, so that another run goes on
+    /// with them. Made when it is needed.
+    pub notes: Option<PathBuf>,
 }
 
 /// One repository of a registry, or one image layout.
@@ -90,6 +122,15 @@ pub enum StoreErrorKind {
     /// Reading or writing a file failed.
     #[error("input or output failed")]
     Io(#[source] std::io::Error),
+    /// The registry is busy and has said when to ask again.
+    #[error("the registry is busy: it wants to be asked again in {} s", .after.as_secs())]
+    Busy {
+        /// When to ask again (`Retry-After`).
+        after: Duration,
+        /// What it answered.
+        #[source]
+        answer: oci_client::errors::OciDistributionError,
+    },
     /// The registry could not be reached or answered with an error.
     #[error("the registry did not do it")]
     Registry(#[source] oci_client::errors::OciDistributionError),
@@ -106,6 +147,7 @@ impl StoreError {
             StoreErrorKind::Unauthorized
             | StoreErrorKind::Full
             | StoreErrorKind::Io(_)
+            | StoreErrorKind::Busy { .. }
             | StoreErrorKind::Registry(_) => None,
         }
     }

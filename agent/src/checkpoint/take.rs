@@ -146,7 +146,7 @@ impl Taking<'_> {
     async fn guarded(&mut self, cancel: CancellationToken) -> Result<Packed, CheckpointError> {
         self.driver.step("preflight");
         let location = &self.order.location;
-        let connect = ConnectOptions { plain_http: self.order.plain_http };
+        let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
         let store = Store::open(location, &connect).await?;
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();

@@ -175,7 +175,7 @@ impl Restoring<'_> {
     async fn accept(&mut self) -> Result<Accepted, RestoreError> {
         let (order, config) = (self.order, &self.app.config);
         self.driver.step("resolve");
-        let connect = ConnectOptions { plain_http: order.plain_http };
+        let connect = ConnectOptions { plain_http: order.plain_http, notes: None };
         let store = Store::open(&order.location, &connect).await?;
         let checkpoint = Checkpoint::open(&store, &order.location).await?;
         let digest = checkpoint.stored.descriptor.digest.clone();

@@ -160,6 +160,7 @@ impl From<StoreError> for Failure {
             | StoreErrorKind::Unauthorized
             | StoreErrorKind::Full
             | StoreErrorKind::Io(_)
+            | StoreErrorKind::Busy { .. }
             | StoreErrorKind::Registry(_) => Self::failed(error),
         }
     }

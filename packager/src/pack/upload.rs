@@ -70,6 +70,14 @@ impl BlobSource for ShardSource {
         &'a self,
         descriptor: &'a Descriptor,
     ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        self.open_at(descriptor, 0)
+    }
+
+    fn open_at<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+        offset: u64,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
         let source = self.clone();
         let total = descriptor.size;
         let read = move |offset, length| {
@@ -77,7 +85,7 @@ impl BlobSource for ShardSource {
             source.plan.read_at(&source.files, offset, &mut content)?;
             Ok(content)
         };
-        Box::pin(async move { Ok(stream_of("a shard".to_owned(), total, read)) })
+        Box::pin(async move { Ok(stream_of("a shard".to_owned(), offset, total, read)) })
     }
 }
 
@@ -85,6 +93,14 @@ impl BlobSource for FileSource {
     fn open<'a>(
         &'a self,
         descriptor: &'a Descriptor,
+    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        self.open_at(descriptor, 0)
+    }
+
+    fn open_at<'a>(
+        &'a self,
+        descriptor: &'a Descriptor,
+        offset: u64,
     ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
         let (path, begin) = (self.path.clone(), self.offset);
         let total = descriptor.size;
@@ -98,7 +114,7 @@ impl BlobSource for FileSource {
                 std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut content, offset)?;
                 Ok(content)
             };
-            Ok(stream_of(name, total, read))
+            Ok(stream_of(name, offset, total, read))
         })
     }
 }
@@ -184,11 +200,12 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 fn stream_of(
     name: String,
+    begin: u64,
     total: u64,
     read: impl Fn(u64, u64) -> io::Result<Vec<u8>> + Send + Sync + 'static,
 ) -> BlobStream {
     let read = Arc::new(read);
-    stream::unfold(0, move |offset| {
+    stream::unfold(begin, move |offset| {
         let read = Arc::clone(&read);
         let name = name.clone();
         async move {

@@ -9,7 +9,7 @@ use oci_client::Client;
 use oci_client::RegistryOperation;
 use oci_client::errors::OciDistributionError;
 use oci_client::secrets::RegistryAuth;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use tokio::sync::Mutex;
 
@@ -44,6 +44,8 @@ pub(super) struct Document {
 /// The part of a registry's API that is not about blobs.
 pub(super) struct Documents {
     http: reqwest::Client,
+    /// Without a limit on the time between two reads, which counts from the request on.
+    bulk: reqwest::Client,
     client: Client,
     auth: RegistryAuth,
     image: oci_client::Reference,
@@ -67,11 +69,12 @@ impl Documents {
         client: Client,
         auth: RegistryAuth,
     ) -> Result<Self, StoreErrorKind> {
-        let http = reqwest::Client::builder()
-            .user_agent(USER_AGENT)
-            .connect_timeout(CONNECT)
-            .read_timeout(STALL)
-            .build()?;
+        // No `Referer`: whoever a registry redirects to need not know where from.
+        let builder = || {
+            let builder = reqwest::Client::builder().user_agent(USER_AGENT).referer(false);
+            builder.connect_timeout(CONNECT)
+        };
+        let (http, bulk) = (builder().read_timeout(STALL).build()?, builder().build()?);
         let root = parse(&format!("{scheme}://{}/v2/", image.resolve_registry()))?;
         let reply = persist_briefly(|| within_stall(http.get(root.clone()).send())).await?;
         let open = reply.status().is_success();
@@ -85,7 +88,7 @@ impl Documents {
         } else {
             BTreeMap::new()
         };
-        Ok(Self { http, client, auth, image, base, tokens: Mutex::new(tokens) })
+        Ok(Self { http, bulk, client, auth, image, base, tokens: Mutex::new(tokens) })
     }
 
     /// Reads the document at `path` of the repository.
@@ -160,17 +163,31 @@ impl Documents {
         parse(&format!("{}{path}", self.base))
     }
 
-    async fn send(
+    /// Returns the client for blobs: whoever uses it watches for progress.
+    pub(super) const fn bulk(&self) -> &reqwest::Client {
+        &self.bulk
+    }
+
+    /// Adds credentials to a request, when it goes to the registry itself: an upload may go on
+    /// elsewhere, where they are nobody's business. On redirects the HTTP client sees to the same.
+    pub(super) async fn sign(
         &self,
         request: RequestBuilder,
+        url: &Url,
         operation: RegistryOperation,
-    ) -> Result<Response, StoreErrorKind> {
-        let request = match (self.token(operation).await?, &self.auth) {
+    ) -> Result<RequestBuilder, StoreErrorKind> {
+        if url.origin() != self.base.origin() {
+            return Ok(request);
+        }
+        Ok(match (self.token(operation).await?, &self.auth) {
             (Some(token), _) => request.bearer_auth(token),
             (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
             (None, _) => request,
-        };
-        let reply = within_stall(request.send()).await?;
+        })
+    }
+
+    /// Returns the reply when it tells of success.
+    pub(super) async fn check(&self, reply: Response) -> Result<Response, StoreErrorKind> {
         let status = reply.status();
         if status.is_success() {
             return Ok(reply);
@@ -178,11 +195,40 @@ impl Documents {
         if status == StatusCode::UNAUTHORIZED {
             self.tokens.lock().await.clear();
         }
-        let url = reply.url().to_string();
+        let after = retry_after(reply.headers());
+        // Uploads and redirects have secrets in their addresses, most often in the query.
+        let url = if reply.url().path().contains("/blobs/uploads/") {
+            format!("{}blobs/uploads/…", self.base)
+        } else {
+            let mut url = reply.url().clone();
+            url.set_query(None);
+            url.to_string()
+        };
         // The status tells enough when the text is too long or cut off.
         let message = read(reply, ERROR_BYTES_MAX).await.unwrap_or_default();
         let message = String::from_utf8_lossy(&message).into_owned();
-        Err(OciDistributionError::ServerError { code: status.as_u16(), url, message }.into())
+        let answer = OciDistributionError::ServerError { code: status.as_u16(), url, message };
+        let kind = StoreErrorKind::from(answer);
+        Err(match (kind, after) {
+            (StoreErrorKind::Registry(answer), Some(after))
+                if matches!(
+                    status,
+                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+                ) =>
+            {
+                StoreErrorKind::Busy { after, answer }
+            }
+            (kind, _) => kind,
+        })
+    }
+
+    async fn send(
+        &self,
+        request: RequestBuilder,
+        operation: RegistryOperation,
+    ) -> Result<Response, StoreErrorKind> {
+        let request = self.sign(request, &self.base, operation).await?;
+        self.check(within_stall(request.send()).await?).await
     }
 
     async fn token(&self, operation: RegistryOperation) -> Result<Option<String>, StoreErrorKind> {
@@ -230,8 +276,19 @@ fn next_page(here: &Url, headers: &HeaderMap) -> Option<Url> {
     (next && url.origin() == here.origin()).then_some(url)
 }
 
-fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+pub(super) fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name)?.to_str().ok().map(ToOwned::to_owned)
+}
+
+/// Reads `Retry-After`: seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = text(headers, RETRY_AFTER.as_str())?;
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let then = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text.trim()).ok()?;
+    let left = then.as_second().saturating_sub(jiff::Timestamp::now().as_second());
+    Some(Duration::from_secs(u64::try_from(left).unwrap_or(0)))
 }
 
 fn parse(url: &str) -> Result<Url, StoreErrorKind> {
@@ -242,6 +299,18 @@ fn parse(url: &str) -> Result<Url, StoreErrorKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn when_to_ask_again_is_seconds_or_a_date() {
+        let after = |value: &str| {
+            retry_after(&HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]))
+        };
+        assert_eq!(after("7"), Some(Duration::from_secs(7)));
+        assert_eq!(after("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        let later = after("Fri, 06 Nov 2195 08:49:37 GMT").unwrap();
+        assert!(later > Duration::from_hours(24), "{later:?}");
+        assert_eq!(after("soon"), None);
+    }
 
     #[test]
     fn a_next_page_on_another_host_is_not_followed() {

@@ -42,6 +42,7 @@ pub(super) fn is_transient(kind: &StoreErrorKind) -> bool {
             use io::ErrorKind::{ConnectionReset, Other, TimedOut, UnexpectedEof};
             matches!(error.kind(), ConnectionReset | Other | TimedOut | UnexpectedEof)
         }
+        StoreErrorKind::Busy { .. } => true,
         StoreErrorKind::Registry(error) => {
             status(error).is_some_and(|status| TRANSIENT.contains(&status))
                 || find_code(error, too_many).is_some()

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use backon::{ExponentialBuilder, Retryable};
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::timeout;
 
 use super::error::is_transient;
@@ -28,13 +28,62 @@ pub(super) const REPEATS: usize = 5;
 /// How often the first request to a registry is repeated: one that is away is told soon.
 const REPEATS_FIRST: usize = 2;
 
+/// Longest pause that a registry may ask for. Whoever wants to wait longer can come back.
+const PAUSE_MAX: Duration = Duration::from_mins(10);
+
+/// How much longer failures without progress between them are borne.
+#[derive(Debug)]
+pub(super) struct Patience {
+    pauses: ExponentialBackoff,
+}
+
+impl Default for Patience {
+    /// Pauses of 0.2, 0.4, 0.8, 1.6 and 3.2 seconds, each with up to as much again at random.
+    fn default() -> Self {
+        Self::with(REPEATS)
+    }
+}
+
+impl Patience {
+    fn with(repeats: usize) -> Self {
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(Duration::from_millis(200))
+            .with_max_delay(Duration::from_secs(5))
+            .with_max_times(repeats)
+            .with_jitter();
+        Self { pauses: pauses.build() }
+    }
+
+    /// Pauses when the failure may pass, at least as long as the registry wants; gives it back when
+    /// it will not pass, or when there were too many.
+    pub(super) async fn wait(&mut self, kind: StoreErrorKind) -> Result<(), StoreErrorKind> {
+        let wanted = match &kind {
+            StoreErrorKind::Busy { after, .. } if *after > PAUSE_MAX => return Err(kind),
+            StoreErrorKind::Busy { after, .. } => *after,
+            kind if is_transient(kind) => Duration::ZERO,
+            _ => return Err(kind),
+        };
+        let Some(pause) = self.pauses.next() else { return Err(kind) };
+        let pause = pause.max(wanted);
+        tell(&kind, pause);
+        #[expect(clippy::disallowed_methods, reason = "between attempts, as the registry asks")]
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// Says in the log that a request is repeated.
+fn tell(kind: &StoreErrorKind, pause: Duration) {
+    let reason = kybernate_spec::chain(kind);
+    tracing::debug!(%reason, pause_ms = pause.as_millis(), "the registry is asked again");
+}
+
 /// Makes the first request to a registry, and again while the failure may pass.
 pub(super) async fn persist_briefly<T, F>(attempt: impl FnMut() -> F) -> Result<T, StoreErrorKind>
 where
     F: Future<Output = Result<T, StoreErrorKind>>,
 {
-    let pauses = pauses().with_max_times(REPEATS_FIRST);
-    attempt.retry(pauses).when(is_transient).notify(tell).await
+    persist_with(Patience::with(REPEATS_FIRST), attempt).await
 }
 
 /// Makes an attempt, and again after a growing pause while the failure may pass.
@@ -42,22 +91,22 @@ pub(super) async fn persist<T, F>(attempt: impl FnMut() -> F) -> Result<T, Store
 where
     F: Future<Output = Result<T, StoreErrorKind>>,
 {
-    attempt.retry(pauses()).when(is_transient).notify(tell).await
+    persist_with(Patience::default(), attempt).await
 }
 
-/// Pauses of 0.2, 0.4, 0.8, 1.6 and 3.2 seconds, each with up to as much again at random.
-pub(super) fn pauses() -> ExponentialBuilder {
-    ExponentialBuilder::default()
-        .with_min_delay(Duration::from_millis(200))
-        .with_max_delay(Duration::from_secs(5))
-        .with_max_times(REPEATS)
-        .with_jitter()
-}
-
-/// Says in the log that a request is repeated.
-pub(super) fn tell(kind: &StoreErrorKind, pause: Duration) {
-    let reason = kybernate_spec::chain(kind);
-    tracing::debug!(%reason, pause_ms = pause.as_millis(), "the registry is asked again");
+async fn persist_with<T, F>(
+    mut patience: Patience,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, StoreErrorKind>
+where
+    F: Future<Output = Result<T, StoreErrorKind>>,
+{
+    loop {
+        match attempt().await {
+            Ok(done) => return Ok(done),
+            Err(kind) => patience.wait(kind).await?,
+        }
+    }
 }
 
 /// Waits for `future`, at most [`STALL`].

@@ -24,21 +24,23 @@ type Head = String;
 type Answer = Arc<dyn Fn(Head) -> Reply + Send + Sync>;
 
 /// What is sent back: head and body, then perhaps an endless body.
-struct Reply {
-    text: String,
-    endless: bool,
+pub(crate) struct Reply {
+    pub(crate) text: String,
+    pub(crate) endless: bool,
 }
 
 /// A server that says what a test wants it to say.
-struct Scripted {
-    address: String,
+pub(crate) struct Scripted {
+    pub(crate) address: String,
     requests: Arc<Mutex<Vec<Head>>>,
     // Aborted when dropped.
     _serving: JoinSet<()>,
 }
 
 impl Scripted {
-    async fn start(answer: impl Fn(&str, &str) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(
+        answer: impl Fn(&str, &str) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -57,11 +59,11 @@ impl Scripted {
         Self { address, requests, _serving: serving }
     }
 
-    fn at(&self, path: &str) -> Location {
+    pub(crate) fn at(&self, path: &str) -> Location {
         format!("{}/{path}", self.address).parse().unwrap()
     }
 
-    fn asked(&self, what: &str) -> usize {
+    pub(crate) fn asked(&self, what: &str) -> usize {
         self.requests.lock().unwrap().iter().filter(|head| head.contains(what)).count()
     }
 }
@@ -83,7 +85,7 @@ fn serve(mut stream: TcpStream, answer: Answer) -> BoxFuture<'static, ()> {
     })
 }
 
-fn reply(status: &str, headers: &str, body: &str) -> Reply {
+pub(crate) fn reply(status: &str, headers: &str, body: &str) -> Reply {
     let length = body.len();
     let text = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{headers}\r\n{body}");
     Reply { text, endless: false }
@@ -227,7 +229,7 @@ async fn credentials_come_from_dockers_configuration() {
 }
 
 /// Writes what `docker login` would write.
-fn log_in(home: &std::path::Path, registry: &str) {
+pub(crate) fn log_in(home: &std::path::Path, registry: &str) {
     fs_err::create_dir(home.join(".docker")).unwrap();
     let config = serde_json::json!({"auths": {registry: {"auth": "a3liOnBhc3Mtd29yZC0x"}}});
     fs_err::write(home.join(".docker/config.json"), config.to_string()).unwrap();

@@ -25,6 +25,7 @@ pub(crate) async fn kyb<A: AsRef<OsStr>>(
         .env("COSIGN_PASSWORD", "secret")
         .env("HOME", directory)
         .env("COLUMNS", "100")
+        .env_remove("XDG_CACHE_HOME")
         .env_remove("KYB_LOG")
         .env_remove("KYBERNATE_AGENT_SOCKET")
         .stdin(Stdio::null())

@@ -17,4 +17,5 @@ mod proxy;
 mod registry;
 mod remote;
 mod signing;
+mod transfers;
 mod unpacking;

@@ -22,8 +22,9 @@ pub(crate) struct Proxy {
 #[derive(Debug)]
 struct Shared {
     cuts: Mutex<Vec<u64>>,
-    stall: u64,
+    stall: AtomicU64,
     stalled: Notify,
+    healed: Notify,
     passed: AtomicU64,
 }
 
@@ -42,8 +43,9 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let cuts = Mutex::new(cuts.iter().rev().copied().collect());
-        let (stalled, passed) = (Notify::new(), AtomicU64::new(0));
-        let shared = Arc::new(Shared { cuts, stall, stalled, passed });
+        let (stalled, healed) = (Notify::new(), Notify::new());
+        let (stall, passed) = (AtomicU64::new(stall), AtomicU64::new(0));
+        let shared = Arc::new(Shared { cuts, stall, stalled, healed, passed });
         let (upstream, state) = (upstream.to_owned(), Arc::clone(&shared));
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
@@ -71,6 +73,12 @@ impl Proxy {
         self.shared.stalled.notified().await;
     }
 
+    /// Lets everything pass from now on, over new connections; what stood still is cut.
+    pub(crate) fn heal(&self) {
+        self.shared.stall.store(u64::MAX, Ordering::Relaxed);
+        self.shared.healed.notify_waiters();
+    }
+
     /// Returns how many bytes passed.
     pub(crate) fn passed(&self) -> u64 {
         self.shared.passed.load(Ordering::Relaxed)
@@ -87,9 +95,12 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>)
         };
         let Some(bytes) = done else { return };
         here += bytes;
-        if shared.passed.fetch_add(bytes, Ordering::Relaxed) + bytes >= shared.stall {
+        let healed = shared.healed.notified();
+        let passed = shared.passed.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if passed >= shared.stall.load(Ordering::Relaxed) {
             shared.stalled.notify_one();
-            std::future::pending::<()>().await;
+            healed.await;
+            return;
         }
         let mut cuts = shared.cuts.lock().unwrap();
         if cuts.last().is_some_and(|cut| here >= *cut) {

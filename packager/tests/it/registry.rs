@@ -33,7 +33,22 @@ impl Registry {
     }
 
     fn docker_with(more: &str) -> Option<Self> {
-        let program = Path::new("/usr/bin/docker-registry");
+        Self::of_docker(Path::new("/usr/bin/docker-registry"), more)
+    }
+
+    /// Starts distribution 3.1, when `make` has built it for the benchmark: it tells how far an
+    /// upload is.
+    pub(crate) fn distribution() -> Option<Self> {
+        let cache = std::env::var_os("KYBERNATE_CACHE").unwrap_or("/var/cache/kybernate".into());
+        let tools = Path::new(&cache).join("tools/bin");
+        let program = fs_err::read_dir(tools).ok()?.find_map(|entry| {
+            let path = entry.ok()?.path();
+            path.to_str()?.contains("/distribution-v3.").then_some(path)
+        });
+        Self::of_docker(&program?, "")
+    }
+
+    fn of_docker(program: &Path, more: &str) -> Option<Self> {
         if !program.exists() {
             eprintln!("SKIPPED: {} is not installed", program.display());
             return None;
@@ -72,7 +87,7 @@ impl Registry {
 
     /// Starts every registry there is.
     pub(crate) fn all() -> Vec<Self> {
-        [Self::docker(), Self::ours()].into_iter().flatten().collect()
+        [Self::docker(), Self::ours(), Self::distribution()].into_iter().flatten().collect()
     }
 
     fn start(mut command: Command, root: TempDir) -> Self {

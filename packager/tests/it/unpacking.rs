@@ -171,7 +171,7 @@ fn hidden(directory: &Path) -> Vec<String> {
 }
 
 /// Whether a process with this argument runs.
-fn is_running(argument: &str) -> bool {
+pub(crate) fn is_running(argument: &str) -> bool {
     fs_err::read_dir("/proc").unwrap().any(|entry| {
         let line = entry.unwrap().path().join("cmdline");
         fs_err::read_to_string(line).is_ok_and(|line| line.contains(argument))

@@ -1,0 +1,282 @@
+//! Blobs over bad lines and from registries that answer wrongly.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kybernate_packager::store::{ConnectOptions, Store, StoreErrorKind};
+use kybernate_spec::{Descriptor, Location, media_type};
+
+use crate::artifact::{Memory, checkpoint, noise, put, read};
+use crate::dump::dump;
+use crate::hostile::{Reply, Scripted, log_in, reply};
+use crate::kyb::{kyb, until};
+use crate::proxy::Proxy;
+use crate::registry::{Registry, open};
+use crate::unpacking::is_running;
+
+const MIB: u64 = 1 << 20;
+
+/// Registries that tell how far an upload is: docker-registry 2.8 does not.
+fn resuming() -> Vec<Registry> {
+    [Registry::ours(), Registry::distribution()].into_iter().flatten().collect()
+}
+
+#[tokio::test]
+async fn a_cut_upload_goes_on_where_the_registry_says() {
+    for registry in resuming() {
+        let content = noise(16 << 20, 1);
+        let cuts = [4 * MIB, 5 * MIB, 3 * MIB];
+        let proxy = Proxy::start(registry.address(), &cuts).await;
+        let store = open(&proxy.at("a/b")).await;
+        let blob = put(&store, media_type::PAGES, content.clone()).await;
+        assert_eq!(proxy.cuts_left(), 0, "nothing was cut");
+        let passed = proxy.passed();
+        assert!(passed < 20 * MIB, "{passed} bytes passed: it was begun again");
+        assert!(read(store.blob(&blob).await.unwrap()).await.unwrap() == content);
+    }
+}
+
+#[tokio::test]
+async fn a_killed_upload_is_gone_on_with_by_the_next_run() {
+    for registry in resuming() {
+        let scratch = tempfile::tempdir().unwrap();
+        // One shard of 32 MiB.
+        dump(scratch.path(), 32 << 8);
+        let proxy = Proxy::stalling(registry.address(), 24 * MIB).await;
+        let at = proxy.at("a/b:v1").to_string();
+        {
+            let mut first = std::pin::pin!(kyb(scratch.path(), ["pack", "dump", &at]));
+            tokio::select! {
+                done = &mut first => panic!("it got through: {done:?}"),
+                () = proxy.stalled() => {}
+            }
+            // Dropped, and so killed.
+        }
+        until("the killed one is gone", || !is_running(&at));
+        let notes = scratch.path().join(".cache/kybernate/uploads");
+        assert_eq!(fs_err::read_dir(&notes).unwrap().count(), 1);
+        proxy.heal();
+        let before = proxy.passed();
+        let mut again = kyb(scratch.path(), ["pack", "dump", &at]).await;
+        assert_eq!(again.code, 0, "{again:?}");
+        let passed = proxy.passed() - before;
+        assert!(passed < 16 * MIB, "{passed} bytes passed: it was begun again");
+        assert_eq!(fs_err::read_dir(&notes).unwrap().count(), 0, "a note is left");
+        // No acknowledged blob is sent again.
+        let before = proxy.passed();
+        again = kyb(scratch.path(), ["pack", "dump", &at]).await;
+        assert_eq!(again.code, 0, "{again:?}");
+        assert!(proxy.passed() - before < MIB);
+        assert!(!again.told.contains("uploads/") && !again.out.contains("uploads/"));
+    }
+}
+
+#[tokio::test]
+async fn a_note_of_an_upload_that_is_gone_does_no_harm() {
+    for registry in Registry::all() {
+        let scratch = tempfile::tempdir().unwrap();
+        let location = registry.at("a/b");
+        let options =
+            ConnectOptions { notes: Some(scratch.path().to_owned()), ..ConnectOptions::default() };
+        let store = Store::open(&location, &options).await.unwrap();
+        let content = noise(9 << 20, 1);
+        let blob = Descriptor::of(media_type::PAGES, &content);
+        let name = kybernate_spec::Digest::of(format!("{location}@{}", blob.digest).as_bytes());
+        let stale = format!("http://{}/v2/a/b/blobs/uploads/gone", registry.address());
+        fs_err::write(scratch.path().join(name.hex()), stale).unwrap();
+        store.put_blob(&blob, &Memory(content)).await.unwrap();
+        assert!(store.has_blob(&blob).await.unwrap());
+        assert_eq!(fs_err::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+}
+
+/// A server that answers requests for the blob so, and all others well.
+async fn serving(answer: impl Fn(&str) -> Reply + Send + Sync + 'static) -> (Scripted, Store) {
+    let server = Scripted::start(move |_, head| match head {
+        _ if head.starts_with("get /v2/ ") => reply("200 OK", "", ""),
+        _ => answer(head),
+    })
+    .await;
+    let store = open(&server.at("a/b")).await;
+    (server, store)
+}
+
+const CONTENT: &str = "what a blob holds, twenty-nine";
+
+async fn pull(store: &Store) -> Result<Vec<u8>, StoreErrorKind> {
+    let blob = Descriptor::of(media_type::PAGES, CONTENT.as_bytes());
+    let stream = store.blob(&blob).await.map_err(|error| error.kind)?;
+    read(stream).await.map_err(|error| error.kind)
+}
+
+#[tokio::test]
+async fn a_blob_of_another_length_is_refused_at_once() {
+    for content in [&CONTENT[..9], "more than what a blob holds, twenty-nine"] {
+        let (server, store) = serving(|_| reply("200 OK", "", content)).await;
+        let kind = pull(&store).await.unwrap_err();
+        assert!(matches!(kind, StoreErrorKind::Mismatch(_)), "{kind:?}");
+        assert_eq!(server.asked("/blobs/"), 1);
+    }
+}
+
+#[tokio::test]
+async fn other_bytes_of_the_same_length_are_refused() {
+    let other = CONTENT.replace("twenty", "TWENTY");
+    let (_server, store) = serving(move |_| reply("200 OK", "", &other)).await;
+    let kind = pull(&store).await.unwrap_err();
+    assert!(matches!(kind, StoreErrorKind::Mismatch(_)), "{kind:?}");
+}
+
+#[tokio::test]
+async fn a_body_that_ends_early_is_gone_on_with() {
+    // Without ranges the registry sends all of it again.
+    for ranges in [true, false] {
+        let asked = AtomicUsize::new(0);
+        let (server, store) = serving(move |head| {
+            let first = asked.fetch_add(1, Ordering::Relaxed) == 0;
+            let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+            if first {
+                let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+                let text = format!("{head}{}0\r\n\r\n", chunk(&CONTENT[..9]));
+                return Reply { text, endless: false };
+            }
+            assert!(head.contains("range: bytes=9-29\r\n"), "{head}");
+            if ranges {
+                return reply(
+                    "206 Partial Content",
+                    "Content-Range: bytes 9-29/30\r\n",
+                    &CONTENT[9..],
+                );
+            }
+            reply("200 OK", "", CONTENT)
+        })
+        .await;
+        assert_eq!(pull(&store).await.unwrap(), CONTENT.as_bytes());
+        assert_eq!(server.asked("/blobs/"), 2);
+    }
+}
+
+#[tokio::test]
+async fn another_part_than_asked_for_is_refused() {
+    let blob = Descriptor::of(media_type::PAGES, CONTENT.as_bytes());
+    for (status, range, mismatch) in [
+        ("206 Partial Content", "bytes 0-4/30", false),
+        ("206 Partial Content", "bytes 5-9/31", true),
+        ("416 Range Not Satisfiable", "bytes */3", true),
+        ("204 No Content", "bytes 5-9/30", false),
+    ] {
+        let header = format!("Content-Range: {range}\r\n");
+        let (_server, store) = serving(move |_| reply(status, &header, "")).await;
+        let error = store.blob_range(&blob, 5, 5).await.err().unwrap();
+        let is_mismatch = matches!(error.kind, StoreErrorKind::Mismatch(_));
+        assert_eq!(is_mismatch, mismatch, "{range}: {error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_stumbles_is_asked_again_and_one_that_is_broken_is_given_up() {
+    let asked = AtomicUsize::new(0);
+    let (_server, store) = serving(move |_| match asked.fetch_add(1, Ordering::Relaxed) {
+        0 => reply("500 Internal Server Error", "", ""),
+        1 => reply("502 Bad Gateway", "", "<html>"),
+        _ => reply("200 OK", "", CONTENT),
+    })
+    .await;
+    assert_eq!(pull(&store).await.unwrap(), CONTENT.as_bytes());
+    let (server, store) = serving(|_| reply("500 Internal Server Error", "", "")).await;
+    let kind = pull(&store).await.unwrap_err();
+    assert!(matches!(kind, StoreErrorKind::Registry(_)), "{kind:?}");
+    assert_eq!(server.asked("/blobs/"), 6);
+}
+
+#[tokio::test]
+async fn a_busy_registry_says_when_to_ask_again() {
+    let asked = AtomicUsize::new(0);
+    let (_server, store) = serving(move |_| match asked.fetch_add(1, Ordering::Relaxed) {
+        0 => reply("429 Too Many Requests", "Retry-After: 2\r\n", ""),
+        _ => reply("200 OK", "", CONTENT),
+    })
+    .await;
+    let begun = Instant::now();
+    assert_eq!(pull(&store).await.unwrap(), CONTENT.as_bytes());
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+
+    let wait = "Retry-After: 86400\r\n";
+    let (server, store) = serving(|_| reply("503 Service Unavailable", wait, "")).await;
+    let kind = pull(&store).await.unwrap_err();
+    assert!(kind.to_string().contains("86400 s"), "{kind:?}");
+    assert_eq!(server.asked("/blobs/"), 1);
+}
+
+#[tokio::test]
+async fn whoever_is_elsewhere_gets_no_credentials() {
+    let seen: &'static Mutex<Vec<String>> = Box::leak(Box::default());
+    let storage = Scripted::start(|_, head| {
+        seen.lock().unwrap().push(head.to_owned());
+        match head {
+            _ if head.starts_with("get ") => reply("200 OK", "", CONTENT),
+            _ => reply("201 Created", "", ""),
+        }
+    })
+    .await;
+    let elsewhere = storage.address.clone();
+    let server = Scripted::start(move |_, head| {
+        let location = format!("Location: http://{elsewhere}/store/here?signed=1\r\n");
+        match head {
+            _ if !head.contains("authorization: basic") => {
+                reply("401 Unauthorized", "WWW-Authenticate: Basic realm=\"r\"\r\n", "")
+            }
+            _ if head.starts_with("head ") => reply("404 Not Found", "", ""),
+            _ if head.starts_with("post ") => reply("202 Accepted", &location, ""),
+            _ => reply("307 Temporary Redirect", &location, ""),
+        }
+    })
+    .await;
+    let scratch = tempfile::tempdir().unwrap();
+    log_in(scratch.path(), &server.address);
+    // A layout with one small blob goes up; then a document is asked for.
+    let layout: Location = format!("oci:{}/layout:v1", scratch.path().display()).parse().unwrap();
+    let store = open(&layout).await;
+    let index = checkpoint(&store, &[Bytes::from_static(b"x")]).await;
+    store.tag(&index, layout.tag().unwrap()).await.unwrap();
+    let at = server.at("a/b:v1").to_string();
+    let up = kyb(scratch.path(), ["copy", "oci:layout:v1", &at]).await;
+    let down = kyb(scratch.path(), ["inspect", &at]).await;
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().any(|head| head.starts_with("put /store/here?signed=1&digest=")), "{up:?}");
+    assert!(seen.iter().any(|head| head.starts_with("get /store/here?signed=1")), "{down:?}");
+    for head in seen.iter() {
+        assert!(!head.contains("authorization") && !head.contains("referer"), "{head}");
+    }
+    for ran in [up, down] {
+        assert!(!ran.told.contains("pass-word-1") && !ran.told.contains("signed=1"), "{ran:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_truncated_signature_is_a_refusal() {
+    let Some(registry) = Registry::docker() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    dump(scratch.path(), 10);
+    assert_eq!(kyb(scratch.path(), ["keygen", "ours"]).await.code, 0);
+    let at = registry.at("a/b:v1").to_string();
+    let packed = kyb(scratch.path(), ["pack", "dump", &at, "--sign-key", "ours.key"]).await;
+    assert_eq!(packed.code, 0, "{packed:?}");
+    let mut left = vec![registry.data()];
+    let mut truncated = false;
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(fs_err::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if let Ok(text) = fs_err::read_to_string(&path)
+            && text.contains("dsseEnvelope")
+        {
+            fs_err::write(&path, &text[..text.len() / 2]).unwrap();
+            truncated = true;
+        }
+    }
+    assert!(truncated, "there is no bundle");
+    let ran = kyb(scratch.path(), ["verify", &at, "--key", "ours.pub"]).await;
+    ran.ended(2, "bytes instead of");
+}
