@@ -2,6 +2,7 @@
 
 use kybernate_spec::checkpoint::CheckpointConfig;
 use kybernate_spec::{Descriptor, Digest, Location, annotation};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::artifact::{ArtifactError, Checkpoint};
@@ -10,7 +11,7 @@ use crate::store::Store;
 use crate::verify::list_signatures;
 
 /// What a checkpoint says about itself. Claims, until a signature is verified.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspected {
     /// The checkpoint's digest: its index's.
@@ -34,7 +35,7 @@ pub struct Inspected {
 }
 
 /// One blob.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Part {
     /// Its file name.

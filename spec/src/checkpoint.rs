@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
@@ -14,7 +15,7 @@ pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// The facts of a checkpoint. They are claims of whoever packed it, proven by the signature; what
 /// CRIU would act on is decoded again from its images before a restore.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointConfig {
     /// Version of the artifact format, `major.minor`. Another major is refused.
@@ -47,7 +48,7 @@ pub struct CheckpointConfig {
 }
 
 /// What was captured.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Source {
     /// Name of the cluster, as the node's configuration has it.
@@ -74,7 +75,7 @@ pub struct Source {
 }
 
 /// Where in a chain of checkpoints one stands.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Lineage {
     /// 0 for a full checkpoint.
@@ -85,7 +86,7 @@ pub struct Lineage {
 }
 
 /// What a node is, as far as it decides a restore.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFacts {
     /// CPU architecture, in Go's words (`amd64`).
@@ -112,7 +113,7 @@ pub struct NodeFacts {
 }
 
 /// The CPU of a node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CpuFacts {
     /// Vendor, as cpuid has it.
@@ -124,7 +125,7 @@ pub struct CpuFacts {
 }
 
 /// What the process needs around it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Needs {
     /// Mounts of the container, in order.
@@ -138,7 +139,7 @@ pub struct Needs {
 }
 
 /// One mount of the source container.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NeededMount {
     /// Where in the container.
@@ -155,7 +156,7 @@ pub struct NeededMount {
 }
 
 /// Who the processes were, over all of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Identity {
     /// User ids.
@@ -171,7 +172,7 @@ pub struct Identity {
 }
 
 /// What device memory the dump holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeviceFacts {
     /// Where device memory is.
@@ -179,7 +180,7 @@ pub struct DeviceFacts {
 }
 
 /// Where device memory is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceStorage {
     /// There is none.
@@ -190,7 +191,7 @@ pub enum DeviceStorage {
 }
 
 /// What is inside a checkpoint, and how large.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Sizes {
     /// Processes of the dump.
@@ -220,3 +221,6 @@ impl Default for CheckpointConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,10 @@
 //! Content digests.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256, Sha512};
 
@@ -171,6 +173,20 @@ impl From<Digest> for String {
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.algorithm, self.hex)
+    }
+}
+
+impl JsonSchema for Digest {
+    fn schema_name() -> Cow<'static, str> {
+        "Digest".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "description": "A content digest: an algorithm, `:`, and lowercase hexadecimal digits.",
+            "pattern": "^(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})$",
+        })
     }
 }
 

@@ -16,6 +16,7 @@ mod kyb;
 mod proxy;
 mod registry;
 mod remote;
+mod schema;
 mod signing;
 mod transfers;
 mod unpacking;
