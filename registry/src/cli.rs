@@ -2,11 +2,17 @@
 
 use std::path::PathBuf;
 
-use crate::config::Settings;
+use crate::config::{GcSettings, ScrubSettings, Settings};
 
 /// The command line of `kybernate-registry`.
 #[derive(Debug, clap::Parser)]
-#[command(version, about = "An OCI registry on a directory")]
+#[command(
+    version,
+    about = "An OCI registry on a directory",
+    after_help = "Examples:\n  kybernate-registry serve --root ./registry --listen 0.0.0.0:5000\n  \
+                  kybernate-registry serve --config /etc/kybernate/registry.toml\n  \
+                  kybernate-registry gc --root ./registry --dry-run"
+)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -32,9 +38,9 @@ pub enum Command {
     /// see `[gc]` in `schema`.
     #[command(after_help = "Example:\n  kybernate-registry gc --root ./registry --dry-run")]
     Gc {
-        /// Where the store is, and everything else that can be set.
+        /// Where the store is, and what is garbage.
         #[command(flatten)]
-        settings: Settings,
+        settings: GcSettings,
         /// Change nothing and tell what would be done.
         #[arg(long)]
         dry_run: bool,
@@ -54,9 +60,9 @@ pub enum Command {
         after_help = "Example:\n  kybernate-registry scrub --root ./registry --scrub-rate 100MiB"
     )]
     Scrub {
-        /// Where the store is, and everything else that can be set.
+        /// Where the store is, and how fast it is read.
         #[command(flatten)]
-        settings: Settings,
+        settings: ScrubSettings,
         /// Begin anew, also when a pass is under way.
         #[arg(long)]
         restart: bool,

@@ -38,7 +38,7 @@ pub use self::pattern::Pattern;
 pub use self::quota::{Quota, QuotaRule};
 pub use self::retention::{Retention, RetentionRule};
 pub use self::scrub::Scrub;
-pub use self::setting::Settings;
+pub use self::setting::{GcSettings, ScrubSettings, Settings};
 pub use self::tags::{ImmutableTags, Tags};
 pub use self::tls::TlsSettings;
 pub use self::value::{Address, AddressError, Period, Size};

@@ -49,16 +49,16 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         },
         Command::Gc { settings, dry_run, noted, json } => {
             let request = Request::Gc { dry_run, everything: !noted };
-            maintain_store(&settings, |_| request, json)
+            maintain_store(&settings.0, |_| request, json)
         }
         Command::Scrub { settings, restart, json } => {
             // A server has a rate of its own; what is typed here wins over it.
-            let rate = settings.is_given("scrub-rate");
+            let rate = settings.0.is_given("scrub-rate");
             let request = |config: &Config| Request::Scrub {
                 restart,
                 rate: rate.then_some(config.scrub.rate.0),
             };
-            maintain_store(&settings, request, json)
+            maintain_store(&settings.0, request, json)
         }
         Command::Verify { file } => {
             let text = match fs_err::read_to_string(&file) {

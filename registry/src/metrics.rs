@@ -13,11 +13,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+pub use self::gc::GcMetrics;
 pub use self::http::HttpMetrics;
 pub use self::latency::Latency;
 pub use self::notify::NotifyMetrics;
 pub use self::store::StoreMetrics;
 
+mod gc;
 mod http;
 mod latency;
 mod notify;

@@ -64,7 +64,8 @@ impl Room {
         let Some(limit) = store.quotas().limit(repository) else { return Ok(None) };
         let (store, repository) = (Arc::clone(store), repository.clone());
         let mut room = Self { store, repository, limit, bytes: 0 };
-        room.grow(bytes)?;
+        let grown = room.grow(bytes);
+        room.counted(grown)?;
         Ok(Some(room))
     }
 
@@ -103,7 +104,16 @@ impl Room {
     fn cover(&mut self, bytes: u64) -> Result<(), StoreError> {
         let missing = bytes.saturating_sub(self.bytes);
         // The last step may be all there is.
-        self.grow(missing.next_multiple_of(STEP)).or_else(|_| self.grow(missing))
+        let grown = self.grow(missing.next_multiple_of(STEP)).or_else(|_| self.grow(missing));
+        self.counted(grown)
+    }
+
+    /// Counts what is refused.
+    fn counted(&self, grown: Result<(), StoreError>) -> Result<(), StoreError> {
+        if grown.as_ref().is_err_and(|error| matches!(error.kind, StoreErrorKind::Quota { .. })) {
+            self.store.metrics().quota_refused.inc();
+        }
+        grown
     }
 
     fn grow(&mut self, more: u64) -> Result<(), StoreError> {

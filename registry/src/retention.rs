@@ -194,6 +194,7 @@ fn remove(app: &AppState, stop: &dyn Fn() -> bool) -> Result<(), StoreError> {
             dropped += 1;
             let Verdict { repository, tag, digest, .. } = verdict;
             tracing::info!(%repository, %tag, %digest, "removed a tag that no retention rule keeps");
+            app.store.metrics().retention_removed.inc();
             tell(app, repository, tag);
         }
         if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -186,15 +186,20 @@ fn value_name(schema: &Value, types: &[String]) -> String {
     one.or(many).or(format).unwrap_or_else(|| kind().to_owned())
 }
 
-impl clap::Args for Settings {
-    fn augment_args(command: Command) -> Command {
+impl Settings {
+    /// Adds the options whose path begins with one of `sections`, or all of them.
+    fn options(command: Command, sections: Option<&[&str]>) -> Command {
         let file = Arg::new(FILE)
             .long(FILE)
             .env("KYBERNATE_REGISTRY_CONFIG")
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help("Configuration file (TOML); `verify` checks one, `schema` describes it");
-        SETTINGS.iter().fold(command.arg(file), |command, setting| {
+        let wanted = |setting: &&Setting| {
+            let section = setting.path.first().map_or("", String::as_str);
+            sections.is_none_or(|sections| sections.contains(&section))
+        };
+        SETTINGS.iter().filter(wanted).fold(command.arg(file), |command, setting| {
             let arg = Arg::new(&*setting.option)
                 .long(&*setting.option)
                 .env(&*setting.environment)
@@ -207,9 +212,63 @@ impl clap::Args for Settings {
             command.arg(arg.visible_aliases(short.map(|(_, alias)| *alias)))
         })
     }
+}
+
+/// What the command `gc` takes: other settings are for the server.
+#[derive(Debug, Clone)]
+pub struct GcSettings(pub Settings);
+
+/// What the command `scrub` takes: other settings are for the server.
+#[derive(Debug, Clone)]
+pub struct ScrubSettings(pub Settings);
+
+impl clap::Args for Settings {
+    fn augment_args(command: Command) -> Command {
+        Self::options(command, None)
+    }
 
     fn augment_args_for_update(command: Command) -> Command {
         Self::augment_args(command)
+    }
+}
+
+impl clap::Args for GcSettings {
+    fn augment_args(command: Command) -> Command {
+        Settings::options(command, Some(&["root", "log", "gc"]))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::Args for ScrubSettings {
+    fn augment_args(command: Command) -> Command {
+        Settings::options(command, Some(&["root", "log", "scrub"]))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for GcSettings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Settings::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl clap::FromArgMatches for ScrubSettings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Settings::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
     }
 }
 
@@ -223,7 +282,9 @@ impl clap::FromArgMatches for Settings {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         self.file = matches.get_one(FILE).cloned();
         for setting in SETTINGS.iter() {
-            let Some(value) = matches.get_one::<OsString>(&setting.option) else { continue };
+            // A command does not take all of them.
+            let given = matches.try_get_one::<OsString>(&setting.option);
+            let Ok(Some(value)) = given else { continue };
             let origin = match matches.value_source(&setting.option) {
                 Some(ValueSource::EnvVariable) => Origin::Environment(setting.environment.clone()),
                 _ => Origin::Option(setting.option.clone()),

@@ -91,9 +91,13 @@ impl Run<'_> {
             pace,
             paced: Instant::now(),
         };
-        work.all(scope).map_err(StoreError::during("collect garbage"))?;
+        if let Err(error) = work.all(scope) {
+            store.metrics().gc.failed();
+            return Err(StoreError::during("collect garbage")(error));
+        }
         work.summary.duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let summary = work.summary;
+        store.metrics().gc.ended(&summary, SystemTime::now());
         if scope == Scope::Everything && !dry_run && !summary.stopped {
             store.everything_is_done()?;
         }

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use kybernate_spec::{Digest, Hasher};
@@ -102,7 +103,9 @@ impl BlobReader {
     async fn read_blocking(mut self) -> Result<(Self, Result<Buffer, Fault>), ReadError> {
         let digest = self.blob.digest.clone();
         let reading = tokio::task::spawn_blocking(move || {
+            let began = Instant::now();
             let outcome = self.read();
+            self.store.metrics().read.observe(began.elapsed());
             (self, outcome)
         });
         reading.await.map_err(|error| ReadError::Io(digest, io::Error::other(error)))

@@ -43,6 +43,38 @@ async fn health_says_whether_it_lives_has_started_and_is_ready() {
 }
 
 #[tokio::test]
+async fn garbage_quotas_and_retention_are_counted() {
+    let registry = TestRegistry::start_set(
+        "[[quota.rule]]\nrepositories = [\"**\"]\nbytes = \"1MiB\"\n\
+         [gc]\ninterval = \"1ms\"\neverything = \"1ms\"\ngrace = \"0s\"\nquarantine = \"0s\"\n\
+         [[retention.rule]]\nrepositories = [\"b\"]\nmatching = [\"kept\"]\n\
+         [retention]\ninterval = \"1s\"\n",
+    )
+    .await;
+    let content = noise(1000, 1);
+    registry.push("a", &content).await;
+    let large = noise(MIB + 1, 2);
+    let path = format!("/v2/a/blobs/uploads/?digest={}", Digest::of(&large));
+    registry.send(Method::POST, &path, &[], large).await.refused(403, "DENIED");
+    let figure = async |series: &str| {
+        figure(&page(&registry).await, &format!("kybernate_registry_{series}"))
+    };
+    wait_until("garbage is counted", async || figure("gc_removed_total").await == 1).await;
+    assert_eq!(figure("gc_removed_bytes_total").await, 1000);
+    assert_eq!(figure("gc_condemned_total").await, 1);
+    assert!(figure("gc_duration_seconds_count").await >= 1);
+    assert_eq!(figure("gc_failed_total").await, 0);
+    assert_eq!(figure("quota_refused_total").await, 1);
+    let page = page(&registry).await;
+    for series in ["gc_last_success_timestamp_seconds 1", "store_read_duration_seconds_count 0"] {
+        assert!(page.contains(&format!("kybernate_registry_{series}")), "{series} {page}");
+    }
+    registry.push_image("b", "dropped", b"layer", None).await;
+    let dropped = async || figure("retention_removed_tags_total").await == 1;
+    wait_until("a tag is dropped", dropped).await;
+}
+
+#[tokio::test]
 async fn requests_bytes_and_the_store_are_counted() {
     let registry = TestRegistry::start().await;
     let content = noise(2 * MIB, 1);

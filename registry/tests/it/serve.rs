@@ -30,6 +30,38 @@ async fn wrong_usage_is_told_at_once_with_code_64() {
 }
 
 #[tokio::test]
+async fn help_shows_what_a_command_takes_and_nothing_else() {
+    let help = async |arguments: &[&str]| {
+        let output = command(arguments).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let told = String::from_utf8(output.stdout).unwrap();
+        assert!(told.contains("Example") && told.contains("  kybernate-registry "), "{told}");
+        told
+    };
+    for (arguments, takes, leaves) in [
+        (&["--help"][..], &["serve", "gc", "scrub", "verify", "schema"][..], &["--log-format"][..]),
+        (&["serve", "--help"], &["--listen", "--gc-grace", "--notify-endpoint"], &["--dry-run"]),
+        (&["gc", "--help"], &["--root", "--gc-grace", "--dry-run"], &["--listen", "--scrub-rate"]),
+        (&["scrub", "--help"], &["--root", "--scrub-rate"], &["--listen", "--gc-grace"]),
+        (&["verify", "--help"], &["FILE"], &["--root"]),
+        (&["schema", "--help"], &[], &["--root"]),
+    ] {
+        let told = help(arguments).await;
+        for word in takes {
+            assert!(told.contains(word), "{arguments:?} {word} {told}");
+        }
+        for word in leaves {
+            assert!(!told.contains(word), "{arguments:?} {word} {told}");
+        }
+    }
+    // What a server is told in the environment is no reason to refuse.
+    let root = tempfile::tempdir().unwrap();
+    let mut gc = command(&["gc", "--root", root.path().to_str().unwrap()]);
+    let output = gc.env("KYBERNATE_REGISTRY_LISTEN", "127.0.0.1:0").output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[tokio::test]
 async fn a_second_server_on_a_root_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let first = Process::start(root.path(), &[]).await;
