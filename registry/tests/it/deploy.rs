@@ -28,6 +28,11 @@ fn read(choice: Choice) -> Config {
     Config::read(Path::new("example.toml"), &text).unwrap_or_else(wrong)
 }
 
+/// Returns the example with everything set.
+pub(crate) fn every_setting() -> String {
+    uncommented(&shipped("example.toml"), Choice::Everything)
+}
+
 #[test]
 fn the_example_lists_every_setting() {
     let generated = example(&Config::schema());

@@ -21,6 +21,7 @@ mod manifest;
 mod model;
 mod notify;
 mod operations;
+mod parsers;
 mod process;
 mod pull;
 mod push;

@@ -35,6 +35,8 @@ struct Worker {
     repository: String,
     /// What was acknowledged.
     known: BTreeMap<String, Answer>,
+    /// How many writes were acknowledged.
+    acknowledged: u64,
     /// What the operation under way makes of some paths.
     under_way: Vec<(String, Answer)>,
     /// Images that are there, with the layers they need.
@@ -50,7 +52,8 @@ impl Worker {
     fn new(number: u64) -> Self {
         let (known, under_way, images) = (BTreeMap::new(), Vec::new(), Vec::new());
         let repository = format!("soak/w{number}");
-        Self { repository, known, under_way, images, chance: number + 1, serial: number << 32 }
+        let (chance, serial) = (number + 1, number << 32);
+        Self { repository, known, acknowledged: 0, under_way, images, chance, serial }
     }
 
     /// A number below `limit`, the same in each run.
@@ -101,6 +104,7 @@ impl Worker {
         };
         assert!(good.contains(&reply.status), "{path} {reply:?}");
         self.known.extend(self.under_way.drain(..));
+        self.acknowledged += 1;
         Ok(())
     }
 
@@ -249,4 +253,6 @@ async fn what_was_acknowledged_survives_kill_9_at_any_moment() {
         // Its end is as sudden, and loses nothing either.
         process.kill().await;
     }
+    let acknowledged: u64 = workers.iter().map(|worker| worker.acknowledged).sum();
+    eprintln!("{acknowledged} writes acknowledged, none lost in {} kills", 2 * rounds);
 }
