@@ -30,7 +30,7 @@ OURS = "application/vnd.kybernate.checkpoint."
 ARTIFACT, CONFIG = OURS + "v1+json", OURS + "config.v1+json"
 PAGE_INDEX, IMAGES, PAGES = OURS + "index.v1", OURS + "images.v1", OURS + "pages.v1"
 PAGE_HASHES, VOLUME = OURS + "pagehash.v1", OURS + "volume.v1.tar"
-DESTINATION = "io.kybernate.volume.destination"
+DESTINATION, PART = "io.kybernate.volume.destination", "io.kybernate.volume.part"
 
 
 class Refused(Exception):
@@ -179,20 +179,26 @@ def sort_layers(manifest):
         and len(kinds[PAGES]) <= SHARDS_MAX
     )
     refuse_unless(right, "layers")
-    for layer in kinds[IMAGES] + kinds[PAGES]:
+    for layer in kinds[IMAGES] + kinds[PAGES] + kinds[VOLUME]:
         refuse_unless(layer["size"] <= BLOB_MAX, "blob-too-large")
-    destinations = set()
+    destinations, last, expected = set(), None, None
     for layer in kinds[VOLUME]:
-        path = layer.get("annotations", {}).get(DESTINATION, "")
+        annotations = layer.get("annotations", {})
+        path, part = annotations.get(DESTINATION, ""), annotations.get(PART)
+        if expected is not None and path == last and part == str(expected):
+            expected += 1
+            continue
         usable = (
             path.startswith("/")
             and ".." not in path.split("/")
             and "\0" not in path
             and len(path.encode("utf-8", "surrogatepass")) <= 4096
             and path not in destinations
+            and part in (None, "0")
         )
         refuse_unless(usable, "volume", repr(path))
         destinations.add(path)
+        last, expected = path, None if part is None else 1
     return kinds
 
 

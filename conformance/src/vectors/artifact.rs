@@ -35,6 +35,8 @@ pub(super) struct Artifact {
     pub(super) page_hashes: Option<Vec<u8>>,
     /// Volumes by destination.
     pub(super) volumes: Vec<Option<&'static str>>,
+    /// Which part of a volume's tar each of those is; absent where it is the whole.
+    pub(super) volume_parts: Vec<&'static str>,
     /// Length of all bulk files.
     pub(super) bulk_bytes: u64,
     /// Pages that the page index names.
@@ -87,6 +89,7 @@ impl Artifact {
             shards: Vec::new(),
             page_hashes: None,
             volumes: Vec::new(),
+            volume_parts: Vec::new(),
             bulk_bytes: 0,
             stored_pages: 0,
             runnable: None,
@@ -208,6 +211,9 @@ impl Artifact {
             layer["annotations"] = json!({ (annotation::TITLE): format!("volume-{number}") });
             if let Some(destination) = destination {
                 layer["annotations"][annotation::DESTINATION] = json!(destination);
+            }
+            if let Some(part) = self.volume_parts.get(number) {
+                layer["annotations"][annotation::PART] = json!(part);
             }
             layers.push(layer);
         }

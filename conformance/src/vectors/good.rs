@@ -332,6 +332,10 @@ fn layers(pool: &mut Pool) -> anyhow::Result<()> {
     let mut volumes = Artifact::small();
     volumes.volumes = vec![Some("/dev/shm"), Some("/data/..data"), Some("/")];
     pool.good("volumes", "three captured mounts", volumes, &small())?;
+    let mut parts = Artifact::small();
+    parts.volumes = vec![Some("/dev/shm"), Some("/dev/shm"), Some("/dev/shm"), Some("/")];
+    parts.volume_parts = vec!["0", "1", "2"];
+    pool.good("volume-parts", "a captured mount in three parts, and another", parts, &small())?;
 
     let reversed = Artifact::small().manifest(|manifest| {
         if let Some(layers) = manifest["layers"].as_array_mut() {

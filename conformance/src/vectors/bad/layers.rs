@@ -96,6 +96,24 @@ fn volumes(pool: &mut Pool) -> anyhow::Result<()> {
         artifact.volumes = destinations.to_vec();
         pool.bad(name, "6", Reason::Volume, what, artifact)?;
     }
+    let (one, other) = (Some("/dev/shm"), Some("/data"));
+    let cases = [
+        ("volume-part-order", "parts out of order", vec![one, one, one], vec!["0", "2", "1"]),
+        ("volume-part-first", "a volume that begins with its second part", vec![one], vec!["1"]),
+        (
+            "volume-part-apart",
+            "parts with another volume between",
+            vec![one, other, one],
+            vec!["0", "0", "1"],
+        ),
+        ("volume-part-twice", "a part twice", vec![one, one], vec!["0", "0"]),
+        ("volume-part-number", "a part without a number", vec![one, one], vec!["0", "one"]),
+    ];
+    for (name, what, destinations, parts) in cases {
+        let mut artifact = Artifact::small();
+        (artifact.volumes, artifact.volume_parts) = (destinations, parts);
+        pool.bad(name, "6", Reason::Volume, what, artifact)?;
+    }
     let mut long = Artifact::small().manifest(|manifest| {
         let path = format!("/{}", "a".repeat(4096));
         manifest["layers"][3]["annotations"][annotation::DESTINATION] = json!(path);
