@@ -75,3 +75,6 @@ impl fmt::Debug for Known {
         f.write_str("Known")
     }
 }
+
+#[cfg(test)]
+mod tests;
