@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::agent_server::Agent;
+use kybernate_spec::chain;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, Rejection};
@@ -61,10 +62,14 @@ impl Agent for Service {
         request: Request<api::ListRequest>,
     ) -> Result<Response<api::ListResponse>, Status> {
         let namespace = request.into_inner().containerd_namespace;
-        let containers = self.app.containers(&namespace).await.map_err(Rejection::from)?;
+        // Operations are of most interest when containerd is away.
+        let (containers, containers_problem) = match self.app.containers(&namespace).await {
+            Ok(containers) => (containers, String::new()),
+            Err(error) => (Vec::new(), chain(&error).to_string()),
+        };
         let mut operations = self.app.operations.list();
         operations.retain(|one| namespace.is_empty() || one.containerd_namespace == namespace);
-        Ok(Response::new(api::ListResponse { containers, operations }))
+        Ok(Response::new(api::ListResponse { containers, operations, containers_problem }))
     }
 
     async fn watch(

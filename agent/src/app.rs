@@ -107,8 +107,10 @@ impl App {
         let accepted = driver.to_api();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            Box::pin(checkpoint::run(&app, &driver, source, order, cancel)).await;
+            let conclusion = Box::pin(checkpoint::run(&app, &driver, source, order, cancel)).await;
+            // Whoever sees it closed may begin the next one.
             drop(busy);
+            driver.close(conclusion).await;
         });
         Ok(accepted)
     }
@@ -129,8 +131,9 @@ impl App {
         let accepted = driver.to_api();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            Box::pin(restore::run(&app, &driver, order, cancel)).await;
+            let conclusion = Box::pin(restore::run(&app, &driver, order, cancel)).await;
             drop(busy);
+            driver.close(conclusion).await;
         });
         Ok(accepted)
     }

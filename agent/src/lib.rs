@@ -18,6 +18,7 @@ pub mod guardian;
 mod network;
 mod node;
 pub mod operations;
+mod orphan;
 mod patience;
 mod process;
 mod restore;

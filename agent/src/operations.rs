@@ -13,13 +13,14 @@ use fs_err as fs;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
+use kybernate_spec::chain;
 use tokio::sync::broadcast;
 
 mod record;
 
 pub use self::record::RefusedBy;
 use self::record::step_times;
-pub(crate) use self::record::{Kind, Made, Record, Sizes, State, TagState};
+pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, TagState};
 
 /// Finished operations that are remembered. A few KB each; enough to look back over a day.
 const FINISHED_MAX: usize = 200;
@@ -117,6 +118,7 @@ impl Operations {
             times: Vec::new(),
             made: Vec::new(),
             tag: TagState::None,
+            conclusion: None,
         };
         let progress = Progress::default();
         let driver = Driver {
@@ -286,6 +288,14 @@ impl Driver {
         let mut made = made.unwrap_or_default();
         made.reverse();
         made
+    }
+
+    /// Ends the operation; without a conclusion it stays open for the next agent.
+    pub(crate) async fn close(&self, conclusion: Option<Conclusion>) {
+        let Some(conclusion) = conclusion else { return };
+        if let Err(error) = self.finish(|record| record.conclude(conclusion)).await {
+            tracing::error!(error = %chain(&error), operation.id = self.id(), "failed to close it");
+        }
     }
 
     /// Ends the operation.

@@ -34,17 +34,41 @@ impl Patience {
         if Instant::now() >= self.end {
             return false;
         }
-        self.pause().await;
+        wait(self.every).await;
         true
     }
+}
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the one place that polls: cgroups and tracers send no events"
-    )]
-    async fn pause(&self) {
-        tokio::time::sleep(self.every).await;
+/// Pauses between attempts at what may take for ever, each longer than the one before.
+#[derive(Debug, Default)]
+pub(crate) struct Pauses {
+    last: Option<Duration>,
+}
+
+impl Pauses {
+    const FIRST: Duration = Duration::from_millis(250);
+    /// An attempt costs a few calls that fail at once.
+    const LONGEST: Duration = Duration::from_secs(4);
+
+    /// Whether there was no pause yet.
+    pub(crate) const fn is_first(&self) -> bool {
+        self.last.is_none()
     }
+
+    /// Waits for the next attempt.
+    pub(crate) async fn pause(&mut self) {
+        let next = self.last.map_or(Self::FIRST, |last| (last * 2).min(Self::LONGEST));
+        self.last = Some(next);
+        wait(next).await;
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that waits: cgroups, tracers and a dead containerd send no events"
+)]
+async fn wait(time: Duration) {
+    tokio::time::sleep(time).await;
 }
 
 #[cfg(test)]
@@ -59,6 +83,17 @@ mod tests {
             looks += 1;
         }
         assert!((10..=12).contains(&looks), "{looks}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_up_to_a_bound() {
+        let (mut pauses, begun) = (Pauses::default(), Instant::now());
+        assert!(pauses.is_first());
+        for _ in 0..6 {
+            pauses.pause().await;
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        assert!(!pauses.is_first() && (11.7..12.0).contains(&seconds), "{seconds}");
     }
 
     #[tokio::test(start_paused = true)]

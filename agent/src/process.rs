@@ -45,7 +45,7 @@ fn tracer(pid: u32) -> Option<u32> {
 }
 
 /// Returns the CRIU that has something in `directory` open.
-fn writer(directory: &Path) -> Option<u32> {
+pub(crate) fn writer(directory: &Path) -> Option<u32> {
     let processes = fs::read_dir("/proc").ok()?;
     processes.filter_map(Result::ok).find_map(|process| {
         let pid = process.file_name().to_str()?.parse().ok()?;

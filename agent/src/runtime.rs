@@ -158,6 +158,12 @@ impl Namespace {
         &self.name
     }
 
+    /// Returns containerd's state directory, in which its socket is.
+    pub(crate) fn state(&self) -> &Path {
+        let socket = &*self.containerd.address;
+        socket.parent().unwrap_or(socket)
+    }
+
     /// Returns all containers.
     pub(crate) async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
         let request = self.quick(ListContainersRequest::default());

@@ -1,17 +1,23 @@
 //! Takes away what an operation made: after a failure, and for an agent that died.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kybernate_spec::chain;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
-use crate::operations::{Driver, Made, Record, State};
-use crate::patience::Patience;
+use crate::operations::{Conclusion, Driver, Made, Record};
+use crate::orphan;
+use crate::patience::{Patience, Pauses};
 use crate::process;
-use crate::revive::Paused;
+use crate::revive::{Paused, Revived};
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 
@@ -24,61 +30,137 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// After this time, a dump that is still under way is cut short.
 pub(crate) const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Undoes everything, last first. What does not work is logged and does not stop the rest;
-/// returns whether all did.
-pub(crate) async fn undo(app: &App, driver: &Driver, namespace: &str, container: &str) -> bool {
-    let mut all = true;
-    let namespace = app.containerd.namespace(namespace);
-    for made in driver.made() {
-        if let Err(error) = undo_one(&namespace, container, &made).await {
-            tracing::error!(
-                operation.id = driver.id(),
-                container,
-                ?made,
-                error = %chain(&*error),
-                "failed to clean up after an operation"
-            );
-            all = false;
-        }
-    }
-    all
+/// How long a new agent cleans up before it serves: what needs longer waits for containerd.
+const RECOVER_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is to be undone, and how its operation ends then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Undoing<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) container: &'a str,
+    pub(crate) conclusion: &'a Conclusion,
 }
 
-/// Finishes what an earlier agent had begun: cleans up and marks it as failed.
-pub(crate) async fn recover(app: &App) {
-    for (record, driver) in app.operations.interrupted() {
-        let Record { namespace, container, .. } = &record;
-        tracing::warn!(
-            operation.id = record.id,
-            container,
-            "an earlier agent ended in the middle of an operation"
-        );
-        undo(app, &driver, namespace, container).await;
-        let finished = driver.finish(|record| {
-            record.state = State::Failed;
-            "the agent ended in the middle of the operation".clone_into(&mut record.error);
-        });
-        if let Err(error) = finished.await {
-            tracing::error!(error = %chain(&error), "failed to close an interrupted operation");
+/// Undoes everything, last first, however often it takes: containerd may be away, and what an
+/// operation made must not outlive it. Meanwhile the operation stays open, and keeps what is left
+/// and `conclusion`. Returns whether all is undone; if not, the agent was asked to end, and the
+/// next one goes on.
+pub(crate) async fn undo(
+    app: &App,
+    driver: &Driver,
+    undoing: Undoing<'_>,
+    cancel: &CancellationToken,
+) -> bool {
+    let namespace = app.containerd.namespace(undoing.namespace);
+    let mut pauses = Pauses::default();
+    while !try_undo(&namespace, driver, undoing.container).await {
+        if pauses.is_first() {
+            driver.step("undo");
+            let kept = driver.update(|record| record.conclusion = Some(undoing.conclusion.clone()));
+            if let Err(error) = kept.await {
+                tracing::error!(error = %chain(&error), "failed to keep an operation");
+            }
+        }
+        tokio::select! {
+            () = pauses.pause() => {}
+            () = cancel.cancelled() => return false,
         }
     }
+    true
+}
+
+/// Tries to undo everything once. What does not work is logged and, but for what it depends on,
+/// does not stop the rest; returns whether all did.
+async fn try_undo(namespace: &Namespace, driver: &Driver, container: &str) -> bool {
+    let mut left = Vec::new();
+    for made in driver.made() {
+        // Whoever reads or writes there, or has it as a root, may not have ended.
+        let waits = left.iter().any(Made::has_processes);
+        let undone = if waits { Ok(false) } else { undo_one(namespace, container, &made).await };
+        match undone {
+            Ok(true) => {}
+            Ok(false) => left.push(made),
+            Err(error) => {
+                tracing::error!(
+                    operation.id = driver.id(),
+                    container,
+                    ?made,
+                    error = %chain(&*error),
+                    "failed to clean up after an operation"
+                );
+                left.push(made);
+            }
+        }
+    }
+    left.reverse();
+    left.is_empty() || {
+        if let Err(error) = driver.update(|record| record.made = left).await {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+        false
+    }
+}
+
+/// Finishes what an earlier agent had begun. What cannot be undone within a moment is undone in
+/// the background; its container is busy until then.
+pub(crate) async fn recover(app: &Arc<App>) {
+    let interrupted = app.operations.interrupted();
+    let open: BTreeSet<_> = interrupted.iter().map(|(record, _)| record.id.clone()).collect();
     for directory in [app.config.disk_stage(), app.config.staging.tmpfs.clone()] {
-        let emptied = tokio::task::spawn_blocking(move || empty(&directory)).await;
-        if let Err(error) = emptied.map_err(std::io::Error::other).and_then(|emptied| emptied) {
+        let open = open.clone();
+        let emptied = tokio::task::spawn_blocking(move || empty(&directory, &open)).await;
+        if let Err(error) = emptied.map_err(io::Error::other).and_then(|emptied| emptied) {
             tracing::error!(%error, "failed to empty a staging directory");
         }
     }
+    let recovered = TaskTracker::new();
+    for (record, driver) in interrupted {
+        tracing::warn!(
+            operation.id = record.id,
+            container = record.container,
+            "an earlier agent ended in the middle of an operation"
+        );
+        let busy = app.claim(&record.namespace, &record.container).ok();
+        let (app, token) = (Arc::clone(app), recovered.token());
+        app.tasks.clone().spawn(move |cancel| async move {
+            let conclusion = recover_one(&app, &record, &driver, &cancel).await;
+            drop(busy);
+            driver.close(conclusion).await;
+            drop(token);
+        });
+    }
+    recovered.close();
+    if tokio::time::timeout(RECOVER_LIMIT, recovered.wait()).await.is_err() {
+        tracing::warn!("what an earlier agent left is cleaned up in the background");
+    }
+}
+
+async fn recover_one(
+    app: &App,
+    record: &Record,
+    driver: &Driver,
+    cancel: &CancellationToken,
+) -> Option<Conclusion> {
+    let conclusion = record.conclusion.clone().unwrap_or_else(|| {
+        Conclusion::failed("the agent ended in the middle of the operation".to_owned(), None)
+    });
+    let Record { namespace, container, .. } = record;
+    let undoing = Undoing { namespace, container, conclusion: &conclusion };
+    undo(app, driver, undoing, cancel).await.then_some(conclusion)
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result<(), AnyError> {
+/// Undoes one thing; false when it is not known to be undone.
+async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result<bool, AnyError> {
     match made {
         Made::Directory(directory) | Made::Volume(directory) => {
             let directory = directory.clone();
-            tokio::task::spawn_blocking(move || stage::remove(&directory)).await??;
+            return Ok(tokio::task::spawn_blocking(move || remove(&directory)).await??);
         }
-        Made::Paused { pid, directory } => revive(namespace, container, *pid, directory).await?,
+        Made::Paused { pid, directory } => {
+            return revive(namespace, container, *pid, directory).await;
+        }
         Made::Lease(id) => namespace.end_lease(id).await?,
         Made::Image(name) => gone(namespace.delete_image(name).await)?,
         Made::Snapshot { snapshotter, key } => {
@@ -87,35 +169,40 @@ async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result
         Made::Container(id) => gone(namespace.delete_container(id).await)?,
         Made::Task { container, cgroup } => end_task(namespace, container, cgroup).await?,
     }
-    Ok(())
+    Ok(true)
 }
 
+/// Brings a source back. Done when containerd knows that it runs: one that was away still believes
+/// in the pause, and would call the source paused for ever.
 async fn revive(
     namespace: &Namespace,
     container: &str,
     pid: u32,
     directory: &Path,
-) -> Result<(), AnyError> {
+) -> Result<bool, AnyError> {
     // After a restart of the machine the process id is somebody else's. While a dump goes on,
     // containerd knows no process id at all.
     let is_other =
         |task: TaskState| task.status == TaskStatus::Stopped || (task.pid != 0 && task.pid != pid);
     match namespace.task(container).await {
-        Ok(task) if task.is_none_or(is_other) => return Ok(()),
+        Ok(task) if task.is_none_or(is_other) => return Ok(true),
         Ok(_) => {}
         // Not known to be another one's: what the dump lies in must stay until CRIU has ended.
         Err(error) => tracing::warn!(error = %chain(&error), container, "reviving unasked"),
     }
+    let freezer = match Freezer::of(pid) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        found => found?,
+    };
     let paused = Paused {
         namespace: namespace.clone(),
         container: container.to_owned(),
         pid,
-        freezer: Freezer::of(pid)?,
+        freezer,
         directory: directory.to_owned(),
         cut_short: true,
     };
-    paused.revive(Instant::now() + DUMP_PATIENCE).await?;
-    Ok(())
+    Ok(paused.revive(Instant::now() + DUMP_PATIENCE).await? != Revived::Thawed)
 }
 
 /// Ends a task that may be half restored: CRIU can hang, and containerd answers nothing about the
@@ -138,8 +225,20 @@ async fn end_task(namespace: &Namespace, container: &str, cgroup: &str) -> Resul
             tracing::debug!(error = %chain(&error), "failed to kill the task");
         }
         let mut looks = Patience::new(END_LIMIT, LOOK_EVERY);
-        while looks.once_more().await && namespace.delete_task(container).await.is_err() {}
+        let mut deleted = Ok(());
+        while looks.once_more().await {
+            deleted = gone(namespace.delete_task(container).await);
+            if deleted.is_ok() {
+                break;
+            }
+        }
+        if deleted.is_err() {
+            // A shim that cannot be talked to: containerd clears up after one that is gone.
+            orphan::end_shims(namespace, container).await?;
+        }
+        deleted?;
     }
+    orphan::remove(namespace, container).await?;
     cgroup::remove(cgroup)?;
     Ok(())
 }
@@ -151,15 +250,28 @@ fn gone(done: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
     }
 }
 
-/// Removes what lies in a staging directory: nothing there outlives its operation.
-fn empty(directory: &Path) -> std::io::Result<()> {
+/// Removes a directory in which no CRIU is at work. Returns whether it is gone.
+fn remove(directory: &Path) -> io::Result<bool> {
+    if let Some(pid) = process::writer(directory) {
+        tracing::warn!(pid, ?directory, "a CRIU is still at work there");
+        return Ok(false);
+    }
+    stage::remove(directory)?;
+    Ok(true)
+}
+
+/// Removes what lies in a staging directory and belongs to no `open` operation.
+fn empty(directory: &Path, open: &BTreeSet<String>) -> io::Result<()> {
     let entries = match fs_err::read_dir(directory) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
     for entry in entries {
-        stage::remove(&entry?.path())?;
+        let entry = entry?;
+        if !entry.file_name().to_str().is_some_and(|name| open.contains(name)) {
+            remove(&entry.path())?;
+        }
     }
     Ok(())
 }

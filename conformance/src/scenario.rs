@@ -267,7 +267,7 @@ repository = \"*\"
 
     /// Waits until the workload has ticked on, so that it runs, and returns its status.
     pub fn wait_for_ticks(&self, node: &Node, id: &str) -> Result<Value, ScenarioError> {
-        let now = self.status(node, id)?;
+        let now = self.wait_for(node, id, |status| counter(status).is_some())?;
         let next = counter(&now).map(|counter| counter + 2);
         self.wait_for(node, id, |status| counter(status) >= next)
     }
@@ -299,7 +299,7 @@ repository = \"*\"
     /// Returns everything on a node that an operation could have left: containers, tasks,
     /// snapshots, leases, and files of the agent's staging directories.
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
-        let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr lease ls; \
+        let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr leases ls; \
             find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
             -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log'; \
             pgrep -a 'criu|runc|kybernate-agent'";

@@ -19,11 +19,11 @@ use crate::app::App;
 use crate::criu_log;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
-use crate::operations::{Driver, Made, OperationsError, Record, Sizes, State, TagState};
+use crate::operations::{Conclusion, Driver, Made, OperationsError, Sizes, State, TagState};
 use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::RuntimeError;
 use crate::stage;
-use crate::undo::{DUMP_PATIENCE, undo};
+use crate::undo::{DUMP_PATIENCE, Undoing, undo};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -67,15 +67,15 @@ pub(crate) enum CheckpointError {
     ShuttingDown,
 }
 
-/// Takes a checkpoint and writes down how it went. Whatever happens, the source runs on unless it
-/// was to be stopped and the artifact is durable.
+/// Takes a checkpoint. Whatever happens, the source runs on unless it was to be stopped and the
+/// artifact is durable. Returns how it went; `None` when the next agent has to see to its end.
 pub(crate) async fn run(
     app: &Arc<App>,
     driver: &Driver,
     source: Source,
     order: Order,
     cancel: CancellationToken,
-) {
+) -> Option<Conclusion> {
     let mut taking = Taking {
         app,
         driver,
@@ -85,42 +85,44 @@ pub(crate) async fn run(
         guardian: None,
         stop: Arc::default(),
     };
-    let taken = driver.tell_while(Box::pin(taking.guarded(cancel))).await;
+    let taken = driver.tell_while(Box::pin(taking.guarded(cancel.clone()))).await;
     taking.stop.store(true, Ordering::Relaxed);
-    let undone = undo(app, driver, &order.namespace, &order.container).await;
-    // Only now: until the source runs, someone has to stand by. One that is not sent away takes
-    // us for dead and does what we could not.
+    let conclusion = match taken {
+        Ok(packed) => conclude(&packed, &order.naming),
+        Err(error) => Conclusion::failed(chain(&error).to_string(), None),
+    };
+    let (namespace, container) = (&order.namespace, &order.container);
+    let undoing = Undoing { namespace, container, conclusion: &conclusion };
+    if !undo(app, driver, undoing, &cancel).await {
+        // The operation stays open for the next agent. Until the source runs, someone has to
+        // stand by: a guardian that is not sent away takes us for dead and does what we could not.
+        return None;
+    }
     if let Some(guardian) = taking.guardian.take()
-        && undone
         && let Err(error) = guardian.dismiss().await
     {
         tracing::debug!(error = %chain(&error), "the guardian was quicker");
     }
-    let finished = driver.finish(|record| match taken {
-        Ok(packed) => succeed(record, &packed, &order.naming),
-        Err(error) => {
-            record.state = State::Failed;
-            record.error = chain(&error).to_string();
-        }
-    });
-    if let Err(error) = finished.await {
-        tracing::error!(error = %chain(&error), "failed to close an operation");
-    }
+    Some(conclusion)
 }
 
-fn succeed(record: &mut Record, packed: &Packed, naming: &Naming) {
-    record.state = State::Done;
-    record.tag = match naming {
-        Naming::Signed(..) | Naming::Unsigned(_) => TagState::Tagged,
-        Naming::ByClient => TagState::AwaitsSigner,
-    };
-    record.digest = Some(packed.index.digest.clone());
-    let Sizes { transferred_bytes, .. } = record.sizes;
-    record.sizes = Sizes {
+fn conclude(packed: &Packed, naming: &Naming) -> Conclusion {
+    let sizes = Sizes {
         dump_bytes: packed.sizes.dump_bytes,
         page_bytes: packed.sizes.page_bytes,
-        transferred_bytes,
+        transferred_bytes: 0,
     };
+    Conclusion {
+        state: State::Done,
+        error: String::new(),
+        refused_by: None,
+        restored_pid: 0,
+        sizes,
+        tag: match naming {
+            Naming::Signed(..) | Naming::Unsigned(_) => TagState::Tagged,
+            Naming::ByClient => TagState::AwaitsSigner,
+        },
+    }
 }
 
 struct Taking<'a> {

@@ -36,6 +36,26 @@ pub(crate) struct Record {
     pub(crate) made: Vec<Made>,
     #[serde(default)]
     pub(crate) tag: TagState,
+    /// How it ends once everything is undone; kept when that does not work at once.
+    #[serde(default)]
+    pub(crate) conclusion: Option<Conclusion>,
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Conclusion {
+    pub(crate) state: State,
+    #[serde(default)]
+    pub(crate) error: String,
+    #[serde(default)]
+    pub(crate) refused_by: Option<RefusedBy>,
+    /// The first process of what was restored.
+    #[serde(default)]
+    pub(crate) restored_pid: u32,
+    #[serde(default)]
+    pub(crate) sizes: Sizes,
+    #[serde(default)]
+    pub(crate) tag: TagState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,10 +160,46 @@ impl RefusedBy {
     }
 }
 
+impl Made {
+    /// Whether processes may be at work in what was made before it.
+    pub(crate) const fn has_processes(&self) -> bool {
+        matches!(self, Self::Paused { .. } | Self::Task { .. })
+    }
+}
+
+impl Conclusion {
+    /// An operation that failed, or that a rule refused.
+    pub(crate) fn failed(error: String, refused_by: Option<RefusedBy>) -> Self {
+        let state = if refused_by.is_some() { State::Refused } else { State::Failed };
+        Self {
+            state,
+            error,
+            refused_by,
+            restored_pid: 0,
+            sizes: Sizes::default(),
+            tag: TagState::None,
+        }
+    }
+}
+
 impl Record {
+    /// Writes down how it ended.
+    pub(crate) fn conclude(&mut self, conclusion: Conclusion) {
+        let Conclusion { state, error, refused_by, restored_pid, sizes, tag } = conclusion;
+        let Sizes { transferred_bytes, .. } = self.sizes;
+        self.sizes = Sizes { transferred_bytes, ..sizes };
+        (self.state, self.error, self.refused_by) = (state, error, refused_by);
+        (self.restored_pid, self.tag, self.conclusion) = (restored_pid, tag, None);
+    }
+
     /// Whether nothing will change any more.
     pub(crate) fn is_finished(&self) -> bool {
         self.state != State::Running
+    }
+
+    /// What went wrong, also while that is being undone.
+    fn error(&self) -> &str {
+        self.conclusion.as_ref().map_or(&self.error, |conclusion| &conclusion.error)
     }
 
     /// Returns what clients are told.
@@ -173,7 +229,7 @@ impl Record {
                 bytes_total: progress.total,
             }),
             digest: self.digest.as_ref().map(ToString::to_string).unwrap_or_default(),
-            error: self.error.clone(),
+            error: self.error().to_owned(),
             refused_by: self.refused_by.map(RefusedBy::name).unwrap_or_default().to_owned(),
             started_at: self.started_at.to_string(),
             finished_at: self.finished_at.as_ref().map(ToString::to_string).unwrap_or_default(),

@@ -19,10 +19,12 @@ use super::volume::{self, VolumeError};
 use super::{Order, user};
 use crate::app::{App, Busy, Rejection};
 use crate::gate::{self, Expected, GateError};
-use crate::operations::{Driver, Made, OperationsError, Record, RefusedBy, Sizes, State};
+use crate::operations::{
+    Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+};
 use crate::runtime::{Namespace, RuntimeError};
 use crate::stage::{self, StageError};
-use crate::undo::undo;
+use crate::undo::{Undoing, undo};
 
 /// Why a checkpoint was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -89,8 +91,14 @@ struct Restored {
     sizes: Sizes,
 }
 
-/// Restores a checkpoint and writes down how it went. After a failure nothing is left of it.
-pub(crate) async fn run(app: &Arc<App>, driver: &Driver, order: Order, cancel: CancellationToken) {
+/// Restores a checkpoint. After a failure nothing is left of it. Returns how it went; `None` when
+/// the next agent has to see to its end.
+pub(crate) async fn run(
+    app: &Arc<App>,
+    driver: &Driver,
+    order: Order,
+    cancel: CancellationToken,
+) -> Option<Conclusion> {
     let mut restoring = Restoring { app, driver, order: &order, container: None, busy: None };
     let steps = async {
         tokio::select! {
@@ -106,12 +114,11 @@ pub(crate) async fn run(app: &Arc<App>, driver: &Driver, order: Order, cancel: C
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
     }
+    let conclusion = conclude(restored);
     let container = restoring.container.clone().unwrap_or_default();
-    undo(app, driver, &order.namespace, &container).await;
-    let finished = driver.finish(|record| conclude(record, restored)).await;
-    if let Err(error) = finished {
-        tracing::error!(error = %chain(&error), "failed to close an operation");
-    }
+    let (namespace, container) = (&order.namespace, &container);
+    let undoing = Undoing { namespace, container, conclusion: &conclusion };
+    undo(app, driver, undoing, &cancel).await.then_some(conclusion)
 }
 
 /// Whether something is not needed once the container runs.
@@ -119,19 +126,17 @@ fn is_temporary(made: &Made) -> bool {
     matches!(made, Made::Directory(_) | Made::Lease(_))
 }
 
-fn conclude(record: &mut Record, restored: Result<Restored, RestoreError>) {
+fn conclude(restored: Result<Restored, RestoreError>) -> Conclusion {
     match restored {
-        Ok(restored) => {
-            record.state = State::Done;
-            record.restored_pid = restored.pid;
-            let Sizes { transferred_bytes, .. } = record.sizes;
-            record.sizes = Sizes { transferred_bytes, ..restored.sizes };
-        }
-        Err(error) => {
-            record.refused_by = error.refused_by();
-            record.state = if record.refused_by.is_some() { State::Refused } else { State::Failed };
-            record.error = chain(&error).to_string();
-        }
+        Ok(Restored { pid: restored_pid, sizes }) => Conclusion {
+            state: State::Done,
+            error: String::new(),
+            refused_by: None,
+            restored_pid,
+            sizes,
+            tag: TagState::None,
+        },
+        Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
     }
 }
 

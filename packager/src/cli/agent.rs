@@ -146,7 +146,7 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 16] = [
+    const STEPS: [&str; 17] = [
         "preflight",
         "dump",
         "capture",
@@ -163,6 +163,7 @@ fn known_step(step: &str) -> &'static str {
         "materialise",
         "create",
         "restore",
+        "undo",
     ];
     STEPS.into_iter().find(|known| *known == step).unwrap_or("other")
 }

@@ -31,6 +31,7 @@ impl Ps {
         let request = ListRequest { containerd_namespace: self.namespace.unwrap_or_default() };
         let list = client.list(request).await.map_err(refused)?.into_inner();
         let facts = json!({
+            "containersProblem": Some(&list.containers_problem).filter(|text| !text.is_empty()),
             "containers": list.containers.iter().map(container).collect::<Vec<_>>(),
             "operations": list.operations.iter().map(operation).collect::<Vec<_>>(),
         });
@@ -44,6 +45,9 @@ impl Ps {
                 &pid,
                 &one.image,
             ]));
+        }
+        if !list.containers_problem.is_empty() {
+            text = format!("containers are not known: {}\n", list.containers_problem);
         }
         if !list.operations.is_empty() {
             text.push('\n');

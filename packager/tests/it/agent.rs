@@ -104,7 +104,11 @@ impl Agent for Fake {
             ..Container::default()
         };
         let operations = vec![self.0.end.clone()];
-        Ok(Response::new(ListResponse { containers: vec![container], operations }))
+        Ok(Response::new(ListResponse {
+            containers: vec![container],
+            operations,
+            ..ListResponse::default()
+        }))
     }
 
     /// The first watch breaks off after half of the news, as when the agent restarts.

@@ -22,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(8);
 /// What a tick and its being seen may take on top of it, on a loaded machine.
 const SLACK: Duration = Duration::from_secs(4);
 /// How long whoever is left may take to put everything right: they wait for what may come back.
-const END_LIMIT: Duration = Duration::from_mins(1);
+pub(super) const END_LIMIT: Duration = Duration::from_mins(1);
 /// After a moment is seen, at most this passes before someone dies.
 const JITTER_MICROS: u64 = 4000;
 /// The workload's memory: long enough to dump that moments can be told apart.
@@ -122,7 +122,7 @@ impl Dump {
 }
 
 /// Waits for a moment as closely as this machine can.
-fn catch(mut what: impl FnMut() -> bool) -> bool {
+pub(super) fn catch(mut what: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + DEADLINE;
     while !what() {
         if Instant::now() > end {
@@ -134,7 +134,7 @@ fn catch(mut what: impl FnMut() -> bool) -> bool {
 }
 
 /// Lets a random instant pass.
-fn dither() {
+pub(super) fn dither() {
     let random = RandomState::new().hash_one(0);
     let end = Instant::now() + Duration::from_micros(random % JITTER_MICROS);
     while Instant::now() < end {
@@ -152,7 +152,7 @@ fn processes(node: &Node, fit: impl Fn(u32) -> bool) -> Vec<Process> {
 }
 
 /// Returns the processes of a program in a node. CRIU changes its command line, not this name.
-fn running(node: &Node, name: &str) -> Vec<Process> {
+pub(super) fn running(node: &Node, name: &str) -> Vec<Process> {
     let comm = |pid| fs::read_to_string(format!("/proc/{pid}/comm"));
     processes(node, |pid| comm(pid).is_ok_and(|comm| comm.trim() == name))
 }
@@ -163,7 +163,7 @@ fn guards(pid: u32) -> bool {
     String::from_utf8_lossy(&line).contains("\0guardian\0")
 }
 
-fn signal(processes: &[Process], signal: Signal) {
+pub(super) fn signal(processes: &[Process], signal: Signal) {
     for process in processes {
         process.signal(signal);
     }

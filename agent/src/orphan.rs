@@ -1,0 +1,163 @@
+//! What a containerd that was killed leaves of a task it does not know any more: a shim that waits
+//! for nobody, the shim's directory with a mounted root, runc's own record. Each of them would
+//! make the next task of that name fail, and nobody else removes it.
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use fs_err as fs;
+use rustix::mount::UnmountFlags;
+use tokio::process::Command;
+
+use crate::patience::Patience;
+use crate::process;
+use crate::runtime::Namespace;
+use crate::stage;
+
+/// How long a killed shim may take to end.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Bound of one call of runc, which takes milliseconds.
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// The directory below containerd's state in which shims have theirs, one for each task.
+const BUNDLES: &str = "io.containerd.runtime.v2.task";
+
+/// Where containerd's shim tells runc to keep its records (`RunRoot` in the shim's sources).
+const RUNC_ROOT: &str = "/run/containerd/runc";
+
+/// runc's record itself, in a directory of the container's name.
+const STATE: &str = "state.json";
+
+/// Where runc mounts the root once more for CRIU, beside its record. It is left when runc is
+/// killed, and then runc cannot delete its own record.
+const CRIU_ROOT: &str = "criu-root";
+
+/// runc's program, when it is not inside of a container yet.
+const RUNC: &str = "runc\n";
+
+/// The shim's program, as far as the kernel remembers its name.
+const SHIM: &str = "containerd-shim";
+
+/// Removes what is left of a task that containerd does not know. Only for tasks that are ours:
+/// their names are taken by nobody else.
+pub(crate) async fn remove(namespace: &Namespace, id: &str) -> io::Result<()> {
+    end_shims(namespace, id).await?;
+    let root = Path::new(RUNC_ROOT).join(namespace.name());
+    let record = root.join(id);
+    if fs::symlink_metadata(record.join(STATE)).is_ok() {
+        tracing::warn!(container = id, "deleting runc's record of a task that is gone");
+        unmount(&record.join(CRIU_ROOT));
+        delete_record(&root, id).await?;
+    }
+    let bundle = namespace.state().join(BUNDLES).join(namespace.name()).join(id);
+    let removed = tokio::task::spawn_blocking(move || {
+        remove_with_mount(&record, CRIU_ROOT)?;
+        remove_with_mount(&bundle, "rootfs")
+    });
+    removed.await.map_err(io::Error::other)?
+}
+
+/// Ends the shims of a task, which nobody can reach.
+pub(crate) async fn end_shims(namespace: &Namespace, id: &str) -> io::Result<()> {
+    let mut looks = Patience::new(END_LIMIT, LOOK_EVERY);
+    while looks.once_more().await {
+        let (name, id) = (namespace.name().to_owned(), id.to_owned());
+        let found = tokio::task::spawn_blocking(move || shims(&name, &id)).await;
+        let found = found.map_err(io::Error::other)??;
+        if found.is_empty() {
+            return Ok(());
+        }
+        for pid in found {
+            tracing::warn!(pid, "ending a shim or runc that containerd has lost");
+            process::kill(pid)?;
+        }
+    }
+    Err(io::Error::other("a killed shim does not end"))
+}
+
+/// Returns the shims that were started for one task, and the runcs that they have started: one
+/// that still ends a restore writes its record again.
+fn shims(namespace: &str, id: &str) -> io::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // One that ends meanwhile, or has ended and waits for its parent, has no line.
+        let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let is_shim = comm.starts_with(SHIM.as_bytes()) && is_for(&line, namespace, id);
+        if is_shim || comm.starts_with(RUNC.as_bytes()) && works_on(&line, namespace, id) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a shim's command line, `containerd-shim-runc-v2 -namespace NAME -id ID -address …`,
+/// names a task.
+fn is_for(line: &[u8], namespace: &str, id: &str) -> bool {
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    let says = |option: &str, value: &str| {
+        words.windows(2).any(|pair| pair == [option.as_bytes(), value.as_bytes()])
+    };
+    says("-namespace", namespace) && says("-id", id)
+}
+
+/// Whether a command line of runc, `runc --root DIRECTORY … COMMAND … ID`, works on a task.
+fn works_on(line: &[u8], namespace: &str, id: &str) -> bool {
+    let root = format!("{RUNC_ROOT}/{namespace}");
+    let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.any(|word| word == root.as_bytes()) && words.next_back() == Some(id.as_bytes())
+}
+
+async fn delete_record(root: &Path, id: &str) -> io::Result<()> {
+    let mut command = Command::new("runc");
+    command.arg("--root").arg(root).args(["delete", "--force", id]);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(CALL_LIMIT, command.output()).await??;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("runc delete ended with {}: {}", output.status, said.trim())))
+}
+
+/// Removes a directory in which a container's root is mounted, if it is there.
+fn remove_with_mount(directory: &Path, root: &str) -> io::Result<()> {
+    if fs::symlink_metadata(directory).is_err() {
+        return Ok(());
+    }
+    tracing::warn!(?directory, "removing the directory of a task that is gone");
+    unmount(&directory.join(root));
+    stage::remove(directory)
+}
+
+/// Unmounts all that is mounted at a place: what lies below is not ours to remove.
+fn unmount(place: &Path) {
+    while rustix::mount::unmount(place, UnmountFlags::DETACH).is_ok() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shim_is_known_by_its_task() {
+        let line =
+            b"/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web\0-address\0x\0";
+        assert!(is_for(line, "default", "web"));
+        assert!(!is_for(line, "default", "we") && !is_for(line, "k8s.io", "web"));
+        assert!(!is_for(b"vi\0-id\0web\0", "default", "web"));
+
+        let line = b"runc\0--root\0/run/containerd/runc/default\0restore\0--detach\0web\0";
+        assert!(works_on(line, "default", "web"));
+        assert!(!works_on(line, "default", "restore") && !works_on(line, "k8s.io", "web"));
+    }
+}

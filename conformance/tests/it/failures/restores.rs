@@ -1,0 +1,323 @@
+//! Who dies in the middle of a restore, and when: the container runs, or nothing is left of it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Agent, Scenario};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::deaths::{END_LIMIT, catch, dither, running, signal};
+use crate::harness::{checkpoint, restore, said, start};
+
+/// Enough that the memory comes in more than one look.
+const MIB: u32 = 96;
+/// How the restored container is called.
+const NAME: &str = "back";
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    /// containerd, and it is started again at once.
+    Containerd,
+    /// containerd, and it is started again when the agent has tried to clean up.
+    ContainerdForGood,
+    /// The agent, and it is started again at once.
+    Agent,
+    /// The agent, and it is started again when everybody else has ended.
+    AgentForGood,
+    /// Both, and both are started again at once.
+    Both,
+    /// kyb.
+    Kyb,
+}
+
+/// A moment in the life of a restore: what it is called, and how it shows.
+type Moment = (&'static str, fn(&Traces) -> bool);
+
+/// In order of appearance. The words are CRIU's, in its log.
+const MOMENTS: [Moment; 6] = [
+    ("a place is made", |traces| traces.directory().is_some()),
+    ("the memory comes", |traces| traces.file("images/pages-1.img").is_some()),
+    ("the task is made", |traces| traces.bundle.exists()),
+    ("CRIU begins", |traces| traces.file("work/restore.log").is_some()),
+    ("CRIU forks", |traces| traces.says("Forking task with")),
+    ("CRIU lets go", |traces| traces.says("Restore via sigreturn")),
+];
+
+/// A restore under way, looked at from outside.
+struct Traces {
+    stage: PathBuf,
+    bundle: PathBuf,
+}
+
+impl Traces {
+    fn of(node: &Node) -> Self {
+        let bundle = "/run/containerd/io.containerd.runtime.v2.task/default";
+        Self {
+            stage: node.path("/run/kybernate/stage"),
+            bundle: node.path(&format!("{bundle}/{NAME}")),
+        }
+    }
+
+    fn directory(&self) -> Option<PathBuf> {
+        fs::read_dir(&self.stage).ok()?.find_map(Result::ok).map(|entry| entry.path())
+    }
+
+    fn file(&self, name: &str) -> Option<PathBuf> {
+        self.directory().map(|directory| directory.join(name)).filter(|file| file.exists())
+    }
+
+    fn says(&self, words: &str) -> bool {
+        let log = self.file("work/restore.log").and_then(|log| fs::read(log).ok());
+        log.is_some_and(|log| String::from_utf8_lossy(&log).contains(words))
+    }
+}
+
+/// A node on which a checkpoint is restored again and again.
+struct Place<'a> {
+    scenario: &'a Scenario,
+    node: &'a Node,
+    agent: Option<Agent>,
+    reference: String,
+    traces: Traces,
+    /// What is there between restores.
+    before: String,
+    cut: u32,
+}
+
+impl<'a> Place<'a> {
+    fn new(
+        scenario: &'a Scenario,
+        node: &'a Node,
+        agent: Option<Agent>,
+        reference: String,
+    ) -> Self {
+        let (traces, before) = (Traces::of(node), String::new());
+        let mut place = Self { scenario, node, agent, reference, traces, before, cut: 0 };
+        // The first one leaves the image and its layers.
+        place.restores("first");
+        place.before = place.left();
+        place
+    }
+
+    /// Starts a restore in whose middle someone dies, and looks at what that leaves.
+    fn round(&mut self, victim: Victim, moment: Moment) {
+        let (name, reached) = moment;
+        let what = format!("{victim:?} on {}, when {name}", self.node.name());
+        let mut kyb = self.begin();
+        let mut ended = false;
+        let caught = catch(|| {
+            ended = kyb.try_wait().unwrap().is_some();
+            ended || reached(&self.traces)
+        });
+        assert!(caught, "{what}: it did not come to that\n{}", self.told());
+        dither();
+        self.dies(victim, &mut kyb, &what);
+        let done = self.settles(&what);
+        wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
+        let status = kyb.try_wait().unwrap();
+        let status = status.unwrap_or_else(|| panic!("{what}: kyb waits\n{}", self.told()));
+        println!("{what}: done: {done}, kyb: {status}");
+        self.cut += u32::from(!done);
+        if done {
+            self.scenario.wait_for_ticks(self.node, NAME).unwrap();
+            self.scenario.remove(self.node, NAME).unwrap();
+        } else {
+            assert!(!status.success(), "{what}: kyb calls it a success");
+        }
+        self.is_clean(&what);
+        self.restores(&what);
+        self.is_clean(&what);
+    }
+
+    fn begin(&self) -> Child {
+        let words = ["kyb", "restore", &self.reference, "--plain-http", "--name", NAME];
+        let log = fs::File::create(self.words()).unwrap().into_parts().0;
+        let mut kyb = self.node.command(&words);
+        kyb.stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    }
+
+    fn dies(&mut self, victim: Victim, kyb: &mut Child, what: &str) {
+        match victim {
+            Victim::Containerd => {
+                signal(&running(self.node, "containerd"), Signal::KILL);
+                self.start_containerd();
+            }
+            Victim::ContainerdForGood => {
+                signal(&running(self.node, "containerd"), Signal::KILL);
+                // It stays open, and says what it is at, until containerd is there again.
+                let undoing = || {
+                    self.operations()
+                        .last()
+                        .is_none_or(|last| last["state"] != "running" || last["step"] == "undo")
+                };
+                assert!(wait_until(END_LIMIT, undoing), "{what}: {:?}", self.operations());
+                let last = self.operations().pop();
+                let open = last.as_ref().is_some_and(|last| last["state"] == "running");
+                assert!(open, "{what}: it is closed without containerd: {last:?}");
+                self.start_containerd();
+            }
+            Victim::Agent => {
+                self.agent.take().unwrap().kill();
+                self.start_agent();
+            }
+            Victim::AgentForGood => {
+                self.agent.take().unwrap().kill();
+                let ends = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
+                assert!(ends, "{what}: kyb waits for a dead agent");
+                let idle = || running(self.node, "criu").is_empty();
+                assert!(wait_until(END_LIMIT, idle), "{what}: a CRIU is left");
+                self.start_agent();
+            }
+            Victim::Both => {
+                self.agent.take().unwrap().kill();
+                signal(&running(self.node, "containerd"), Signal::KILL);
+                self.start_containerd();
+                self.start_agent();
+            }
+            Victim::Kyb => signal(&running(self.node, "kyb"), Signal::KILL),
+        }
+    }
+
+    /// Waits until no operation is open. Returns whether the last one is done.
+    fn settles(&self, what: &str) -> bool {
+        let mut last = Vec::new();
+        let closed = wait_until(END_LIMIT, || {
+            last = self.operations();
+            !last.is_empty() && last.iter().all(|one| one["state"] != "running")
+        });
+        assert!(closed, "{what}: operations stay open: {last:?}\n{}", self.told());
+        last.pop().is_some_and(|last| last["state"] == "done")
+    }
+
+    fn operations(&self) -> Vec<Value> {
+        // Told also while containerd is away.
+        let output = self.node.output(&["kyb", "ps", "--json"]).unwrap();
+        let list: Option<Value> = serde_json::from_slice(&output.stdout).ok();
+        list.and_then(|list| list["operations"].as_array().cloned()).unwrap_or_default()
+    }
+
+    /// Restores it under the same name, which must work.
+    fn restores(&self, what: &str) {
+        let output = restore(self.scenario, self.node, &self.reference, NAME, &[]);
+        let told = fmt::from_fn(|f| write!(f, "{}\n{}", said(&output), self.told()));
+        assert!(output.status.success(), "{what}: the next one fails: {told}");
+        self.scenario.wait_for_ticks(self.node, NAME).unwrap();
+        self.scenario.remove(self.node, NAME).unwrap();
+    }
+
+    fn is_clean(&self, what: &str) {
+        let mut left = String::new();
+        // containerd's collector takes its time.
+        let clean = wait_until(END_LIMIT, || {
+            left = self.left();
+            left == self.before
+        });
+        let before = &self.before;
+        assert!(clean, "{what}: before\n{before}\nafter\n{left}\n{}", self.told());
+    }
+
+    /// Returns everything that a restore may leave, but for logs.
+    fn left(&self) -> String {
+        let script = "ctr container ls -q; ctr task ls; ctr snapshot ls | sort; ctr leases ls; \
+            ctr image ls -q; find /var/lib/kybernate /run/kybernate -mindepth 1 \
+            -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log'; \
+            ls /run/containerd/io.containerd.runtime.v2.task/default /run/containerd/runc/default; \
+            find /sys/fs/cgroup -path '*/default/*' -type d; grep -c rootfs /proc/self/mountinfo; \
+            ps -e -o comm= | grep -E 'criu|runc|shim|workload'";
+        said(&self.node.output(&["sh", "-c", script]).unwrap())
+    }
+
+    fn start_agent(&mut self) {
+        self.agent = Some(self.scenario.start_agent(self.node, "").unwrap());
+    }
+
+    fn start_containerd(&self) {
+        let script = "containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &";
+        self.node.run(&["sh", "-c", script]).unwrap();
+        let answers = || self.node.run(&["ctr", "--connect-timeout", "1s", "version"]).is_ok();
+        assert!(wait_until(END_LIMIT, answers), "containerd does not start again");
+    }
+
+    /// Where kyb's words go.
+    fn words(&self) -> PathBuf {
+        self.scenario.testbed.private().join(format!("kyb-{}.log", self.node.name()))
+    }
+
+    fn told(&self) -> String {
+        let log = format!("agent-{}.log", self.node.name());
+        let log = self.scenario.testbed.private().join(log);
+        let containerd = self.node.path("/var/lib/kybernate/containerd.log");
+        let restored = self.traces.file("work/restore.log").unwrap_or_default();
+        let tail = |path: &Path| {
+            let text = fs::read_to_string(path).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            lines[lines.len().saturating_sub(15)..].join("\n")
+        };
+        [&*self.words(), &log, &containerd, &restored].map(tail).join("\n\n")
+    }
+}
+
+/// Runs `rounds` on both nodes at a time, with a checkpoint that was taken on the older one.
+fn on_both(rounds: impl Fn(&mut Place<'_>) + Sync) {
+    let mut scenario = start();
+    scenario.run_workload(&scenario.testbed.a, "job", MIB, &[]).unwrap();
+    let reference = scenario.reference("restores/job:v1");
+    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
+    scenario.remove(&scenario.testbed.a, "job").unwrap();
+    let (a, b) = (scenario.agent_a.take(), scenario.agent_b.take());
+    std::thread::scope(|scope| {
+        let (scenario, rounds, reference) = (&scenario, &rounds, &reference);
+        for (node, agent) in [(&scenario.testbed.a, a), (&scenario.testbed.b, b)] {
+            scope.spawn(move || {
+                let mut place = Place::new(scenario, node, agent, reference.clone());
+                rounds(&mut place);
+                assert!(place.cut > 0, "nothing was ever cut short");
+            });
+        }
+    });
+    scenario.end().unwrap();
+}
+
+#[test]
+fn nothing_half_made_is_left_when_containerd_dies_in_a_restore() {
+    on_both(|place| {
+        for moment in MOMENTS {
+            for victim in [Victim::Containerd, Victim::ContainerdForGood] {
+                place.round(victim, moment);
+            }
+        }
+    });
+}
+
+#[test]
+fn nothing_half_made_is_left_when_the_agent_dies_in_a_restore() {
+    on_both(|place| {
+        for moment in MOMENTS {
+            for victim in [Victim::Agent, Victim::AgentForGood, Victim::Both] {
+                place.round(victim, moment);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_restore_goes_on_when_kyb_is_killed() {
+    let mut scenario = start();
+    scenario.run_workload(&scenario.testbed.a, "job", MIB, &[]).unwrap();
+    let reference = scenario.reference("restores/job:v1");
+    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
+    let agent = scenario.agent_b.take();
+    let mut place = Place::new(&scenario, &scenario.testbed.b, agent, reference);
+    for moment in &MOMENTS[..4] {
+        place.round(Victim::Kyb, *moment);
+        assert_eq!(place.cut, 0, "a restore ended with its client");
+    }
+    drop(place);
+    scenario.end().unwrap();
+}
