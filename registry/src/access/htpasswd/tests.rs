@@ -93,3 +93,18 @@ async fn too_many_at_once_are_sent_away() {
     let refused = checker.check(&users, "alice", "right").await;
     assert_eq!(refused.unwrap_err(), PasswordError::Busy);
 }
+
+proptest::proptest! {
+    /// Whatever a file of users holds, it is read or refused with a line that it has.
+    #[test]
+    fn any_file_is_read_or_refused(content in "[a-z$0-9:#./ \r\n\u{0}]{0,120}") {
+        if let Err(wrong) = Users::read(Path::new("h"), content.as_bytes(), &KEY) {
+            proptest::prop_assert!(!wrong.is_empty());
+            let lines = content.matches('\n').count() + 1;
+            for mistake in wrong {
+                let line = mistake.place.at.map_or(1, |(line, _)| line);
+                proptest::prop_assert!((1..=lines).contains(&line), "{} {:?}", mistake, content);
+            }
+        }
+    }
+}
