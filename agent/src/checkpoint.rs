@@ -12,6 +12,7 @@ use kybernate_packager::agent_api as api;
 use kybernate_packager::pack::Runnable;
 use kybernate_spec::{Location, Tag};
 
+mod base;
 mod capture;
 mod facts;
 mod take;
@@ -41,6 +42,8 @@ pub(crate) struct Order {
     subject: bool,
     plain_http: bool,
     deadline: Duration,
+    base: Option<Location>,
+    page_hashes: bool,
 }
 
 /// What happens to the source when the artifact is durable.
@@ -105,6 +108,13 @@ impl Order {
                 Naming::Signed(key.clone(), tag)
             }
         };
+        let base = match &*request.base {
+            "" => None,
+            base => Some(Location::from_str(base)?),
+        };
+        if matches!(base, Some(Location::Layout { .. })) {
+            return Err(invalid("a base is in a registry, not in a layout"));
+        }
         let deadline = match request.pause_deadline_seconds {
             0 => config.pause_deadline,
             seconds => Duration::from_secs(seconds.into()),
@@ -131,6 +141,8 @@ impl Order {
             subject: !request.no_subject,
             plain_http: request.plain_http,
             deadline,
+            base,
+            page_hashes: request.page_hashes || config.page_hashes,
         })
     }
 

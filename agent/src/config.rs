@@ -45,6 +45,7 @@ pub struct ServeArgs {
 
 /// A configuration that can work.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Config {
     /// Name of this node.
     pub node: String,
@@ -70,6 +71,8 @@ pub struct Config {
     pub require_seccomp: bool,
     /// How long a source is paused at most, unless the request says otherwise.
     pub pause_deadline: Duration,
+    /// Whether every checkpoint carries page hashes, so that a later one can be an increment of it.
+    pub page_hashes: bool,
 }
 
 /// Where dumps are staged.
@@ -164,6 +167,7 @@ impl ServeArgs {
             allow_unsigned: file.flag("allow_unsigned").unwrap_or(false),
             require_seccomp: file.flag("require_seccomp").unwrap_or(false),
             pause_deadline: pause_deadline(&mut file),
+            page_hashes: file.flag("page_hashes").unwrap_or(false),
         };
         for (position, key) in config.sign_keys.iter().enumerate() {
             if config.sign_keys.iter().take(position).any(|other| other.name == key.name) {

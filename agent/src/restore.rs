@@ -18,6 +18,7 @@ mod steps;
 mod user;
 mod volume;
 
+pub(crate) use self::rules::repository;
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;

@@ -6,20 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kybernate_packager::pack::{PackError, PackRequest, Packed, VolumeCapture, pack};
+use kybernate_packager::pack::{Base, PackError, PackRequest, Packed, VolumeCapture, pack};
 use kybernate_packager::sign::{SignError, sign};
 use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_spec::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::base::{self, BaseError};
 use super::capture::{CaptureError, Tree, capture};
 use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
 use crate::criu_log;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
-use crate::operations::{Conclusion, Driver, Made, OperationsError, Sizes, State, TagState};
+use crate::operations::{
+    Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+};
 use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::RuntimeError;
 use crate::stage;
@@ -58,6 +61,8 @@ pub(crate) enum CheckpointError {
     #[error(transparent)]
     Revive(#[from] ReviveError),
     #[error(transparent)]
+    Base(#[from] BaseError),
+    #[error(transparent)]
     Pack(#[from] PackError),
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -65,6 +70,16 @@ pub(crate) enum CheckpointError {
     Sign(#[from] SignError),
     #[error("the agent is shutting down")]
     ShuttingDown,
+}
+
+impl CheckpointError {
+    /// Returns the rule that refused, when it was one.
+    fn refused_by(&self) -> Option<RefusedBy> {
+        match self {
+            Self::Base(error) => error.refused_by(),
+            _ => None,
+        }
+    }
 }
 
 /// Takes a checkpoint. Whatever happens, the source runs on unless it was to be stopped and the
@@ -83,13 +98,14 @@ pub(crate) async fn run(
         source: &source,
         order: &order,
         guardian: None,
+        base: None,
         stop: Arc::default(),
     };
     let taken = driver.tell_while(Box::pin(taking.guarded(cancel.clone()))).await;
     taking.stop.store(true, Ordering::Relaxed);
     let conclusion = match taken {
         Ok(packed) => conclude(&packed, &order.naming),
-        Err(error) => Conclusion::failed(chain(&error).to_string(), None),
+        Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
     };
     let (namespace, container) = (&order.namespace, &order.container);
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
@@ -133,6 +149,8 @@ struct Taking<'a> {
     /// Where the dump lies, with all that belongs to it.
     directory: PathBuf,
     guardian: Option<Guardian>,
+    /// The checkpoint that this one is an increment of.
+    base: Option<Base>,
     /// Ends what runs on threads of its own.
     stop: Arc<AtomicBool>,
 }
@@ -150,6 +168,8 @@ impl Taking<'_> {
         let location = &self.order.location;
         let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
         let store = Store::open(location, &connect).await?;
+        // Before anything is touched: one that cannot be used costs no pause.
+        self.base = base::open(self.order, &self.app.config).await?;
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();
         let made = tokio::task::spawn_blocking(move || {
@@ -273,8 +293,8 @@ impl Taking<'_> {
             volumes: captured.volumes,
             runnable: self.order.runnable,
             subject: self.order.subject,
-            base: None,
-            page_hashes: false,
+            base: self.base.take(),
+            page_hashes: self.order.page_hashes,
             scratch: Some(self.directory.clone()),
         };
         let packed = pack(request, store, &self.driver.progress).await?;

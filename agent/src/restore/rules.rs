@@ -163,7 +163,7 @@ pub(super) fn needs(
 }
 
 /// Returns the name of the repository as trust policies write it.
-pub(super) fn repository(location: &Location) -> String {
+pub(crate) fn repository(location: &Location) -> String {
     match location {
         Location::Registry(reference) => {
             format!("{}/{}", reference.registry, reference.repository)

@@ -11,6 +11,7 @@
 mod clients;
 mod failures;
 mod harness;
+mod increments;
 mod journeys;
 mod nodes;
 mod oci;

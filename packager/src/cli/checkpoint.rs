@@ -57,6 +57,17 @@ pub(super) struct Checkpoint {
     /// Do not let it hang under its source image.
     #[arg(long)]
     no_subject: bool,
+    /// An earlier checkpoint of the same container, in a registry: what has not changed is not
+    /// stored again.
+    ///
+    /// It must carry page hashes, and be signed by a key of this node's agent or by one that its
+    /// trust policy accepts.
+    #[arg(long, value_name = "REF")]
+    base: Option<Location>,
+    /// Store a hash of each page too (0.4 %), so that a later checkpoint can take this one for its
+    /// base. The agent's configuration may say so for all.
+    #[arg(long)]
+    page_hashes: bool,
     /// Longest pause, from 1s to 1h: after that the container runs on, whatever has happened.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = pause)]
     pause_deadline: Duration,
@@ -90,6 +101,9 @@ impl Checkpoint {
         let Location::Registry(reference) = &self.reference else {
             return Err(Failure::usage("the agent pushes to registries, not to layouts"));
         };
+        if matches!(self.base, Some(Location::Layout { .. })) {
+            return Err(Failure::usage("the agent takes a base from registries, not from layouts"));
+        }
         let mut client = self.agent.connect().await?;
         let signer = match (&self.sign_key, self.unsigned) {
             (_, true) => Signer::Nobody,
@@ -156,6 +170,8 @@ impl Checkpoint {
             pause_deadline_seconds: u32::try_from(self.pause_deadline.as_secs())
                 .map_err(Failure::usage)?,
             unsigned: matches!(signer, Signer::Nobody),
+            base: self.base.as_ref().map(ToString::to_string).unwrap_or_default(),
+            page_hashes: self.page_hashes,
         })
     }
 }

@@ -1,0 +1,98 @@
+//! The base of an increment: an earlier checkpoint in a registry.
+//!
+//! What an increment takes from its base it signs unseen: the base's shards are taken at their
+//! word where the hashes of their pages agree. So the base must be as good as our own.
+
+use kybernate_packager::artifact::{ArtifactError, Checkpoint};
+use kybernate_packager::key::PublicKey;
+use kybernate_packager::pack::Base;
+use kybernate_packager::store::{ConnectOptions, Store, StoreError};
+use kybernate_packager::verify::{VerifyError, verify_signature};
+use kybernate_spec::Location;
+
+use super::Order;
+use crate::config::Config;
+use crate::operations::RefusedBy;
+use crate::restore::repository;
+use crate::trust::Question;
+
+/// Why a base cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to use {base} as the base")]
+pub(crate) struct BaseError {
+    /// The reference that was given.
+    base: Location,
+    #[source]
+    kind: BaseErrorKind,
+}
+
+/// What is wrong with it.
+#[derive(Debug, thiserror::Error)]
+enum BaseErrorKind {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    #[error("no page hashes are stored with it: take it with --page-hashes")]
+    NoPageHashes,
+    #[error("this agent has no key, and no rule of its trust policy covers the base")]
+    NoKeys,
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+}
+
+impl BaseError {
+    /// Returns the rule that refused, when it was one.
+    pub(super) const fn refused_by(&self) -> Option<RefusedBy> {
+        match &self.kind {
+            BaseErrorKind::NoKeys => Some(RefusedBy::Policy),
+            BaseErrorKind::Verify(error) if error.is_refusal() => Some(RefusedBy::Signature),
+            _ => None,
+        }
+    }
+}
+
+/// Opens the base that is asked for, if any, and makes sure that it can be used and trusted.
+pub(super) async fn open(order: &Order, config: &Config) -> Result<Option<Base>, BaseError> {
+    let Some(location) = &order.base else { return Ok(None) };
+    let opened = open_one(location, order, config).await;
+    opened.map(Some).map_err(|kind| BaseError { base: location.clone(), kind })
+}
+
+async fn open_one(
+    location: &Location,
+    order: &Order,
+    config: &Config,
+) -> Result<Base, BaseErrorKind> {
+    let connect = ConnectOptions { plain_http: order.plain_http, notes: None };
+    let store = Store::open(location, &connect).await?;
+    let checkpoint = Checkpoint::open(&store, location).await?;
+    let keys = keys(location, &checkpoint, order, config);
+    if keys.is_empty() {
+        return Err(BaseErrorKind::NoKeys);
+    }
+    verify_signature(&store, &checkpoint.stored.descriptor.digest, &keys).await?;
+    if checkpoint.page_hashes.is_none() {
+        return Err(BaseErrorKind::NoPageHashes);
+    }
+    Ok(Base { store, checkpoint })
+}
+
+/// Returns who may have signed the base: we ourselves, and whoever may vouch for a restore of it
+/// into the container's namespace.
+fn keys(
+    location: &Location,
+    checkpoint: &Checkpoint,
+    order: &Order,
+    config: &Config,
+) -> Vec<PublicKey> {
+    let repository = repository(location);
+    let question = Question {
+        repository: &repository,
+        source_namespace: checkpoint.config.source.namespace.as_deref().unwrap_or_default(),
+        target_namespace: &order.namespace,
+    };
+    let own = config.sign_keys.iter().map(|key| key.key.public().clone());
+    let rules = config.trust.iter().filter(|rule| rule.covers(question));
+    own.chain(rules.map(|rule| rule.key.clone())).collect()
+}
