@@ -34,6 +34,32 @@ impl Condition {
     }
 }
 
+/// The conditions of a PUT, kept beyond the request's headers.
+#[derive(Debug)]
+pub struct PutConditions(HeaderMap);
+
+impl PutConditions {
+    /// Returns those of a request, if it has any.
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        let mut own = HeaderMap::new();
+        for name in [IF_MATCH, IF_NONE_MATCH] {
+            for value in headers.get_all(&name) {
+                own.append(name.clone(), value.clone());
+            }
+        }
+        (!own.is_empty()).then_some(Self(own))
+    }
+
+    /// Whether what is here, by its entity tag, may be replaced (RFC 9110, 13.1.1 and 13.1.2).
+    pub fn allow(&self, tag: Option<&str>) -> bool {
+        let Self(headers) = self;
+        match tag {
+            Some(tag) => Condition::of(headers, tag) == Condition::Goes,
+            None => !headers.contains_key(IF_MATCH),
+        }
+    }
+}
+
 /// Answers a GET or HEAD as its conditions want it, once it is known what would be answered.
 pub fn apply(parts: &Parts, response: Response) -> Response {
     let has = |name| parts.headers.contains_key(name);

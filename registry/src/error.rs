@@ -14,6 +14,9 @@ use crate::request_id::RequestId;
 use crate::store::{ReadError, StoreError, StoreErrorKind};
 use crate::upload::UploadError;
 
+const NOT_AS_WANTED: &str =
+    "what is here now is not what If-Match or If-None-Match asks for: look at it again";
+
 /// The error codes of the distribution specification that this registry sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -112,6 +115,9 @@ pub enum ApiError {
     /// The manifest is longer than allowed.
     #[error("manifest too large")]
     ManifestSize,
+    /// What is here is not what the request's conditions want.
+    #[error("precondition failed")]
+    Precondition,
     /// The manifest is malformed.
     #[error("malformed manifest")]
     Manifest(#[source] ManifestError),
@@ -207,6 +213,9 @@ impl ApiError {
                 ErrorCode::SizeInvalid,
                 format!("the range is outside of the blob's {length} bytes"),
             ),
+            Self::Precondition => {
+                reply(StatusCode::PRECONDITION_FAILED, ErrorCode::Denied, NOT_AS_WANTED)
+            }
             Self::ManifestSize => reply(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 ErrorCode::SizeInvalid,

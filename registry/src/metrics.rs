@@ -48,6 +48,8 @@ pub struct Metrics {
 pub struct ConnectionMetrics {
     /// Connections open now.
     pub open: Gauge,
+    /// Connections in no request that were closed to make room for others.
+    pub displaced: Counter,
     /// Bytes read from sockets.
     pub received: Counter,
     /// Bytes written to sockets.
@@ -84,6 +86,8 @@ impl Metrics {
 impl ConnectionMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register("connections_open", "Connections open now", self.open.clone());
+        let help = "Connections in no request that were closed to make room for others";
+        registry.register("connections_displaced", help, self.displaced.clone());
         let (received, sent) = (self.received.clone(), self.sent.clone());
         let help = "Bytes read from sockets";
         registry.register_with_unit("network_received", help, Unit::Bytes, received);

@@ -36,9 +36,13 @@ pub(crate) struct Room {
     bytes: u64,
 }
 
-/// What an upload may use: room, or anything.
+/// What an upload may use: room, or anything when there is no limit.
 #[derive(Debug, Default)]
-pub(crate) struct Allowance(Option<Room>);
+pub(crate) struct Allowance {
+    room: Option<Room>,
+    /// What takes no room: the length of a blob that the repository has already.
+    free: u64,
+}
 
 impl Quotas {
     pub(crate) fn new(limits: Quota) -> Self {
@@ -132,8 +136,8 @@ impl Room {
 }
 
 impl Allowance {
-    /// Returns what an upload of `bytes` so far, or in all, may use. One that the repository has
-    /// already, as `known` says, may use anything.
+    /// Returns what an upload of `bytes` so far, or in all, may use. A blob that the repository has
+    /// already, as `known` says, takes no room; more than its length does.
     pub(crate) async fn take(
         store: &Arc<Store>,
         repository: &RepositoryName,
@@ -141,25 +145,29 @@ impl Allowance {
         bytes: u64,
     ) -> Result<Self, StoreError> {
         if store.quotas().limit(repository).is_none() {
-            return Ok(Self(None));
+            return Ok(Self::default());
         }
         let (repository, known) = (repository.clone(), known.cloned());
         blocking(store, move |store| {
-            let there = match known {
-                Some(digest) => store.blob(&repository, &digest)?.is_some(),
-                None => false,
+            let free = match known {
+                Some(digest) if store.blob(&repository, &digest)?.is_some() => {
+                    store.length(&digest)?
+                }
+                _ => 0,
             };
-            if there { Ok(Self(None)) } else { Room::take(store, &repository, bytes).map(Self) }
+            let room = Room::take(store, &repository, bytes.saturating_sub(free))?;
+            Ok(Self { room, free })
         })
         .await
     }
 
     /// Makes sure that `bytes` in all are allowed.
     pub(crate) async fn cover(&mut self, bytes: u64) -> Result<(), StoreError> {
-        let Some(mut room) = self.0.take_if(|room| bytes > room.bytes) else { return Ok(()) };
+        let bytes = bytes.saturating_sub(self.free);
+        let Some(mut room) = self.room.take_if(|room| bytes > room.bytes) else { return Ok(()) };
         let store = Arc::clone(&room.store);
         let covered = blocking(&store, move |_| room.cover(bytes).map(|()| room)).await?;
-        self.0 = Some(covered);
+        self.room = Some(covered);
         Ok(())
     }
 }

@@ -11,8 +11,10 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kybernate_spec::chain;
+use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::crowd::{Business, Crowd};
@@ -32,6 +34,10 @@ mod patience;
 
 /// How long a failed accept (too many files open) is waited out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a handshake may take while others wait for a place. One of somebody who means it takes
+/// two round trips.
+const HANDSHAKE_FAIR: Duration = Duration::from_secs(1);
 
 /// A registry that serves.
 #[derive(Debug)]
@@ -179,18 +185,28 @@ async fn greet(
     let (idle_max, unread_max) = (limits.idle.0, limits.unread.0);
     let stream = Patience::new(stream, unread_max, &app.metrics.connections);
     let service = |peer: Peer| (door.make)(Arc::clone(&app), peer);
+    let displaced = &app.metrics.connections.displaced;
     let Some(tls) = door.tls else {
         let service = service(Peer { address, encrypted: false, certificate: None });
-        return converse(service, idle_max, stream, (crowd, cancel)).await;
+        return converse(service, (idle_max, displaced), stream, (crowd, cancel)).await;
     };
-    let accepted = tokio::select! {
-        accepted = tls.accept(stream) => accepted,
-        () = cancel.cancelled() => return,
+    let began = Instant::now();
+    let mut accepting = std::pin::pin!(tls.accept(stream));
+    let accepted = loop {
+        tokio::select! {
+            accepted = accepting.as_mut() => break accepted,
+            () = cancel.cancelled() => return,
+            () = crowd.is_full() => if began.elapsed() >= HANDSHAKE_FAIR {
+                tracing::debug!(client = %address, "a handshake makes room for another connection");
+                displaced.inc();
+                return;
+            }
+        }
     };
     match accepted {
         Ok((stream, certificate)) => {
             let service = service(Peer { address, encrypted: true, certificate });
-            converse(service, idle_max, stream, (crowd, cancel)).await;
+            converse(service, (idle_max, displaced), stream, (crowd, cancel)).await;
         }
         Err(error) => tracing::debug!(client = %address, %error, "a handshake failed"),
     }
@@ -198,7 +214,7 @@ async fn greet(
 
 async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
     service: Router,
-    idle_max: Duration,
+    (idle_max, displaced): (Duration, &Counter),
     stream: S,
     (crowd, cancel): (&Crowd, CancellationToken),
 ) {
@@ -223,6 +239,7 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
             }
             () = crowd.is_full() => if business.is_none() {
                 tracing::debug!("a connection in no request makes room for another");
+                displaced.inc();
                 return;
             }
         }

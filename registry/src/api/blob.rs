@@ -107,7 +107,7 @@ pub(super) fn describe(headers: &mut HeaderMap, digest: &Digest, length: u64) {
     insert(headers, CONTENT_DIGEST, &digest.to_string());
 }
 
-fn entity_tag(digest: &Digest) -> String {
+pub(super) fn entity_tag(digest: &Digest) -> String {
     format!("\"{digest}\"")
 }
 

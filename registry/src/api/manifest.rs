@@ -9,7 +9,9 @@ use kybernate_spec::{
     Algorithm, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryName, Tag, TagError,
 };
 
+use super::blob::entity_tag;
 use super::{CONTENT_DIGEST, Call, digest, repository};
+use crate::condition::PutConditions;
 use crate::config::NotifyAction;
 use crate::error::ApiError;
 use crate::manifest::References;
@@ -90,13 +92,23 @@ pub(super) async fn put(
     let reply = created(&repository, &digest, subject.as_ref(), &tags);
     let new = NewManifest { digest, media_type, content, references, tags };
     let (notices, origin) = (call.app.notices.clone(), call.origin());
+    let conditions = PutConditions::of(&call.parts.headers);
     let missing = call.on_store(move |store| {
         let _room = Room::for_manifest(store, &repository, &new)?;
-        let put = || store.put_manifest(&repository, &new);
-        notices.telling(pushes(&repository, &new), Some(&origin), put, Vec::is_empty)
+        let put = || match &conditions {
+            None => store.put_manifest(&repository, &new).map(Some),
+            Some(conditions) => store.put_manifest_if(&repository, &new, |there| {
+                conditions.allow(there.map(entity_tag).as_deref())
+            }),
+        };
+        let done = |missing: &Option<Vec<_>>| missing.as_ref().is_some_and(Vec::is_empty);
+        notices.telling(pushes(&repository, &new), Some(&origin), put, done)
     });
-    let missing = missing.await?;
-    if missing.is_empty() { Ok(reply) } else { Err(ApiError::MissingReferences(missing)) }
+    match missing.await? {
+        None => Err(ApiError::Precondition),
+        Some(missing) if missing.is_empty() => Ok(reply),
+        Some(missing) => Err(ApiError::MissingReferences(missing)),
+    }
 }
 
 pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
@@ -225,7 +237,7 @@ fn describe(manifest: &StoredManifest, mut response: Response) -> Response {
     headers.insert(CONTENT_LENGTH, HeaderValue::from(manifest.size));
     let texts = [
         (CONTENT_TYPE, manifest.media_type.clone()),
-        (ETAG, format!("\"{digest}\"")),
+        (ETAG, entity_tag(&manifest.digest)),
         (CONTENT_DIGEST, digest),
     ];
     for (name, text) in texts {

@@ -65,6 +65,38 @@ impl Store {
         // Many may write at once, since each file is replaced whole; none while one deletes.
         let lock = self.repository_lock(repository);
         let _held = lock.read().unwrap_or_else(PoisonError::into_inner);
+        self.put_held(repository, new)
+    }
+
+    /// Does what [`Self::put_manifest`] does, when `goes` agrees with what each tag names now, or,
+    /// without tags, with the manifest that is there. Returns nothing when it does not agree.
+    pub fn put_manifest_if(
+        &self,
+        repository: &RepositoryName,
+        new: &NewManifest,
+        goes: impl Fn(Option<&Digest>) -> bool,
+    ) -> Result<Option<Vec<Digest>>, StoreError> {
+        let lock = self.repository_lock(repository);
+        let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
+        if new.tags.is_empty() {
+            let there = self.manifest(repository, &new.digest)?.map(|manifest| manifest.digest);
+            if !goes(there.as_ref()) {
+                return Ok(None);
+            }
+        }
+        for tag in &new.tags {
+            if !goes(self.tag(repository, tag)?.as_ref()) {
+                return Ok(None);
+            }
+        }
+        self.put_held(repository, new).map(Some)
+    }
+
+    fn put_held(
+        &self,
+        repository: &RepositoryName,
+        new: &NewManifest,
+    ) -> Result<Vec<Digest>, StoreError> {
         let _settled = self.settle(repository, &new.tags, &new.digest)?;
         self.house.pushing(repository, &new.digest);
         let missing = self.missing(repository, &new.references, 0)?;

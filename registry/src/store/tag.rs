@@ -1,5 +1,6 @@
 //! Tags: one small file each.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
@@ -13,6 +14,7 @@ use super::house::refresh;
 use super::record::Record;
 use super::{Store, StoreError, StoreErrorKind, absent, pick, read_record};
 use crate::index::Change;
+use crate::manifest::References;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TagRecord {
@@ -94,7 +96,7 @@ impl Store {
         Ok(Some(held))
     }
 
-    /// Refuses to remove a manifest that an immutable tag names.
+    /// Refuses to remove what an immutable tag names, or what that needs.
     pub(super) fn refuse_to_remove(
         &self,
         name: &RepositoryName,
@@ -104,15 +106,49 @@ impl Store {
             return Ok(());
         }
         let failed = || StoreError::during("look for immutable tags");
+        let mut seen = HashSet::new();
         let entries = absent(fs::read_dir(self.layout.tags(name))).map_err(failed())?;
         for entry in entries.into_iter().flatten() {
             let file = entry.map_err(failed())?.file_name();
             let Some(Ok(tag)) = file.to_str().map(str::parse::<Tag>) else { continue };
-            if self.is_immutable(name, &tag) && self.tag(name, &tag)?.as_ref() == Some(digest) {
-                return Err(immutable("delete a manifest", &tag, digest.clone()));
+            if !self.is_immutable(name, &tag) {
+                continue;
+            }
+            if let Some(top) = self.tag(name, &tag)?
+                && self.needs(name, top.clone(), digest, &mut seen)?
+            {
+                return Err(immutable("delete content", &tag, top));
             }
         }
         Ok(())
+    }
+
+    /// Whether the manifest `top` is `wanted`, or names it, or something it names does. `seen` are
+    /// manifests that do not.
+    fn needs(
+        &self,
+        name: &RepositoryName,
+        top: Digest,
+        wanted: &Digest,
+        seen: &mut HashSet<Digest>,
+    ) -> Result<bool, StoreError> {
+        let mut next = vec![top];
+        while let Some(digest) = next.pop() {
+            if digest == *wanted {
+                return Ok(true);
+            }
+            if !seen.insert(digest.clone()) {
+                continue;
+            }
+            let Some((manifest, content)) = self.read_manifest(name, &digest)? else { continue };
+            let parsed = References::parse(Some(&manifest.media_type), &content);
+            let Ok((_, references)) = parsed else { continue };
+            if references.blobs.contains(wanted) {
+                return Ok(true);
+            }
+            next.extend(references.manifests);
+        }
+        Ok(false)
     }
 
     /// Removes a tag. Returns whether it was there.

@@ -52,6 +52,33 @@ async fn an_immutable_tag_and_its_manifest_cannot_be_deleted() {
     registry.delete("/v2/release/a/manifests/v9").await.refused(404, "MANIFEST_UNKNOWN");
 }
 
+#[tokio::test]
+async fn what_an_immutable_tag_needs_cannot_be_deleted() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let image = registry.push_image("release/a", "child", b"layer", None).await;
+    let index = serde_json::json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [{
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": image.digest,
+            "size": image.size,
+        }],
+    });
+    let media_type = "application/vnd.oci.image.index.v1+json";
+    let pushed = registry.put_manifest("release/a", "v1", media_type, index.to_string()).await;
+    assert_eq!(pushed.status, 201);
+    let stray = registry.push("release/a", b"stray").await;
+
+    let manifest = format!("/v2/release/a/manifests/{}", image.digest);
+    registry.delete(&manifest).await.refused(409, "DENIED");
+    let blob = |digest: &Digest| format!("/v2/release/a/blobs/{digest}");
+    registry.delete(&blob(&Digest::of(b"layer"))).await.refused(409, "DENIED");
+    assert_eq!(registry.delete(&blob(&stray)).await.status, 202);
+    assert_eq!(registry.get(&manifest).await.status, 200);
+    assert_eq!(registry.blob("release/a", &Digest::of(b"layer")).await.body, "layer");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_who_push_an_immutable_tag_at_once_one_wins() {
     let registry = TestRegistry::start_set(RULES).await;

@@ -189,3 +189,38 @@ fn index_of(media_type: &str, children: &[Descriptor]) -> Vec<u8> {
     });
     index.to_string().into_bytes()
 }
+
+#[tokio::test]
+async fn a_push_may_say_what_it_replaces() {
+    let registry = TestRegistry::start().await;
+    let put = async |content: &'static str, name: &str, value: &str| {
+        let headers = [("content-type", "x/y"), (name, value)];
+        registry.send(Method::PUT, "/v2/a/manifests/v1", &headers, content).await
+    };
+    put("one", "if-match", "*").await.refused(412, "DENIED");
+    assert_eq!(put("one", "if-none-match", "*").await.status, 201);
+    put("two", "if-none-match", "*").await.refused(412, "DENIED");
+    put("two", "if-match", "\"other\"").await.refused(412, "DENIED");
+    let reply = registry.get("/v2/a/manifests/v1").await;
+    assert_eq!(reply.body, "one");
+    let tag = reply.header("etag").to_owned();
+    put("two", "if-none-match", &tag).await.refused(412, "DENIED");
+    assert_eq!(put("two", "if-match", &tag).await.status, 201);
+    put("three", "if-match", &tag).await.refused(412, "DENIED");
+    assert_eq!(registry.get("/v2/a/manifests/v1").await.body, "two");
+
+    // Of many who replace the same, one does.
+    let tag = registry.get("/v2/a/manifests/v1").await.header("etag").to_owned();
+    let pushes =
+        (0..8).map(|n| {
+            let headers = [("content-type", "x/y"), ("if-match", &*tag)];
+            let content = format!("at once {n}");
+            let registry = &registry;
+            async move {
+                registry.send(Method::PUT, "/v2/a/manifests/v1", &headers, content).await.status
+            }
+        });
+    let mut statuses = futures::future::join_all(pushes).await;
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 412, 412, 412, 412, 412, 412, 412]);
+}

@@ -122,3 +122,17 @@ async fn a_manifest_counts_once_however_many_tags_it_has() {
     }
     registry.put_manifest("r", "e", "x/y", noise(700, 1)).await.refused(403, "DENIED");
 }
+
+#[tokio::test]
+async fn a_blob_that_is_there_takes_no_room_and_more_than_it_does() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let content = noise(3 * MIB, 1);
+    let digest = registry.push("r", &content).await;
+    assert_eq!(post(&registry, "r", content).await.status, 201, "the same once more");
+    let path = format!("/v2/r/blobs/uploads/?digest={digest}");
+    let longer = noise(20 * MIB, 2);
+    let refused = registry.send(Method::POST, &path, &[], longer.clone()).await;
+    refused.refused(403, "DENIED");
+    registry.send(Method::POST, &path, &[], streamed(longer)).await.refused(403, "DENIED");
+    assert_eq!(received(&registry), 0);
+}

@@ -275,3 +275,35 @@ async fn clients_without_a_certificate_can_be_refused() {
     // Without a policy, whoever proves an identity may do everything.
     remote.push("a", b"bytes").await;
 }
+
+/// Whoever begins handshakes and goes no further takes their places from nobody.
+#[tokio::test]
+async fn handshakes_that_do_not_go_on_make_room() {
+    let authority = Authority::new("one");
+    let (certificate, key) = authority.server();
+    let files = [("tls.crt", &*certificate), ("tls.key", &key)];
+    let configure = |files: &Path| {
+        let mut config = with_tls(files);
+        config.connections.max = 8;
+        config
+    };
+    let guarded = Guarded::start(&files, configure).await;
+    let address = guarded.registry.url.strip_prefix("http://").unwrap().to_owned();
+    let mut silent = Vec::new();
+    for number in 0..24 {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        if number % 2 == 0 {
+            stream.write_all(&[0x16, 3, 1, 2, 0, 1]).await.unwrap();
+        }
+        silent.push(stream);
+    }
+    let remote = authority.remote(&guarded.registry.url, None);
+    assert!(answers(&remote).await, "a client that means it finds a place");
+    let page = remote.get("/metrics").await;
+    let page = String::from_utf8(page.body.to_vec()).unwrap();
+    let displaced = page.lines().find_map(|line| {
+        line.strip_prefix("kybernate_registry_connections_displaced_total ")?.parse::<u64>().ok()
+    });
+    assert!(displaced.is_some_and(|displaced| displaced >= 8), "{displaced:?}");
+    drop(silent);
+}
