@@ -9,12 +9,19 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Failure};
 use crate::terminal::Terminal;
 
 /// How long work on other threads may take to clean up after an interruption.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// What is logged.
+const LOG: &str = "KYB_LOG";
+
+/// Certificates that are not accepted are told as what a command ends with.
+const LOG_DEFAULT: &str = "warn,rustls_platform_verifier=off";
 
 fn main() -> ExitCode {
     let (terminal, ended) = match Cli::try_parse() {
@@ -46,13 +53,14 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
+    let log = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
+    let log = if std::env::var_os(LOG).is_none_or(|log| log.is_empty()) {
+        log.parse_lossy(LOG_DEFAULT)
+    } else {
+        log.with_env_var(LOG).from_env_lossy()
+    };
     tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::builder()
-                .with_default_directive(tracing::Level::WARN.into())
-                .with_env_var("KYB_LOG")
-                .from_env_lossy(),
-        )
+        .with_env_filter(log)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()

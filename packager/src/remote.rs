@@ -1,8 +1,8 @@
 //! One repository of a registry.
 //!
-//! `oci-client` answers authentication challenges and mounts blobs. The rest goes over `documents`,
-//! which sees the headers that the specification gives a meaning to and bounds what it reads;
-//! `upload` and `download` move blobs and go on where a transfer broke off.
+//! `scheme` finds out whether it speaks TLS, `tokens` answers its challenges. Requests go over
+//! `documents`, which sees the headers that the specification gives a meaning to and bounds what it
+//! reads; `upload` and `download` move blobs and go on where a transfer broke off.
 
 mod blobs;
 mod credentials;
@@ -12,6 +12,8 @@ mod error;
 mod notes;
 mod patience;
 mod referrers;
+mod scheme;
+mod tokens;
 mod upload;
 
 use std::fmt;
@@ -21,11 +23,10 @@ use bytes::Bytes;
 use kybernate_spec::{
     Descriptor, Digest, Hasher, MANIFEST_BYTES_MAX, Reference, RepositoryName, Tag,
 };
-use oci_client::Client;
-use oci_client::client::{ClientConfig, ClientProtocol};
 
 use self::documents::Documents;
 use self::notes::Notes;
+use self::scheme::Scheme;
 use crate::checked::{checked, length};
 use crate::outline::Outline;
 use crate::store::{
@@ -47,7 +48,6 @@ pub struct Remote {
 struct Shared {
     registry: Box<str>,
     repository: RepositoryName,
-    client: Client,
     documents: Documents,
     notes: Option<Notes>,
 }
@@ -60,34 +60,33 @@ impl fmt::Debug for Remote {
 
 impl Remote {
     /// Finds out how the registry wants to be spoken to. Credentials come from Docker's
-    /// `config.json` and its helpers; plain HTTP is for loopback, or when `options` say so.
+    /// `config.json` and its helpers. Plain HTTP is for when `options` say so, and for loopback
+    /// where nobody speaks TLS.
     pub async fn connect(
         reference: &Reference,
         options: &ConnectOptions,
     ) -> Result<Self, StoreError> {
         let registry = reference.registry.clone();
         let auth = credentials::find(&registry).await;
-        let plain = options.plain_http || reference.is_loopback();
-        let scheme = if plain { "http" } else { "https" };
-        let failed = |kind| StoreError {
-            operation: "connect to registry",
-            subject: format!("{registry} over {scheme}"),
-            kind,
+        let scheme = match (options.plain_http, reference.is_loopback()) {
+            (true, _) => Scheme::Plain,
+            (false, true) => Scheme::Either,
+            (false, false) => Scheme::Tls,
         };
-        let config = ClientConfig {
-            protocol: if plain { ClientProtocol::Http } else { ClientProtocol::Https },
-            use_monolithic_push: true,
-            connect_timeout: Some(patience::CONNECT),
-            user_agent: documents::USER_AGENT,
-            ..ClientConfig::default()
-        };
-        let client = Client::try_from(config).map_err(|error| failed(error.into()))?;
-        let image = image(&registry, &reference.repository, "latest");
+        let image = oci_client::Reference::with_tag(
+            registry.to_string(),
+            reference.repository.to_string(),
+            "latest".to_owned(),
+        );
         let documents =
-            Documents::connect(scheme, image, client.clone(), auth).await.map_err(failed)?;
+            Documents::connect(scheme, &image, auth).await.map_err(|kind| StoreError {
+                operation: "connect to registry",
+                subject: format!("{registry} over {}", scheme.failed(&kind)),
+                kind,
+            })?;
         let repository = reference.repository.clone();
         let notes = options.notes.as_deref().map(Notes::at);
-        Ok(Self { shared: Arc::new(Shared { registry, repository, client, documents, notes }) })
+        Ok(Self { shared: Arc::new(Shared { registry, repository, documents, notes }) })
     }
 
     /// Returns the repository's name within its registry.
@@ -238,25 +237,11 @@ impl Remote {
         Ok(StoredManifest { descriptor, content: document.content })
     }
 
-    fn image(&self, reference: &str) -> oci_client::Reference {
-        image(&self.shared.registry, &self.shared.repository, reference)
-    }
-
     fn name(&self) -> String {
         format!("{}/{}", self.shared.registry, self.shared.repository)
     }
 
     fn error(&self, operation: &'static str, suffix: &str, kind: StoreErrorKind) -> StoreError {
         StoreError { operation, subject: format!("{}{suffix}", self.name()), kind }
-    }
-}
-
-/// Names something for `oci-client`: a digest when it looks like one, else a tag.
-fn image(registry: &str, repository: &RepositoryName, reference: &str) -> oci_client::Reference {
-    let (registry, repository) = (registry.to_owned(), repository.to_string());
-    if reference.contains(':') {
-        oci_client::Reference::with_digest(registry, repository, reference.to_owned())
-    } else {
-        oci_client::Reference::with_tag(registry, repository, reference.to_owned())
     }
 }

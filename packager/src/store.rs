@@ -13,6 +13,9 @@ use crate::checked::length;
 use crate::layout::Layout;
 use crate::remote::Remote;
 
+/// How much of a registry's words is shown.
+const TOLD_CHARS_MAX: usize = 300;
+
 /// Bytes of a blob, in order.
 pub type BlobStream = BoxStream<'static, Result<Bytes, StoreError>>;
 
@@ -103,8 +106,11 @@ pub enum StoreErrorKind {
     #[error("the content does not match its digest: {0}")]
     Mismatch(String),
     /// The registry wants other credentials.
-    #[error("not authorised: log in, or check the repository's name")]
-    Unauthorized,
+    #[error("not authorised: log in, or check the repository's name{0}")]
+    Unauthorized(Told),
+    /// The registry knows who asks and does not allow it.
+    #[error("not allowed: ask for access, or log in as somebody who has it{0}")]
+    Denied(Told),
     /// The registry has no room.
     #[error("the registry's storage is full")]
     Full,
@@ -136,6 +142,36 @@ pub enum StoreErrorKind {
     Registry(#[source] oci_client::errors::OciDistributionError),
 }
 
+/// A registry's own words on why it refuses; shown shortened, and with nothing in them that a
+/// terminal acts upon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told(Box<str>);
+
+impl Told {
+    /// Reads the messages of an error document; anything else has none.
+    pub fn of(document: &str) -> Self {
+        #[derive(serde::Deserialize)]
+        struct Document {
+            errors: Vec<Entry>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Entry {
+            #[serde(default)]
+            message: String,
+        }
+        let entries = serde_json::from_str(document).map_or(Vec::new(), |d: Document| d.errors);
+        let messages: Vec<String> = entries.into_iter().map(|entry| entry.message).collect();
+        let text = messages.join("; ");
+        Self(text.trim_matches([';', ' ']).chars().take(TOLD_CHARS_MAX).collect())
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " (the registry says {:?})", self.0) }
+    }
+}
+
 impl StoreError {
     /// Returns why whoever asked refuses the content; `None` when reading or writing failed.
     pub const fn reason(&self) -> Option<Reason> {
@@ -144,7 +180,8 @@ impl StoreError {
             StoreErrorKind::Mismatch(_) => Some(Reason::DigestMismatch),
             StoreErrorKind::TooLarge { .. } => Some(Reason::DocumentTooLarge),
             StoreErrorKind::Malformed(_) => Some(Reason::Document),
-            StoreErrorKind::Unauthorized
+            StoreErrorKind::Unauthorized(_)
+            | StoreErrorKind::Denied(_)
             | StoreErrorKind::Full
             | StoreErrorKind::Io(_)
             | StoreErrorKind::Busy { .. }

@@ -157,7 +157,8 @@ impl From<StoreError> for Failure {
             | StoreErrorKind::TooLarge { .. }
             | StoreErrorKind::Malformed(_) => Self::Refused(Rule::Integrity, error.into()),
             StoreErrorKind::NotFound
-            | StoreErrorKind::Unauthorized
+            | StoreErrorKind::Unauthorized(_)
+            | StoreErrorKind::Denied(_)
             | StoreErrorKind::Full
             | StoreErrorKind::Io(_)
             | StoreErrorKind::Busy { .. }

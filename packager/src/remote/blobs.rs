@@ -1,10 +1,8 @@
 //! Whether blobs are there, and linking them from elsewhere.
 
 use kybernate_spec::{Digest, RepositoryName};
-use oci_client::errors::OciDistributionError;
 
-use super::patience::{persist, within_stall};
-use super::{Remote, image};
+use super::Remote;
 use crate::store::StoreErrorKind;
 
 impl Remote {
@@ -17,19 +15,13 @@ impl Remote {
         digest: &Digest,
         from: &RepositoryName,
     ) -> Result<bool, StoreErrorKind> {
-        let target = self.image("latest");
-        let source = image(&self.shared.registry, from, "latest");
-        let digest = digest.to_string();
-        let linked =
-            persist(|| within_stall(self.shared.client.mount_blob(&target, &source, &digest)))
-                .await;
-        match linked {
-            Ok(()) => Ok(true),
+        match self.shared.documents.mount(&digest.to_string(), from).await {
             // Accepted as an upload instead: the registry does not know the blob, or does not mount.
+            Ok(linked) => Ok(linked),
             Err(
-                StoreErrorKind::Registry(OciDistributionError::SpecViolationError(_))
-                | StoreErrorKind::NotFound
-                | StoreErrorKind::Unauthorized,
+                StoreErrorKind::NotFound
+                | StoreErrorKind::Unauthorized(_)
+                | StoreErrorKind::Denied(_),
             ) => Ok(false),
             Err(kind) => Err(kind),
         }

@@ -1,34 +1,26 @@
 //! Manifests, tags and lists of referrers: small documents, read with a limit.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use oci_client::Client;
-use oci_client::RegistryOperation;
+use kybernate_spec::RepositoryName;
 use oci_client::errors::OciDistributionError;
 use oci_client::secrets::RegistryAuth;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK, RETRY_AFTER};
+use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, LINK, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
-use tokio::sync::Mutex;
 
-use super::patience::{CONNECT, STALL, persist, persist_briefly, within_stall};
+use super::patience::{CONNECT, STALL, persist, within_stall};
+use super::scheme::Scheme;
+use super::tokens::{Access, Tokens};
 use crate::checked::length;
 use crate::store::StoreErrorKind;
 
 /// What registries see of us in their logs.
 pub(super) const USER_AGENT: &str = concat!("kybernate/", env!("CARGO_PKG_VERSION"));
 
-/// How long a bearer token is used: the shortest life a token server gives (distribution,
-/// "Token authentication": never less than 60 seconds).
-const TOKEN_LIFE: Duration = Duration::from_secs(50);
-
 /// How much of an error's text is read.
 const ERROR_BYTES_MAX: u64 = 8 << 10;
-
-/// Bearer tokens by operation, with the time they were given; `None` where none is wanted.
-type Tokens = BTreeMap<&'static str, (Instant, Option<String>)>;
 
 /// A document and what its reply's headers say.
 #[derive(Debug)]
@@ -46,12 +38,10 @@ pub(super) struct Documents {
     http: reqwest::Client,
     /// Without a limit on the time between two reads, which counts from the request on.
     bulk: reqwest::Client,
-    client: Client,
-    auth: RegistryAuth,
-    image: oci_client::Reference,
     base: Url,
-    // Held across the request for a token, so that many requests wait for one token.
-    tokens: Mutex<Tokens>,
+    tokens: Tokens,
+    /// Whether tokens may be had over plain HTTP from anywhere.
+    plain_http: bool,
 }
 
 impl fmt::Debug for Documents {
@@ -61,12 +51,11 @@ impl fmt::Debug for Documents {
 }
 
 impl Documents {
-    /// Asks the registry whether it wants credentials at all. Only when it does, `client` is told
-    /// them: it would ask again before each of its requests otherwise.
+    /// Asks the registry whether it speaks TLS, and whether it wants credentials. What it says
+    /// holds for all further requests.
     pub(super) async fn connect(
-        scheme: &str,
-        image: oci_client::Reference,
-        client: Client,
+        scheme: Scheme,
+        image: &oci_client::Reference,
         auth: RegistryAuth,
     ) -> Result<Self, StoreErrorKind> {
         // No `Referer`: whoever a registry redirects to need not know where from.
@@ -75,20 +64,11 @@ impl Documents {
             builder.connect_timeout(CONNECT)
         };
         let (http, bulk) = (builder().read_timeout(STALL).build()?, builder().build()?);
-        let root = parse(&format!("{scheme}://{}/v2/", image.resolve_registry()))?;
-        let reply = persist_briefly(|| within_stall(http.get(root.clone()).send())).await?;
-        let open = reply.status().is_success();
-        if !open {
-            client.store_auth_if_needed(image.resolve_registry(), &auth).await;
-        }
+        let (root, reply) = scheme.greet(&http, image.resolve_registry()).await?;
         let base = parse(&format!("{root}{}/", image.repository()))?;
-        let known = (Instant::now(), None);
-        let tokens = if open {
-            BTreeMap::from([("pull", known.clone()), ("push", known)])
-        } else {
-            BTreeMap::new()
-        };
-        Ok(Self { http, bulk, client, auth, image, base, tokens: Mutex::new(tokens) })
+        let wanted = if reply.status().is_success() { &HeaderMap::new() } else { reply.headers() };
+        let tokens = Tokens::new(http.clone(), auth, image.repository().to_owned(), wanted);
+        Ok(Self { http, bulk, base, tokens, plain_http: scheme == Scheme::Plain })
     }
 
     /// Reads the document at `path` of the repository.
@@ -111,7 +91,7 @@ impl Documents {
     ) -> Result<Document, StoreErrorKind> {
         persist(async || {
             let request = self.http.get(url.clone()).header(ACCEPT, accept);
-            let reply = self.send(request, RegistryOperation::Pull).await?;
+            let reply = self.send(request, Access::Pull).await?;
             let headers = reply.headers().clone();
             let next = next_page(reply.url(), &headers);
             let content = read(reply, limit).await?;
@@ -137,7 +117,7 @@ impl Documents {
         persist(async || {
             let request =
                 self.http.put(url.clone()).header(CONTENT_TYPE, media_type).body(content.clone());
-            let reply = self.send(request, RegistryOperation::Push).await?;
+            let reply = self.send(request, Access::Push).await?;
             Ok(reply.headers().contains_key("oci-subject"))
         })
         .await
@@ -148,7 +128,7 @@ impl Documents {
         let url = self.address(path)?;
         let found = persist(async || {
             let request = self.http.head(url.clone());
-            self.send(request, RegistryOperation::Pull).await.map(|_reply| ())
+            self.send(request, Access::Pull).await.map(|_reply| ())
         })
         .await;
         match found {
@@ -174,16 +154,12 @@ impl Documents {
         &self,
         request: RequestBuilder,
         url: &Url,
-        operation: RegistryOperation,
+        access: Access,
     ) -> Result<RequestBuilder, StoreErrorKind> {
         if url.origin() != self.base.origin() {
             return Ok(request);
         }
-        Ok(match (self.token(operation).await?, &self.auth) {
-            (Some(token), _) => request.bearer_auth(token),
-            (None, RegistryAuth::Basic(user, password)) => request.basic_auth(user, Some(password)),
-            (None, _) => request,
-        })
+        self.tokens.sign(request, access, self.plain_http).await
     }
 
     /// Returns the reply when it tells of success.
@@ -193,9 +169,8 @@ impl Documents {
             return Ok(reply);
         }
         if status == StatusCode::UNAUTHORIZED {
-            self.tokens.lock().await.clear();
+            self.tokens.forget().await;
         }
-        let after = retry_after(reply.headers());
         // Uploads and redirects have secrets in their addresses, most often in the query.
         let url = if reply.url().path().contains("/blobs/uploads/") {
             format!("{}blobs/uploads/…", self.base)
@@ -204,53 +179,57 @@ impl Documents {
             url.set_query(None);
             url.to_string()
         };
-        // The status tells enough when the text is too long or cut off.
-        let message = read(reply, ERROR_BYTES_MAX).await.unwrap_or_default();
-        let message = String::from_utf8_lossy(&message).into_owned();
-        let answer = OciDistributionError::ServerError { code: status.as_u16(), url, message };
-        let kind = StoreErrorKind::from(answer);
-        Err(match (kind, after) {
-            (StoreErrorKind::Registry(answer), Some(after))
-                if matches!(
-                    status,
-                    StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-                ) =>
-            {
-                StoreErrorKind::Busy { after, answer }
-            }
-            (kind, _) => kind,
+        Err(failure(reply, url).await)
+    }
+
+    /// Asks the registry to link a blob of its repository `from`. Returns whether it did.
+    pub(super) async fn mount(
+        &self,
+        digest: &str,
+        from: &RepositoryName,
+    ) -> Result<bool, StoreErrorKind> {
+        let mut url = self.address("blobs/uploads/")?;
+        url.query_pairs_mut().append_pair("mount", digest).append_pair("from", from.as_str());
+        persist(async || {
+            let request = self.http.post(url.clone()).header(CONTENT_LENGTH, 0);
+            let reply = self.send(request, Access::Mount(from.clone())).await?;
+            Ok(reply.status() == StatusCode::CREATED)
         })
+        .await
     }
 
     async fn send(
         &self,
         request: RequestBuilder,
-        operation: RegistryOperation,
+        access: Access,
     ) -> Result<Response, StoreErrorKind> {
-        let request = self.sign(request, &self.base, operation).await?;
+        let request = self.sign(request, &self.base, access).await?;
         self.check(within_stall(request.send()).await?).await
     }
+}
 
-    async fn token(&self, operation: RegistryOperation) -> Result<Option<String>, StoreErrorKind> {
-        let name = match operation {
-            RegistryOperation::Push => "push",
-            RegistryOperation::Pull => "pull",
-        };
-        let mut tokens = self.tokens.lock().await;
-        match tokens.get(name) {
-            // A registry that wanted none at first wants none later.
-            Some((_, None)) => return Ok(None),
-            Some((since, token)) if since.elapsed() < TOKEN_LIFE => return Ok(token.clone()),
-            _ => {}
+/// Returns what a reply that tells of no success means. `url` is shown as its address.
+pub(super) async fn failure(reply: Response, url: String) -> StoreErrorKind {
+    let (status, after) = (reply.status(), retry_after(reply.headers()));
+    // The status tells enough when the text is too long or cut off.
+    let message = read(reply, ERROR_BYTES_MAX).await.unwrap_or_default();
+    let message = String::from_utf8_lossy(&message).into_owned();
+    let answer = OciDistributionError::ServerError { code: status.as_u16(), url, message };
+    match (StoreErrorKind::from(answer), after) {
+        (StoreErrorKind::Registry(answer), Some(after))
+            if matches!(
+                status,
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+            ) =>
+        {
+            StoreErrorKind::Busy { after, answer }
         }
-        let token = within_stall(self.client.auth(&self.image, &self.auth, operation)).await?;
-        tokens.insert(name, (Instant::now(), token.clone()));
-        Ok(token)
+        (kind, _) => kind,
     }
 }
 
 /// Reads a reply's body, never more than `limit` bytes of it.
-async fn read(mut reply: Response, limit: u64) -> Result<Bytes, StoreErrorKind> {
+pub(super) async fn read(mut reply: Response, limit: u64) -> Result<Bytes, StoreErrorKind> {
     let mut content = Vec::new();
     let mut size = 0_u64;
     if let Some(announced) = reply.content_length().filter(|announced| *announced > limit) {
@@ -291,7 +270,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(u64::try_from(left).unwrap_or(0)))
 }
 
-fn parse(url: &str) -> Result<Url, StoreErrorKind> {
+pub(super) fn parse(url: &str) -> Result<Url, StoreErrorKind> {
     Url::parse(url)
         .map_err(|error| OciDistributionError::UrlParseError(format!("{url:?}: {error}")).into())
 }

@@ -4,7 +4,6 @@ use std::io;
 
 use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 use kybernate_spec::Descriptor;
-use oci_client::RegistryOperation;
 use oci_client::errors::OciDistributionError;
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, RANGE};
 use reqwest::{Response, StatusCode};
@@ -12,6 +11,7 @@ use reqwest::{Response, StatusCode};
 use super::Remote;
 use super::documents::text;
 use super::patience::{Patience, persist, within_stall};
+use super::tokens::Access;
 use crate::checked::length;
 use crate::store::{BlobStream, StoreError, StoreErrorKind};
 
@@ -67,7 +67,7 @@ impl Remote {
         if next > 0 || end < descriptor.size {
             request = request.header(RANGE, format!("bytes={next}-{}", end.saturating_sub(1)));
         }
-        let request = documents.sign(request, &address, RegistryOperation::Pull).await?;
+        let request = documents.sign(request, &address, Access::Pull).await?;
         let reply = within_stall(request.send()).await?;
         let range = text(reply.headers(), CONTENT_RANGE.as_str());
         let (first, total) = range.as_deref().map_or((None, None), parse);

@@ -4,15 +4,23 @@ use std::io;
 
 use oci_client::errors::{DigestError, OciDistributionError, OciEnvelope, OciErrorCode};
 
-use crate::store::StoreErrorKind;
+use super::scheme::speaks_tls;
+use crate::store::{StoreErrorKind, Told};
 
 /// Statuses that promise that the same request may work later.
 const TRANSIENT: [u16; 6] = [408, 429, 500, 502, 503, 504];
 
 impl From<OciDistributionError> for StoreErrorKind {
     fn from(error: OciDistributionError) -> Self {
+        let told = || Told::of(message(&error));
+        // Which of the two it is, some registries get wrong in the code.
+        match status(&error) {
+            Some(401) => return Self::Unauthorized(told()),
+            Some(403) => return Self::Denied(told()),
+            _ => {}
+        }
         let by_status = status(&error).and_then(|status| of_status(status, message(&error)));
-        let by_code = find_code(&error, of_code);
+        let by_code = find_code(&error, |code| of_code(code, told));
         if let Some(kind) = by_code.or(by_status) {
             return kind;
         }
@@ -22,8 +30,6 @@ impl From<OciDistributionError> for StoreErrorKind {
             }) => Self::Mismatch(format!("it is {actual}")),
             OciDistributionError::JsonError(error) => Self::Malformed(error),
             OciDistributionError::IoError(error) => Self::Io(error),
-            OciDistributionError::UnauthorizedError { .. }
-            | OciDistributionError::AuthenticationFailure(_) => Self::Unauthorized,
             other => Self::Registry(other),
         }
     }
@@ -54,13 +60,13 @@ pub(super) fn is_transient(kind: &StoreErrorKind) -> bool {
 
 fn is_broken_connection(error: &OciDistributionError) -> bool {
     let OciDistributionError::RequestError(error) = error else { return false };
-    error.status().is_none() && !error.is_builder() && !error.is_redirect()
+    let never_sent = error.is_builder() || error.is_redirect() || speaks_tls(error);
+    error.status().is_none() && !never_sent
 }
 
 fn of_status(status: u16, message: &str) -> Option<StoreErrorKind> {
     match status {
         404 => Some(StoreErrorKind::NotFound),
-        401 | 403 => Some(StoreErrorKind::Unauthorized),
         413 | 507 => Some(StoreErrorKind::Full),
         // docker-registry answers 500 with the error text of its file system.
         _ if ["no space left", "ENOSPC", "disk quota exceeded"]
@@ -73,13 +79,14 @@ fn of_status(status: u16, message: &str) -> Option<StoreErrorKind> {
     }
 }
 
-fn of_code(code: &OciErrorCode) -> Option<StoreErrorKind> {
+fn of_code(code: &OciErrorCode, told: impl Fn() -> Told) -> Option<StoreErrorKind> {
     match code {
         OciErrorCode::BlobUnknown
         | OciErrorCode::ManifestUnknown
         | OciErrorCode::NameUnknown
         | OciErrorCode::NotFound => Some(StoreErrorKind::NotFound),
-        OciErrorCode::Unauthorized | OciErrorCode::Denied => Some(StoreErrorKind::Unauthorized),
+        OciErrorCode::Unauthorized => Some(StoreErrorKind::Unauthorized(told())),
+        OciErrorCode::Denied => Some(StoreErrorKind::Denied(told())),
         OciErrorCode::DigestInvalid => {
             Some(StoreErrorKind::Mismatch("the registry says so".to_owned()))
         }
@@ -134,7 +141,8 @@ mod tests {
     #[test]
     fn a_reply_is_told_by_status_code_and_text() {
         assert!(matches!(answer(404, ""), StoreErrorKind::NotFound));
-        assert!(matches!(answer(403, ""), StoreErrorKind::Unauthorized));
+        assert!(matches!(answer(401, ""), StoreErrorKind::Unauthorized(_)));
+        assert!(matches!(answer(403, ""), StoreErrorKind::Denied(_)));
         assert!(matches!(answer(507, ""), StoreErrorKind::Full));
         let text = "write /srv/x: no space left on device";
         assert!(matches!(answer(500, text), StoreErrorKind::Full));

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::stream::TryStreamExt as _;
 use kybernate_spec::Descriptor;
-use oci_client::RegistryOperation;
 use oci_client::errors::OciDistributionError;
 use reqwest::header::{
     CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RANGE,
@@ -19,6 +18,7 @@ use super::documents::text;
 use super::error::is_transient;
 use super::notes::Note;
 use super::patience::{Patience, while_moving, within_stall};
+use super::tokens::Access;
 use crate::checked::length;
 use crate::store::{BlobSource, StoreError, StoreErrorKind};
 
@@ -133,7 +133,7 @@ impl Upload<'_> {
         let documents = &self.remote.shared.documents;
         let asked = async {
             let request = documents.bulk().get(session.url.clone());
-            let request = documents.sign(request, &session.url, RegistryOperation::Push).await?;
+            let request = documents.sign(request, &session.url, Access::Push).await?;
             documents.check(within_stall(request.send()).await?).await
         };
         let found: Result<Response, StoreErrorKind> = asked.await;
@@ -155,9 +155,11 @@ impl Upload<'_> {
                 self.session = Some(session);
                 Err(UploadFailure::Registry(kind))
             }
-            Err(kind @ (StoreErrorKind::Unauthorized | StoreErrorKind::Full)) => {
-                Err(UploadFailure::Registry(kind))
-            }
+            Err(
+                kind @ (StoreErrorKind::Unauthorized(_)
+                | StoreErrorKind::Denied(_)
+                | StoreErrorKind::Full),
+            ) => Err(UploadFailure::Registry(kind)),
             Err(_gone) => Ok(None),
         }
     }
@@ -166,7 +168,7 @@ impl Upload<'_> {
         let documents = &self.remote.shared.documents;
         let address = documents.address("blobs/uploads/")?;
         let request = documents.bulk().post(address.clone()).header(CONTENT_LENGTH, 0);
-        let request = documents.sign(request, &address, RegistryOperation::Push).await?;
+        let request = documents.sign(request, &address, Access::Push).await?;
         let reply = documents.check(within_stall(request.send()).await?).await?;
         let url = next_url(&reply).ok_or_else(|| {
             StoreErrorKind::from(OciDistributionError::SpecViolationError(
@@ -243,7 +245,7 @@ impl Upload<'_> {
         let request = async {
             let request = documents.bulk().request(method, url.clone());
             let request = request.headers(headers).body(body);
-            let request = documents.sign(request, &url, RegistryOperation::Push).await?;
+            let request = documents.sign(request, &url, Access::Push).await?;
             documents.check(request.send().await?).await
         };
         let done = while_moving(&sent, total, request).await;

@@ -17,6 +17,9 @@ use crate::registry::{Registry, open};
 const INDEX: &str =
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
 
+/// What stands for an attempt to speak TLS.
+pub(crate) const TLS: &str = "tls handshake";
+
 /// The head of a request: its first line and its headers, in lower case.
 type Head = String;
 
@@ -45,6 +48,7 @@ impl Scripted {
         let address = listener.local_addr().unwrap().to_string();
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (seen, here) = (Arc::clone(&requests), address.clone());
+        let hellos = Arc::clone(&requests);
         let answer: Answer = Arc::new(move |head| {
             seen.lock().unwrap().push(head.clone());
             answer(&here, &head)
@@ -53,7 +57,15 @@ impl Scripted {
         serving.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, Arc::clone(&answer)));
+                let (hellos, answer) = (Arc::clone(&hellos), Arc::clone(&answer));
+                connections.spawn(async move {
+                    if is_tls(&stream).await {
+                        // Hangs up, as servers do that see no letter.
+                        hellos.lock().unwrap().push(TLS.to_owned());
+                    } else {
+                        serve(stream, answer).await;
+                    }
+                });
             }
         });
         Self { address, requests, _serving: serving }
@@ -66,6 +78,12 @@ impl Scripted {
     pub(crate) fn asked(&self, what: &str) -> usize {
         self.requests.lock().unwrap().iter().filter(|head| head.contains(what)).count()
     }
+}
+
+/// Whether the client begins with a TLS handshake.
+async fn is_tls(stream: &TcpStream) -> bool {
+    let mut first = [0];
+    stream.peek(&mut first).await.is_ok() && first == [0x16]
 }
 
 fn serve(mut stream: TcpStream, answer: Answer) -> BoxFuture<'static, ()> {
@@ -164,7 +182,9 @@ async fn a_refusal_is_not_asked_again() {
     .await;
     let location = server.at("a/b:v1");
     let error = open(&location).await.resolve(&location).await.unwrap_err();
-    assert!(matches!(error.kind, StoreErrorKind::Unauthorized), "{error:?}");
+    assert!(matches!(error.kind, StoreErrorKind::Denied(_)), "{error:?}");
+    let told = kybernate_spec::chain(&error).to_string();
+    assert!(told.contains("not allowed") && told.contains("the registry says \"no\""), "{told}");
     assert_eq!(server.asked("/manifests/"), 1);
 }
 

@@ -19,6 +19,15 @@ pub(crate) async fn kyb<A: AsRef<OsStr>>(
     directory: &Path,
     arguments: impl IntoIterator<Item = A>,
 ) -> Ran {
+    kyb_trusting(directory, None, arguments).await
+}
+
+/// Runs `kyb` as [`kyb`] does; certificates of no authority but `trusted` are accepted.
+pub(crate) async fn kyb_trusting<A: AsRef<OsStr>>(
+    directory: &Path,
+    trusted: Option<&Path>,
+    arguments: impl IntoIterator<Item = A>,
+) -> Ran {
     let output: Output = Command::new(env!("CARGO_BIN_EXE_kyb"))
         .args(arguments)
         .current_dir(directory)
@@ -28,6 +37,9 @@ pub(crate) async fn kyb<A: AsRef<OsStr>>(
         .env_remove("XDG_CACHE_HOME")
         .env_remove("KYB_LOG")
         .env_remove("KYBERNATE_AGENT_SOCKET")
+        .env_remove("SSL_CERT_DIR")
+        .env_remove("SSL_CERT_FILE")
+        .envs(trusted.map(|file| ("SSL_CERT_FILE", file)))
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

@@ -9,6 +9,7 @@ mod artifact;
 mod commands;
 mod copying;
 mod cosign;
+mod door;
 mod dump;
 mod hostile;
 mod increments;

@@ -73,14 +73,26 @@ impl Registry {
 
     /// Starts our own registry, when it has been built.
     pub(crate) fn ours() -> Option<Self> {
+        Self::ours_with("", &[])
+    }
+
+    /// Starts our own with a configuration, in which `DIR/NAME` is one of `files`. `DIR/users` has
+    /// the user `kyb` with the password `pass-word-1`.
+    pub(crate) fn ours_with(config: &str, files: &[(&str, &str)]) -> Option<Self> {
         let program = Path::new(env!("CARGO_BIN_EXE_kyb")).with_file_name("kybernate-registry");
         if !program.exists() {
             eprintln!("SKIPPED: {} has not been built", program.display());
             return None;
         }
         let root = tempfile::tempdir().unwrap();
+        for (name, content) in [("users", USER)].iter().chain(files) {
+            fs_err::write(root.path().join(name), content).unwrap();
+        }
+        let config = config.replace("DIR", &root.path().display().to_string());
+        fs_err::write(root.path().join("config.toml"), config).unwrap();
         let mut command = Command::new(program);
         command.args(["serve", "--listen", "127.0.0.1:0", "--root"]).arg(root.path().join("data"));
+        command.arg("--config").arg(root.path().join("config.toml"));
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         Some(Self::start(command, root))
     }

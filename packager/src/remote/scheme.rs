@@ -1,0 +1,87 @@
+//! Whether a registry is spoken to over TLS. All are, but with plain HTTP where the user says so,
+//! and on loopback where nobody answers with TLS.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use oci_client::errors::OciDistributionError::RequestError;
+use reqwest::{Response, Url};
+use tokio::time::timeout;
+
+use super::patience::{persist_briefly, within_stall};
+use crate::store::StoreErrorKind;
+
+/// Longest wait for the reply to the first TLS message on loopback. Most servers of plain HTTP
+/// answer or hang up at once, some wait for the end of a line.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How a registry may be spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scheme {
+    /// Only over TLS.
+    Tls,
+    /// Only without.
+    Plain,
+    /// Over TLS if it speaks that.
+    Either,
+}
+
+impl Scheme {
+    /// Returns what has failed, for an error that says so.
+    pub(super) fn failed(self, kind: &StoreErrorKind) -> &'static str {
+        match (self, kind) {
+            (Self::Tls, _) => "https",
+            (Self::Plain, _) => "http",
+            (Self::Either, StoreErrorKind::Registry(RequestError(error))) if speaks_tls(error) => {
+                "https"
+            }
+            (Self::Either, _) => "https or http",
+        }
+    }
+
+    /// Makes the first request to `host`, without credentials. Its reply's address has the scheme
+    /// that the registry speaks.
+    pub(super) async fn greet(
+        self,
+        http: &reqwest::Client,
+        host: &str,
+    ) -> Result<(Url, Response), StoreErrorKind> {
+        let root = |scheme: &str| super::documents::parse(&format!("{scheme}://{host}/v2/"));
+        if self == Self::Either {
+            let url = root("https")?;
+            match timeout(HANDSHAKE, http.get(url.clone()).send()).await {
+                Ok(Ok(reply)) => return Ok((url, reply)),
+                Ok(Err(error)) if speaks_tls(&error) => return Err(error.into()),
+                Ok(Err(_)) | Err(_) => {
+                    tracing::debug!(registry = host, "no TLS on loopback, going on with HTTP");
+                }
+            }
+        }
+        let url = root(if self == Self::Tls { "https" } else { "http" })?;
+        let reply = persist_briefly(|| within_stall(http.get(url.clone()).send())).await?;
+        Ok((url, reply))
+    }
+}
+
+/// Whether a failed request has met TLS: the other end's certificate is not accepted, or it has
+/// refused ours.
+pub(super) fn speaks_tls(error: &reqwest::Error) -> bool {
+    // What is no TLS message at all is an invalid one.
+    tls_error(error).is_some_and(|error| !matches!(error, rustls::Error::InvalidMessage(_)))
+}
+
+fn tls_error(error: &reqwest::Error) -> Option<&rustls::Error> {
+    let mut next: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<rustls::Error>() {
+            return Some(found);
+        }
+        // The source of such an error is the source of what is in it.
+        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    None
+}
