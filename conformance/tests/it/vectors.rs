@@ -132,7 +132,8 @@ fn the_command_tells_what_a_reader_did_in_three_forms() {
     let directory = tempfile::tempdir().unwrap();
     let junit = directory.path().join("junit.xml");
     let reader = ["--", "sh", "-c", "mkdir {out}"];
-    let table = [&["--filter", "facts-minimal", "--report", junit.to_str().unwrap()][..], &reader].concat();
+    let table =
+        [&["--filter", "facts-minimal", "--report", junit.to_str().unwrap()][..], &reader].concat();
     let output = command(&table);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(said(&output).contains("1 passed, 0 failed"), "{}", said(&output));
