@@ -19,7 +19,7 @@ const LAYOUT: &str = "/srv/share/image:base";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// What clients say when they are told 401, 403 or 404.
 const UNAUTHORIZED: [&str; 2] = ["UNAUTHORIZED", "401"];
-const DENIED: [&str; 4] = ["DENIED", "403", "denied", "not authorised"];
+const DENIED: [&str; 4] = ["DENIED", "403", "denied", "not allowed"];
 const UNKNOWN: [&str; 4] = ["NAME_UNKNOWN", "MANIFEST_UNKNOWN", "404", "not found"];
 
 /// crane, oras, skopeo, cosign and kyb, with credentials in Docker's file and from a helper.
