@@ -119,7 +119,7 @@ impl ShardPlan {
         u64::from(self.pages) * u64::from(PAGE_BYTES)
     }
 
-    /// Reads bytes of the shard from `offset`, both multiples of a page.
+    /// Fills `buffer` from any byte of the shard on; fails where the shard ends before.
     pub(super) fn read_at(
         &self,
         files: &[Arc<OpenFile>],
@@ -127,27 +127,27 @@ impl ShardPlan {
         buffer: &mut [u8],
     ) -> io::Result<()> {
         let page_bytes = u64::from(PAGE_BYTES);
-        let (mut skip, mut rest) = (offset / page_bytes, buffer);
+        let (mut skip, mut rest) = (offset, buffer);
         for stretch in &self.stretches {
             if rest.is_empty() {
                 break;
             }
-            let pages = u64::from(stretch.pages);
-            if skip >= pages {
-                skip -= pages;
+            let bytes = u64::from(stretch.pages) * page_bytes;
+            if skip >= bytes {
+                skip -= bytes;
                 continue;
             }
             let wanted = u64::try_from(rest.len()).map_err(io::Error::other)?;
-            let length = wanted.min((pages - skip) * page_bytes);
+            let length = wanted.min(bytes - skip);
             let (part, after) =
                 rest.split_at_mut(usize::try_from(length).map_err(io::Error::other)?);
             let file = usize::try_from(stretch.file).ok().and_then(|file| files.get(file));
             let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            file.read_at(part, (u64::from(stretch.first_page) + skip) * page_bytes)?;
+            file.read_at(part, u64::from(stretch.first_page) * page_bytes + skip)?;
             rest = after;
             skip = 0;
         }
-        Ok(())
+        if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
     fn push(&mut self, file: u32, page: u32) -> Option<u16> {
@@ -341,4 +341,41 @@ fn too_large() -> io::Error {
 /// Whether all bytes are zero. Compared in the widest words the compiler finds, without `unsafe`.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |sum, byte| sum | byte) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_read_from_any_byte_on() {
+        let scratch = tempfile::tempdir().unwrap();
+        let page = usize::try_from(PAGE_BYTES).unwrap();
+        let content: Vec<u8> =
+            (0..8 * page + 100).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        let path = scratch.path().join("pages-1.img");
+        fs::write(&path, &content).unwrap();
+        let length = u64::try_from(content.len()).unwrap();
+        let file = OpenFile { file: fs::File::open(&path).unwrap(), length };
+        let files = [Arc::new(file)];
+        let mut plan = ShardPlan::new(0);
+        let mut expected = Vec::new();
+        for number in [1_u32, 2, 5, 8] {
+            plan.push(0, number);
+            let begin = usize::try_from(number).unwrap() * page;
+            let end = content.len().min(begin + page);
+            expected.extend(&content[begin..end]);
+        }
+        // The rest of the file's last page.
+        expected.resize(4 * page, 0);
+        for (begin, end) in
+            [(0, 4 * page), (1, page), (page - 1, 2 * page + 3), (3 * page + 99, 4 * page)]
+        {
+            let mut read = vec![7; end - begin];
+            plan.read_at(&files, u64::try_from(begin).unwrap(), &mut read).unwrap();
+            assert!(read == expected[begin..end], "{begin}..{end}");
+        }
+        let beyond = plan.read_at(&files, u64::try_from(4 * page - 1).unwrap(), &mut [0; 2]);
+        assert_eq!(beyond.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
 }
