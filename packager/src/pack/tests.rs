@@ -18,18 +18,23 @@ mod increments;
 
 const MIB: u64 = 1 << 20;
 
+/// Writes one of CRIU's images.
+fn write_image(path: &Path, magic: Magic, messages: &[Vec<u8>]) {
+    let mut bytes = 0x5456_4319_u32.to_le_bytes().to_vec();
+    bytes.extend(magic.0.to_le_bytes());
+    for message in messages {
+        bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
+        bytes.extend(message);
+    }
+    fs::write(path, bytes).unwrap();
+}
+
 /// A dump directory of one process with these mappings: address and content of each.
 fn dump(directory: &Path, mappings: &[(u64, Vec<u8>)]) -> PathBuf {
     let dump = directory.join("dump");
     fs::create_dir(&dump).unwrap();
     let image = |name: &str, magic: Magic, messages: &[Vec<u8>]| {
-        let mut bytes = 0x5456_4319_u32.to_le_bytes().to_vec();
-        bytes.extend(magic.0.to_le_bytes());
-        for message in messages {
-            bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
-            bytes.extend(message);
-        }
-        fs::write(dump.join(name), bytes).unwrap();
+        write_image(&dump.join(name), magic, messages);
     };
     let inventory = Inventory { img_version: 2, lsm: None, plugins: None };
     image("inventory.img", Magic::INVENTORY, &[inventory.encode_to_vec()]);

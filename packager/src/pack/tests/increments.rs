@@ -158,13 +158,7 @@ async fn another_process_as_base_costs_bytes_and_nothing_else() {
 fn shares(directory: &Path, id: u64, page: usize) -> PathBuf {
     let dump = process(directory, |_| ());
     let image = |name: &str, magic: Magic, messages: &[Vec<u8>]| {
-        let mut bytes = 0x5456_4319_u32.to_le_bytes().to_vec();
-        bytes.extend(magic.0.to_le_bytes());
-        for message in messages {
-            bytes.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
-            bytes.extend(message);
-        }
-        fs::write(dump.join(name), bytes).unwrap();
+        write_image(&dump.join(name), magic, messages);
     };
     let mappings = vec![
         Mapping { start: 0x10_0000, end: 0x40_0000, shared: 0 },
