@@ -19,6 +19,7 @@ use self::durable::Directories;
 use self::house::House;
 use self::indexed::Seal;
 use self::layout::Layout;
+use self::open::Lock;
 use self::record::Record;
 use crate::config::Tags;
 use crate::index::Index;
@@ -97,7 +98,7 @@ pub struct Store {
     /// Held while a manifest is put under immutable tags.
     settling: [Mutex<()>; STRIPES],
     seal_broken: AtomicBool,
-    _lock: fs::File,
+    _lock: Lock,
 }
 
 /// What may be stored, beside what the specification says.
@@ -170,7 +171,7 @@ impl StoreError {
 }
 
 impl Store {
-    fn new(layout: Layout, lock: fs::File, house: House, seal: Option<Seal>) -> Self {
+    fn new(layout: Layout, lock: Lock, house: House, seal: Option<Seal>) -> Self {
         let metrics = StoreMetrics::default();
         Self {
             layout,

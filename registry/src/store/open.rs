@@ -56,6 +56,31 @@ struct Version {
     layout: u32,
 }
 
+/// The right to be the only one who works on a store.
+#[derive(Debug)]
+pub(super) struct Lock(fs::File);
+
+impl Lock {
+    /// Returns nothing when somebody else has it.
+    fn take(root: &Path) -> io::Result<Option<Self>> {
+        let file = fs::File::open(root)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing alone leaves it to whoever is being forked just now, until that one executes.
+        if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
+            tracing::debug!(%error, "a store is not unlocked");
+        }
+    }
+}
+
 impl Store {
     /// Opens the store at `root`, which is made when it is missing. Blocks.
     ///
@@ -63,12 +88,9 @@ impl Store {
     pub fn open(root: &Path) -> Result<Self, OpenError> {
         let failed = |error| OpenError::Io(root.to_owned(), error);
         let root = make_root(root).map_err(failed)?;
-        let lock = fs::File::open(&root).map_err(failed)?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::Locked(root)),
-            Err(error) => return Err(failed(error.into())),
-        }
+        let Some(lock) = Lock::take(&root).map_err(failed)? else {
+            return Err(OpenError::Locked(root));
+        };
         let known = check_version(&root)?;
         let layout = Layout::new(root.clone());
         let house = House::open(&layout).map_err(failed)?;
