@@ -1,7 +1,7 @@
 //! Test vectors of the artifact format, for any reader (`spec/vectors.md`).
 //!
-//! Reading order: [`page_index`] and [`artifact`] put bytes together, right and wrong; [`good`] and
-//! [`bad`] list the vectors; [`runner`] shows them to a reader, [`report`] tells.
+//! Reading order: `page_index` and `artifact` put bytes together, right and wrong; `good` and `bad`
+//! list the vectors; [`runner`] shows them to a reader, [`report`] tells.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
