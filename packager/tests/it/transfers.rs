@@ -61,7 +61,7 @@ async fn a_killed_upload_is_gone_on_with_by_the_next_run() {
         let note = note.as_ref().unwrap().path();
         // A dying process has no command line any more and still its files.
         until("the killed one is gone and has let go", || {
-            !is_running(&at) && std::fs::File::open(&note).unwrap().try_lock().is_ok()
+            !is_running(&at) && fs_err::File::open(&note).unwrap().file().try_lock().is_ok()
         });
         proxy.heal();
         let before = proxy.passed();
