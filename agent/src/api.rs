@@ -6,9 +6,11 @@ use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::agent_server::Agent;
 use kybernate_spec::chain;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::app::{App, Rejection};
+use crate::operations::{CancelCause, Filter};
 
 /// Serves the API.
 #[derive(Clone, Debug)]
@@ -31,14 +33,20 @@ impl Agent for Service {
         &self,
         request: Request<api::CheckpointRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        Ok(Response::new(self.app.checkpoint(request.into_inner()).await?))
+        let limit = deadline(request.metadata())?;
+        let mut request = request.into_inner();
+        request.timeout_seconds = shorter(request.timeout_seconds, limit);
+        Ok(Response::new(self.app.checkpoint(request).await?))
     }
 
     async fn restore(
         &self,
         request: Request<api::RestoreRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        Ok(Response::new(self.app.restore(request.into_inner()).await?))
+        let limit = deadline(request.metadata())?;
+        let mut request = request.into_inner();
+        request.timeout_seconds = shorter(request.timeout_seconds, limit);
+        Ok(Response::new(self.app.restore(request).await?))
     }
 
     async fn get_node(
@@ -61,14 +69,23 @@ impl Agent for Service {
         &self,
         request: Request<api::ListRequest>,
     ) -> Result<Response<api::ListResponse>, Status> {
-        let namespace = request.into_inner().containerd_namespace;
-        // Operations are of most interest when containerd is away.
-        let (containers, containers_problem) = match self.app.containers(&namespace).await {
-            Ok(containers) => (containers, String::new()),
-            Err(error) => (Vec::new(), chain(&error).to_string()),
+        let request = request.into_inner();
+        let filter = Filter {
+            namespace: request.containerd_namespace.clone(),
+            container: request.container.clone(),
+            states: request.states().collect(),
         };
-        let mut operations = self.app.operations.list();
-        operations.retain(|one| namespace.is_empty() || one.containerd_namespace == namespace);
+        let mut containers = Vec::new();
+        let mut containers_problem = String::new();
+        if !request.operations_only {
+            // Operations are of most interest when containerd is away.
+            match self.app.containers(&filter.namespace).await {
+                Ok(found) => containers = found,
+                Err(error) => containers_problem = chain(&error).to_string(),
+            }
+        }
+        containers.retain(|one| filter.container.is_empty() || one.id == filter.container);
+        let operations = self.app.operations.list(&filter);
         Ok(Response::new(api::ListResponse { containers, operations, containers_problem }))
     }
 
@@ -84,6 +101,24 @@ impl Agent for Service {
         Ok(Response::new(watched.take_until(ended).map(Ok).boxed()))
     }
 
+    async fn get_operation(
+        &self,
+        request: Request<api::GetOperationRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        let id = request.into_inner().operation_id;
+        let operation = self.app.operations.present(&id);
+        Ok(Response::new(operation.ok_or(Rejection::NoOperation(id))?))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<api::CancelRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        let id = request.into_inner().operation_id;
+        let cancelled = self.app.operations.cancel(&id, CancelCause::Asked).await;
+        Ok(Response::new(cancelled.map_err(Rejection::from)?))
+    }
+
     async fn report_tagged(
         &self,
         request: Request<api::ReportTaggedRequest>,
@@ -91,5 +126,63 @@ impl Agent for Service {
         let id = request.into_inner().operation_id;
         let operation = self.app.operations.tagged(&id).await.map_err(Rejection::from)?;
         Ok(Response::new(operation.ok_or(Rejection::NoOperation(id))?))
+    }
+}
+
+/// Returns how long a client waits at most, in whole seconds and at least one
+/// (`grpc-timeout`, "gRPC over HTTP2").
+fn deadline(metadata: &MetadataMap) -> Result<Option<u32>, Status> {
+    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
+    let understood = value.to_str().ok().and_then(seconds);
+    let seconds = understood.ok_or_else(|| Status::invalid_argument("grpc-timeout is no time"))?;
+    Ok(Some(seconds))
+}
+
+fn seconds(text: &str) -> Option<u32> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    // At most eight digits, says the specification.
+    let number: u64 = number.parse().ok().filter(|number| *number < 100_000_000)?;
+    let seconds = match unit {
+        "H" => number * 3600,
+        "M" => number * 60,
+        "S" => number,
+        "m" => number.div_ceil(1000),
+        "u" => number.div_ceil(1_000_000),
+        "n" => number.div_ceil(1_000_000_000),
+        _ => return None,
+    };
+    Some(u32::try_from(seconds).unwrap_or(u32::MAX).max(1))
+}
+
+/// Returns the shorter of two bounds; 0 is none.
+fn shorter(asked: u32, limit: Option<u32>) -> u32 {
+    match limit {
+        Some(limit) if asked == 0 || limit < asked => limit,
+        _ => asked,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_are_read_as_grpc_writes_them() {
+        let read = [("90S", 90), ("2M", 120), ("1H", 3600), ("1500m", 2), ("1n", 1), ("0S", 1)];
+        for (text, expected) in read {
+            assert_eq!(seconds(text), Some(expected), "{text}");
+        }
+        for wrong in ["", "S", "9", "-1S", "1x", "123456789S", "é"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_shorter_bound_counts() {
+        let bounds =
+            [(0, None, 0), (0, Some(5), 5), (3, Some(5), 3), (9, Some(5), 5), (9, None, 9)];
+        for (asked, limit, expected) in bounds {
+            assert_eq!(shorter(asked, limit), expected);
+        }
     }
 }

@@ -9,7 +9,7 @@ use kybernate_spec::{ReferenceError, TagError, chain};
 use crate::checkpoint;
 use crate::config::Config;
 use crate::node::{NodeCache, NodeReport};
-use crate::operations::{Operations, OperationsError};
+use crate::operations::{CancelError, Operations, OperationsError};
 use crate::restore;
 use crate::runtime::{Containerd, RuntimeError, TaskState};
 use crate::stage::StageError;
@@ -49,6 +49,9 @@ pub enum Rejection {
     /// There is no such operation.
     #[error("there is no operation {0:?}")]
     NoOperation(String),
+    /// An operation is not cancelled.
+    #[error(transparent)]
+    Cancel(#[from] CancelError),
     /// This node cannot do it.
     #[error("this node can neither take nor restore checkpoints: {}", .0.join("; "))]
     Node(Vec<String>),
@@ -107,7 +110,8 @@ impl App {
         let accepted = driver.to_api();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            let conclusion = Box::pin(checkpoint::run(&app, &driver, source, order, cancel)).await;
+            let work = Box::pin(checkpoint::run(&app, &driver, source, order, cancel));
+            let conclusion = driver.bounded(work).await;
             // Whoever sees it closed may begin the next one.
             drop(busy);
             driver.close(conclusion).await;
@@ -131,7 +135,8 @@ impl App {
         let accepted = driver.to_api();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            let conclusion = Box::pin(restore::run(&app, &driver, order, cancel)).await;
+            let conclusion =
+                driver.bounded(Box::pin(restore::run(&app, &driver, order, cancel))).await;
             drop(busy);
             driver.close(conclusion).await;
         });
@@ -219,15 +224,22 @@ impl From<Rejection> for tonic::Status {
             Rejection::Invalid(_) | Rejection::Reference(_) | Rejection::Tag(_) => {
                 Code::InvalidArgument
             }
-            Rejection::NoOperation(_) => Code::NotFound,
-            Rejection::Runtime(error) if error.is_not_found() => Code::NotFound,
-            Rejection::Node(_) | Rejection::Container { .. } | Rejection::Stage(_) => {
-                Code::FailedPrecondition
+            Rejection::NoOperation(_) | Rejection::Cancel(CancelError::NoOperation(_)) => {
+                Code::NotFound
             }
+            Rejection::Runtime(error) if error.is_not_found() => Code::NotFound,
+            Rejection::Cancel(
+                CancelError::Ended(..) | CancelError::Undoing(_) | CancelError::TooLate(..),
+            )
+            | Rejection::Node(_)
+            | Rejection::Container { .. }
+            | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
             Rejection::Busy(_) => Code::Aborted,
             Rejection::ShuttingDown => Code::Unavailable,
-            Rejection::Runtime(_) | Rejection::Operations(_) => Code::Internal,
+            Rejection::Runtime(_)
+            | Rejection::Operations(_)
+            | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
         Self::new(code, chain(&rejection).to_string())
     }

@@ -15,6 +15,7 @@ use kybernate_spec::{Location, Tag};
 mod base;
 mod capture;
 mod facts;
+mod meter;
 mod take;
 
 pub(crate) use self::take::run;
@@ -44,6 +45,7 @@ pub(crate) struct Order {
     deadline: Duration,
     base: Option<Location>,
     page_hashes: bool,
+    time_out: Option<Duration>,
 }
 
 /// What happens to the source when the artifact is durable.
@@ -76,6 +78,8 @@ pub(crate) struct Source {
     upper: PathBuf,
     /// Where the dump goes.
     stage: PathBuf,
+    /// About how large it will be.
+    memory: u64,
 }
 
 impl Order {
@@ -143,6 +147,7 @@ impl Order {
             deadline,
             base,
             page_hashes: request.page_hashes || config.page_hashes,
+            time_out: time_out(request.timeout_seconds),
         })
     }
 
@@ -153,6 +158,7 @@ impl Order {
             container: self.container.clone(),
             namespace: self.namespace.clone(),
             reference: self.location.to_string(),
+            time_out: self.time_out,
         }
     }
 }
@@ -188,15 +194,16 @@ impl Source {
             tokio::task::spawn_blocking(move || {
                 let freezer = Freezer::of(task.pid)?;
                 let pids = freezer.processes()?;
-                let bytes = process::memory_bytes(&pids)
+                let memory = process::memory_bytes(&pids);
+                let bytes = memory
                     .saturating_add(capture::apparent_bytes(&upper))
                     .saturating_add(shared.map_or(0, |path| capture::apparent_bytes(&path)));
                 let stage = stage::choose(&app.config, bytes);
-                Ok::<_, std::io::Error>((freezer, stage, process::infected(&pids)))
+                Ok::<_, std::io::Error>((freezer, stage, memory, process::infected(&pids)))
             })
         };
         let measured = measured.await.map_err(std::io::Error::other).and_then(|found| found);
-        let (freezer, stage, infected) = measured
+        let (freezer, stage, memory, infected) = measured
             .map_err(|error| cannot(&format!("its processes cannot be looked at: {error}")))?;
         if let Some(pid) = infected {
             return Err(cannot(&format!(
@@ -204,8 +211,14 @@ impl Source {
                  again; start the container anew"
             )));
         }
-        Ok(Self { namespace, container, spec, pid: task.pid, freezer, upper, stage: stage? })
+        let (pid, stage) = (task.pid, stage?);
+        Ok(Self { namespace, container, spec, pid, freezer, upper, stage, memory })
     }
+}
+
+/// Returns how long an operation may take, when a request says so.
+pub(crate) fn time_out(seconds: u32) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
 /// Returns the namespace a request means.

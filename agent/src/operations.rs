@@ -4,26 +4,28 @@
 //! be undone, so that a restarted agent knows.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fs_err as fs;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
 use kybernate_spec::chain;
 use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
 
+mod cancel;
+mod journal;
 mod record;
 
+pub use self::cancel::CancelError;
+pub(crate) use self::cancel::{CancelCause, Cancelled};
+use self::journal::{Journal, surplus};
 pub use self::record::RefusedBy;
 use self::record::step_times;
 pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, TagState};
-
-/// Finished operations that are remembered. A few KB each; enough to look back over a day.
-const FINISHED_MAX: usize = 200;
 
 /// Changes a slow client may be behind before it is sent the present state instead.
 const CHANGES_BEHIND_MAX: usize = 256;
@@ -31,13 +33,10 @@ const CHANGES_BEHIND_MAX: usize = 256;
 /// How often progress is told.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// Largest file read back.
-const RECORD_BYTES_MAX: u64 = 1 << 20;
-
 /// All operations.
 #[derive(Debug)]
 pub(crate) struct Operations {
-    directory: PathBuf,
+    journal: Journal,
     // Held to look up or change one entry, never across an `.await` or a file access.
     entries: Mutex<BTreeMap<String, Entry>>,
     changes: broadcast::Sender<String>,
@@ -47,6 +46,10 @@ pub(crate) struct Operations {
 struct Entry {
     record: Record,
     progress: Progress,
+    /// Asks the one who drives it to end.
+    cancel: CancellationToken,
+    /// Why it cannot be cancelled any more.
+    committed: Option<&'static str>,
 }
 
 /// The one who drives an operation.
@@ -65,6 +68,19 @@ pub(crate) struct Subject {
     pub(crate) container: String,
     pub(crate) namespace: String,
     pub(crate) reference: String,
+    /// How long it may take.
+    pub(crate) time_out: Option<Duration>,
+}
+
+/// Which operations are asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filter {
+    /// Of this namespace; empty means of all.
+    pub(crate) namespace: String,
+    /// About this container; empty means about all.
+    pub(crate) container: String,
+    /// In one of these states; none named means in any.
+    pub(crate) states: Vec<api::OperationState>,
 }
 
 /// Why operations are not kept.
@@ -81,16 +97,20 @@ pub struct OperationsError {
 }
 
 impl Operations {
-    /// Reads what an earlier agent kept. A file that cannot be read is passed over with a warning.
+    /// Reads what an earlier agent kept, and forgets what is too old.
     pub(crate) fn open(directory: &Path) -> Result<Arc<Self>, OperationsError> {
-        let entries = read_all(directory).map_err(|source| OperationsError {
-            operation: "read",
-            directory: directory.to_owned(),
-            source,
-        })?;
+        let wrong =
+            |source| OperationsError { operation: "read", directory: directory.to_owned(), source };
+        let (journal, mut records) = Journal::open(directory).map_err(wrong)?;
+        let forgotten = surplus(records.iter(), jiff::Timestamp::now());
+        for id in &forgotten {
+            journal.remove(id).map_err(wrong)?;
+        }
+        records.retain(|record| !forgotten.contains(&record.id));
+        let entries = records.into_iter().map(|record| (record.id.clone(), Entry::new(record)));
         Ok(Arc::new(Self {
-            directory: directory.to_owned(),
-            entries: Mutex::new(entries),
+            journal,
+            entries: Mutex::new(entries.collect()),
             changes: broadcast::Sender::new(CHANGES_BEHIND_MAX),
         }))
     }
@@ -102,34 +122,26 @@ impl Operations {
     ) -> Result<Driver, OperationsError> {
         let now = jiff::Timestamp::now();
         let record = Record {
-            id: new_id(now),
-            kind: subject.kind,
-            state: State::Running,
             container: subject.container,
             namespace: subject.namespace,
             reference: subject.reference,
-            digest: None,
-            error: String::new(),
-            refused_by: None,
-            started_at: now,
-            finished_at: None,
-            restored_pid: 0,
-            sizes: Sizes::default(),
-            times: Vec::new(),
-            made: Vec::new(),
-            tag: TagState::None,
-            conclusion: None,
+            deadline: subject.time_out.and_then(|time| now.checked_add(time).ok()),
+            ..Record::new(new_id(now), subject.kind, now)
         };
-        let progress = Progress::default();
+        let entry = Entry::new(record.clone());
         let driver = Driver {
             id: record.id.as_str().into(),
             operations: Arc::clone(self),
-            progress: progress.clone(),
+            progress: entry.progress.clone(),
         };
         let forgotten = {
             let mut entries = self.entries();
-            entries.insert(record.id.clone(), Entry { record: record.clone(), progress });
-            forget(&mut entries)
+            entries.insert(record.id.clone(), entry);
+            let forgotten = surplus(entries.values().map(|entry| &entry.record), now);
+            for id in &forgotten {
+                entries.remove(id);
+            }
+            forgotten
         };
         self.write(record, forgotten).await?;
         driver.publish();
@@ -167,9 +179,11 @@ impl Operations {
         Ok(self.present(id))
     }
 
-    /// Returns all operations as clients are told, oldest first.
-    pub(crate) fn list(&self) -> Vec<api::Operation> {
-        self.entries().values().map(Entry::to_api).collect()
+    /// Returns operations as clients are told, oldest first.
+    pub(crate) fn list(&self, filter: &Filter) -> Vec<api::Operation> {
+        let mut told: Vec<_> = self.entries().values().map(Entry::to_api).collect();
+        told.retain(|one| filter.has(one));
+        told
     }
 
     /// Returns the present state, then each change. With an id only that operation's, and the
@@ -194,7 +208,8 @@ impl Operations {
         Some(futures::stream::unfold(watched, Watched::next).boxed())
     }
 
-    fn present(&self, id: &str) -> Option<api::Operation> {
+    /// Returns one operation as clients are told.
+    pub(crate) fn present(&self, id: &str) -> Option<api::Operation> {
         self.entries().get(id).map(Entry::to_api)
     }
 
@@ -203,19 +218,34 @@ impl Operations {
     }
 
     async fn write(&self, record: Record, forgotten: Vec<String>) -> Result<(), OperationsError> {
-        let directory = self.directory.clone();
+        let journal = self.journal.clone();
         let written = tokio::task::spawn_blocking(move || {
             for id in forgotten {
-                fs::remove_file(file_of(&directory, &id))?;
+                journal.remove(&id)?;
             }
-            write(&directory, &record)
+            journal.write(&record)
         });
         let written = written.await.map_err(io::Error::other).and_then(|written| written);
         written.map_err(|source| OperationsError {
             operation: "keep",
-            directory: self.directory.clone(),
+            directory: self.journal.directory().to_owned(),
             source,
         })
+    }
+
+    /// Tells whoever watches that something about an operation changed.
+    fn tell(&self, id: &str) {
+        // Nobody watches: nothing to tell.
+        self.changes.send(id.to_owned()).unwrap_or_default();
+    }
+}
+
+impl Filter {
+    fn has(&self, one: &api::Operation) -> bool {
+        let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+        is(&self.namespace, &one.containerd_namespace)
+            && is(&self.container, &one.container)
+            && (self.states.is_empty() || self.states.contains(&one.state()))
     }
 }
 
@@ -257,8 +287,7 @@ impl Driver {
 
     /// Tells whoever watches that something changed.
     pub(crate) fn publish(&self) {
-        // Nobody watches: nothing to tell.
-        self.operations.changes.send(self.id.to_string()).unwrap_or_default();
+        self.operations.tell(&self.id);
     }
 
     /// Changes what is known and keeps it before returning.
@@ -326,6 +355,15 @@ impl Driver {
 }
 
 impl Entry {
+    fn new(record: Record) -> Self {
+        Self {
+            record,
+            progress: Progress::default(),
+            cancel: CancellationToken::new(),
+            committed: None,
+        }
+    }
+
     fn to_api(&self) -> api::Operation {
         let mut snapshot = self.progress.snapshot();
         if self.record.is_finished() {
@@ -373,67 +411,11 @@ impl Watched {
     }
 }
 
-/// Drops the oldest finished operations beyond the bound; returns their ids.
-fn forget(entries: &mut BTreeMap<String, Entry>) -> Vec<String> {
-    let finished: Vec<String> = entries
-        .iter()
-        .filter(|(_, entry)| entry.record.is_finished())
-        .map(|(id, _)| id.clone())
-        .collect();
-    let surplus = finished.len().saturating_sub(FINISHED_MAX);
-    let forgotten: Vec<String> = finished.into_iter().take(surplus).collect();
-    for id in &forgotten {
-        entries.remove(id);
-    }
-    forgotten
-}
-
 /// Ids sort by time.
 fn new_id(now: jiff::Timestamp) -> String {
     // Without randomness the time alone has to do; two operations never begin in one nanosecond.
     let random = getrandom::u32().unwrap_or_default();
     format!("{:012x}{random:08x}", now.as_millisecond())
-}
-
-fn file_of(directory: &Path, id: &str) -> PathBuf {
-    directory.join(format!("{id}.json"))
-}
-
-/// Writes a record so that it is there whole or not at all, also after a power cut.
-fn write(directory: &Path, record: &Record) -> io::Result<()> {
-    let path = file_of(directory, &record.id);
-    let temporary = path.with_extension("new");
-    let mut file = fs::File::create(&temporary)?;
-    file.write_all(&serde_json::to_vec_pretty(record)?)?;
-    file.sync_all()?;
-    fs::rename(temporary, path)?;
-    fs::File::open(directory)?.sync_all()
-}
-
-fn read_all(directory: &Path) -> io::Result<BTreeMap<String, Entry>> {
-    crate::stage::make(directory)?;
-    let mut entries = BTreeMap::new();
-    for file in fs::read_dir(directory)? {
-        let path = file?.path();
-        if path.extension().is_none_or(|extension| extension != "json") {
-            continue;
-        }
-        match read(&path) {
-            Ok(record) => {
-                let progress = Progress::default();
-                entries.insert(record.id.clone(), Entry { record, progress });
-            }
-            Err(error) => tracing::warn!(%error, ?path, "passing over an unreadable operation"),
-        }
-    }
-    Ok(entries)
-}
-
-fn read(path: &Path) -> io::Result<Record> {
-    if fs::metadata(path)?.len() > RECORD_BYTES_MAX {
-        return Err(io::Error::other("the file is too large"));
-    }
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
 #[cfg(test)]

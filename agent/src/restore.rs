@@ -5,6 +5,7 @@
 //! [`launch`] makes and starts it.
 
 use std::str::FromStr as _;
+use std::time::Duration;
 
 use kybernate_packager::agent_api as api;
 use kybernate_packager::key::PublicKey;
@@ -23,7 +24,7 @@ pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;
 use crate::capability;
-use crate::checkpoint::namespace_or_default;
+use crate::checkpoint::{namespace_or_default, time_out};
 use crate::operations::{Kind, Subject};
 
 /// Label of a restored container: the digest of its checkpoint.
@@ -43,6 +44,7 @@ pub(crate) struct Order {
     plain_http: bool,
     unsigned: bool,
     keys: Vec<PublicKey>,
+    time_out: Option<Duration>,
 }
 
 /// What the new container may have beyond the defaults.
@@ -90,6 +92,7 @@ impl Order {
             plain_http: request.plain_http,
             unsigned: request.insecure_no_signature,
             keys,
+            time_out: time_out(request.timeout_seconds),
         })
     }
 
@@ -100,6 +103,7 @@ impl Order {
             container: self.container.clone().unwrap_or_default(),
             namespace: self.namespace.clone(),
             reference: self.location.to_string(),
+            time_out: self.time_out,
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
-use crate::operations::{Conclusion, Driver, Made, Record};
+use crate::operations::{Conclusion, Driver, Made, Record, State};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
 use crate::process;
@@ -53,7 +53,7 @@ pub(crate) async fn undo(
 ) -> bool {
     let namespace = app.containerd.namespace(undoing.namespace);
     let mut pauses = Pauses::default();
-    while !try_undo(&namespace, driver, undoing.container).await {
+    while !try_undo(&namespace, driver, undoing).await {
         if pauses.is_first() {
             driver.step("undo");
             let kept = driver.update(|record| record.conclusion = Some(undoing.conclusion.clone()));
@@ -71,14 +71,17 @@ pub(crate) async fn undo(
 
 /// Tries to undo everything once. What does not work is logged and, but for what it depends on,
 /// does not stop the rest; returns whether all did.
-async fn try_undo(namespace: &Namespace, driver: &Driver, container: &str) -> bool {
+async fn try_undo(namespace: &Namespace, driver: &Driver, undoing: Undoing<'_>) -> bool {
+    let container = undoing.container;
     let mut left = Vec::new();
     for made in driver.made() {
         // Whoever reads or writes there, or has it as a root, may not have ended.
         let waits = left.iter().any(Made::has_processes);
         let undone = if waits { Ok(false) } else { undo_one(namespace, container, &made).await };
         match undone {
-            Ok(true) => {}
+            // What a success leaves is not worth a word.
+            Ok(true) if undoing.conclusion.state == State::Done => {}
+            Ok(true) => driver.undone(made.undone()),
             Ok(false) => left.push(made),
             Err(error) => {
                 tracing::error!(
@@ -142,7 +145,8 @@ async fn recover_one(
     cancel: &CancellationToken,
 ) -> Option<Conclusion> {
     let conclusion = record.conclusion.clone().unwrap_or_else(|| {
-        Conclusion::failed("the agent ended in the middle of the operation".to_owned(), None)
+        let ended = "the agent ended in the middle of the operation".to_owned();
+        driver.ends(Conclusion::failed(ended, None))
     });
     let Record { namespace, container, .. } = record;
     let undoing = Undoing { namespace, container, conclusion: &conclusion };

@@ -1,6 +1,7 @@
 //! The command line of `kyb`.
 
 mod agent;
+mod cancel;
 mod checkpoint;
 mod copy;
 mod failure;
@@ -53,6 +54,7 @@ enum Command {
     Checkpoint(checkpoint::Checkpoint),
     Restore(restore::Restore),
     Ps(ps::Ps),
+    Cancel(cancel::Cancel),
     Pack(pack::Pack),
     Unpack(unpack::Unpack),
     Copy(copy::Copy),
@@ -82,6 +84,7 @@ impl Cli {
             Command::Checkpoint(command) => command.run(terminal).await,
             Command::Restore(command) => command.run(terminal).await,
             Command::Ps(command) => command.run(terminal).await,
+            Command::Cancel(command) => command.run(terminal).await,
             Command::Pack(command) => Box::pin(command.run(terminal)).await,
             Command::Unpack(command) => Box::pin(command.run(terminal)).await,
             Command::Copy(command) => command.run(terminal).await,

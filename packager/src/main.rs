@@ -1,6 +1,7 @@
 //! `kyb`: takes, moves, inspects and restores checkpoints.
 
 mod cli;
+mod interrupt;
 mod terminal;
 
 use std::io::IsTerminal as _;
@@ -76,9 +77,14 @@ fn start(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
 async fn run(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    tokio::select! {
-        ended = cli.run(terminal) => ended,
-        _ = interrupt.recv() => Err(Failure::failed("interrupted")),
-        _ = terminate.recv() => Err(Failure::failed("terminated")),
+    let mut running = std::pin::pin!(cli.run(terminal));
+    loop {
+        tokio::select! {
+            ended = &mut running => return ended,
+            _ = interrupt.recv() => if !terminal.interrupts().deliver() {
+                return Err(Failure::failed("interrupted"));
+            },
+            _ = terminate.recv() => return Err(Failure::failed("terminated")),
+        }
     }
 }

@@ -10,6 +10,7 @@ use kybernate_packager::progress::{Progress, Snapshot};
 use serde::Serialize;
 
 use crate::cli::Failure;
+use crate::interrupt::Interrupts;
 
 /// How often a bar is drawn.
 const TICK: Duration = Duration::from_millis(100);
@@ -21,6 +22,7 @@ pub(crate) struct Terminal {
     bars: bool,
     /// What a failure from now on leaves behind. Held for an assignment only.
     note: Mutex<String>,
+    interrupts: Interrupts,
 }
 
 /// Shows one operation: a bar on a terminal, a line per finished step elsewhere.
@@ -33,7 +35,13 @@ pub(crate) struct Display {
 impl Terminal {
     /// Looks at what kind of place stderr is.
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, bars: std::io::stderr().is_terminal(), note: Mutex::default() }
+        let (bars, interrupts) = (std::io::stderr().is_terminal(), Interrupts::new());
+        Self { json, bars, note: Mutex::default(), interrupts }
+    }
+
+    /// Returns who is told when somebody presses Ctrl-C.
+    pub(crate) const fn interrupts(&self) -> &Interrupts {
+        &self.interrupts
     }
 
     /// Prints a result: `text` for people, or `value` as one JSON document.

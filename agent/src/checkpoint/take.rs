@@ -15,13 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::base::{self, BaseError};
 use super::capture::{CaptureError, Tree, capture};
+use super::meter::measure;
 use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
 use crate::criu_log;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{
-    Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
 };
 use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::RuntimeError;
@@ -30,6 +31,9 @@ use crate::undo::{DUMP_PATIENCE, Undoing, undo};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// Why a checkpoint cannot be cancelled any more.
+const COMMITTED: &str = "its artifact is stored and is being tagged";
 
 /// How long a killed source may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -68,6 +72,8 @@ pub(crate) enum CheckpointError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Sign(#[from] SignError),
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
     #[error("the agent is shutting down")]
     ShuttingDown,
 }
@@ -105,7 +111,9 @@ pub(crate) async fn run(
     taking.stop.store(true, Ordering::Relaxed);
     let conclusion = match taken {
         Ok(packed) => conclude(&packed, &order.naming),
-        Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
+        Err(error) => {
+            driver.ends(Conclusion::failed(chain(&error).to_string(), error.refused_by()))
+        }
     };
     let (namespace, container) = (&order.namespace, &order.container);
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
@@ -189,11 +197,12 @@ impl Taking<'_> {
             deadline: self.order.deadline,
         };
         let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await?;
-        let expired = guardian.expired();
+        let (expired, cancelled) = (guardian.expired(), self.driver.cancelled());
         self.guardian = Some(guardian);
         tokio::select! {
             taken = self.steps(&store) => taken,
             () = expired => Err(GuardianError::Expired.into()),
+            () = cancelled => Err(Cancelled.into()),
             () = cancel.cancelled() => Err(CheckpointError::ShuttingDown),
         }
     }
@@ -220,7 +229,8 @@ impl Taking<'_> {
     async fn capture(&self) -> Result<(Captured, Summary), CheckpointError> {
         let (images, work) = (self.directory.join("images"), self.directory.join("work"));
         let container = &self.order.container;
-        let dumped = self.source.namespace.dump(container, &images, &work).await;
+        let dump = self.source.namespace.dump(container, &images, &work);
+        let dumped = measure(&images, self.source.memory, &self.driver.progress, dump).await;
         if let Err(source) = dumped {
             let log = work.join("dump.log");
             let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
@@ -304,6 +314,7 @@ impl Taking<'_> {
             self.driver.step("sign");
             sign(store, &packed.index, &key.key).await?;
         }
+        self.driver.commit(COMMITTED)?;
         // A source that is to be stopped must not come back between the tag and its end.
         if let Some(guardian) = &mut self.guardian {
             guardian.extend(STOP_LIMIT).await?;

@@ -7,6 +7,8 @@ use kybernate_packager::progress::Snapshot;
 use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::CancelCause;
+
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -39,6 +41,15 @@ pub(crate) struct Record {
     /// How it ends once everything is undone; kept when that does not work at once.
     #[serde(default)]
     pub(crate) conclusion: Option<Conclusion>,
+    /// When it is cancelled unless it has ended.
+    #[serde(default)]
+    pub(crate) deadline: Option<jiff::Timestamp>,
+    /// Whether it was asked to end early.
+    #[serde(default)]
+    pub(crate) cancelled: Option<CancelCause>,
+    /// What was taken away again, in that order, for people.
+    #[serde(default)]
+    pub(crate) undone: Vec<String>,
 }
 
 /// How an operation ended.
@@ -72,6 +83,7 @@ pub(crate) enum State {
     Done,
     Failed,
     Refused,
+    Cancelled,
 }
 
 /// Whether a finished checkpoint can be found by its tag.
@@ -160,7 +172,33 @@ impl RefusedBy {
     }
 }
 
+impl State {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 impl Made {
+    /// Says that it was taken away.
+    pub(crate) fn undone(&self) -> String {
+        match self {
+            Self::Directory(_) => "its staging directory was removed".to_owned(),
+            Self::Paused { .. } => "the source runs".to_owned(),
+            Self::Volume(_) => "the directory of its volumes was removed".to_owned(),
+            Self::Lease(id) => format!("lease {id:?} was ended"),
+            Self::Image(name) => format!("image {name:?} was removed"),
+            Self::Snapshot { key, .. } => format!("snapshot {key:?} was removed"),
+            Self::Container(id) => format!("container {id:?} was deleted"),
+            Self::Task { container, .. } => format!("the task of {container:?} was ended"),
+        }
+    }
+
     /// Whether processes may be at work in what was made before it.
     pub(crate) const fn has_processes(&self) -> bool {
         matches!(self, Self::Paused { .. } | Self::Task { .. })
@@ -183,6 +221,32 @@ impl Conclusion {
 }
 
 impl Record {
+    /// One that begins.
+    pub(crate) fn new(id: String, kind: Kind, started_at: jiff::Timestamp) -> Self {
+        Self {
+            id,
+            kind,
+            state: State::Running,
+            container: String::new(),
+            namespace: String::new(),
+            reference: String::new(),
+            digest: None,
+            error: String::new(),
+            refused_by: None,
+            started_at,
+            finished_at: None,
+            restored_pid: 0,
+            sizes: Sizes::default(),
+            times: Vec::new(),
+            made: Vec::new(),
+            tag: TagState::None,
+            conclusion: None,
+            deadline: None,
+            cancelled: None,
+            undone: Vec::new(),
+        }
+    }
+
     /// Writes down how it ended.
     pub(crate) fn conclude(&mut self, conclusion: Conclusion) {
         let Conclusion { state, error, refused_by, restored_pid, sizes, tag } = conclusion;
@@ -214,6 +278,7 @@ impl Record {
             State::Done => api::OperationState::Done,
             State::Failed => api::OperationState::Failed,
             State::Refused => api::OperationState::Refused,
+            State::Cancelled => api::OperationState::Cancelled,
         };
         let times = if self.is_finished() { self.times.clone() } else { step_times(progress) };
         api::Operation {
@@ -227,6 +292,7 @@ impl Record {
             progress: Some(api::Progress {
                 bytes_done: progress.done,
                 bytes_total: progress.total,
+                percent: percent(progress),
             }),
             digest: self.digest.as_ref().map(ToString::to_string).unwrap_or_default(),
             error: self.error().to_owned(),
@@ -250,8 +316,17 @@ impl Record {
                 TagState::AwaitsSigner => api::TagState::AwaitsSigner,
             }
             .into(),
+            undone: self.undone.clone(),
+            cancelling: self.cancelled.is_some() && !self.is_finished(),
+            deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
         }
     }
+}
+
+/// Returns how much of a step is done; what is only estimated may turn out to be more.
+fn percent(progress: &Snapshot) -> Option<u32> {
+    let done = progress.done.min(progress.total);
+    u32::try_from(done.saturating_mul(100).checked_div(progress.total)?).ok()
 }
 
 /// Returns the times of the finished steps.

@@ -1,3 +1,6 @@
+use fs_err as fs;
+
+use super::journal::FINISHED_MAX;
 use super::*;
 
 fn subject() -> Subject {
@@ -6,6 +9,7 @@ fn subject() -> Subject {
         container: "web".to_owned(),
         namespace: "default".to_owned(),
         reference: "localhost:5000/web:1".to_owned(),
+        time_out: None,
     }
 }
 
@@ -25,7 +29,7 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     let (record, driver) = &interrupted[0];
     assert_eq!(record.id, cut.id());
     assert_eq!(driver.made(), [paused]);
-    assert_eq!(restarted.list().len(), 2);
+    assert_eq!(restarted.list(&Filter::default()).len(), 2);
 }
 
 #[tokio::test]
@@ -72,8 +76,10 @@ async fn old_operations_are_forgotten_and_running_ones_kept() {
     }
     operations.begin(subject()).await.unwrap();
 
-    assert_eq!(operations.list().len(), FINISHED_MAX + 2);
-    assert!(operations.list().iter().any(|operation| operation.id == running.id()));
+    assert_eq!(operations.list(&Filter::default()).len(), FINISHED_MAX + 2);
+    assert!(
+        operations.list(&Filter::default()).iter().any(|operation| operation.id == running.id())
+    );
     let files = fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(files, FINISHED_MAX + 2);
 }
@@ -82,7 +88,7 @@ async fn old_operations_are_forgotten_and_running_ones_kept() {
 fn an_unreadable_file_hides_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("x.json"), "{").unwrap();
-    assert!(Operations::open(directory.path()).unwrap().list().is_empty());
+    assert!(Operations::open(directory.path()).unwrap().list(&Filter::default()).is_empty());
 }
 
 #[tokio::test]
@@ -110,4 +116,91 @@ async fn a_checkpoint_waits_for_its_signer_also_over_a_restart() {
     let other = restarted.tagged(failed.id()).await.unwrap().unwrap();
     assert_eq!(other.tag(), api::TagState::Unspecified);
     assert!(restarted.tagged("other").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_cancelled_operation_ends_so_also_over_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let driver = operations.begin(subject()).await.unwrap();
+    for _ in 0..2 {
+        let told = operations.cancel(driver.id(), CancelCause::Asked).await.unwrap();
+        assert!(told.cancelling && told.state() == api::OperationState::Running);
+    }
+    driver.cancelled().await;
+    driver.commit("it is done").unwrap_err();
+
+    let restarted = Operations::open(directory.path()).unwrap();
+    let (_, driver) = &restarted.interrupted()[0];
+    let ends = driver.ends(Conclusion::failed("the agent ended".to_owned(), None));
+    assert_eq!(ends.state, State::Cancelled);
+    driver.undone("the source runs".to_owned());
+    driver.close(Some(ends)).await;
+    let told = restarted.cancel(driver.id(), CancelCause::Asked).await.unwrap();
+    assert_eq!(told.state(), api::OperationState::Cancelled);
+    assert_eq!((&*told.error, told.cancelling), ("it was cancelled", false));
+    assert_eq!(told.undone, ["the source runs"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_cancelled_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let cancel =
+        async |id: &str| operations.cancel(id, CancelCause::Asked).await.unwrap_err().to_string();
+    assert!(cancel("other").await.contains("no operation \"other\""));
+    let driver = operations.begin(subject()).await.unwrap();
+    driver.commit("its artifact is stored").unwrap();
+    assert!(cancel(driver.id()).await.contains("any more: its artifact is stored"));
+    let failed = Conclusion::failed("no room".to_owned(), None);
+    driver.update(|record| record.conclusion = Some(failed.clone())).await.unwrap();
+    assert!(cancel(driver.id()).await.contains("failed already"));
+    driver.close(Some(failed)).await;
+    assert!(cancel(driver.id()).await.contains("has ended already: failed"));
+}
+
+#[tokio::test]
+async fn an_operation_whose_time_is_over_is_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let time_out = Some(Duration::from_millis(20));
+    let driver = operations.begin(Subject { time_out, ..subject() }).await.unwrap();
+    driver.bounded(driver.cancelled()).await;
+    let ends = driver.ends(Conclusion::failed(String::new(), None));
+    assert!(ends.state == State::Cancelled && ends.error.contains("time was over"), "{ends:?}");
+    assert_ne!(operations.present(driver.id()).unwrap().deadline, "");
+}
+
+#[tokio::test]
+async fn progress_has_a_percentage_where_the_total_is_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let driver = operations.begin(subject()).await.unwrap();
+    let percent = || driver.to_api().progress.unwrap().percent;
+    driver.step("dump");
+    assert_eq!(percent(), None);
+    driver.progress.expect(300);
+    driver.progress.advance(100);
+    assert_eq!(percent(), Some(33));
+    // An estimate may be too low.
+    driver.progress.advance(1000);
+    assert_eq!(percent(), Some(100));
+}
+
+#[tokio::test]
+async fn operations_are_found_by_state_container_and_namespace() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    operations.begin(subject()).await.unwrap();
+    let other = Subject { container: "db".to_owned(), ..subject() };
+    let ended = operations.begin(other).await.unwrap();
+    ended.finish(|record| record.state = State::Failed).await.unwrap();
+    let find = |filter: Filter| {
+        let found = operations.list(&filter).into_iter();
+        found.map(|one| one.container).collect::<Vec<_>>()
+    };
+    let states = vec![api::OperationState::Failed, api::OperationState::Done];
+    assert_eq!(find(Filter { states, ..Filter::default() }), ["db"]);
+    assert_eq!(find(Filter { container: "web".to_owned(), ..Filter::default() }), ["web"]);
+    assert!(find(Filter { namespace: "k8s.io".to_owned(), ..Filter::default() }).is_empty());
 }

@@ -20,11 +20,14 @@ use super::{Order, user};
 use crate::app::{App, Busy, Rejection};
 use crate::gate::{self, Expected, GateError};
 use crate::operations::{
-    Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
 };
 use crate::runtime::{Namespace, RuntimeError};
 use crate::stage::{self, StageError};
 use crate::undo::{Undoing, undo};
+
+/// Why a restore cannot be cancelled any more.
+const COMMITTED: &str = "the container runs: end it instead";
 
 /// Why a checkpoint was not restored.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +62,8 @@ pub(crate) enum RestoreError {
     Operations(#[from] OperationsError),
     #[error("the checkpoint names no container: say how the new one is to be called")]
     NoName,
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
     #[error("the agent is shutting down")]
     ShuttingDown,
 }
@@ -103,6 +108,7 @@ pub(crate) async fn run(
     let steps = async {
         tokio::select! {
             restored = restoring.steps() => restored,
+            () = driver.cancelled() => Err(Cancelled.into()),
             () = cancel.cancelled() => Err(RestoreError::ShuttingDown),
         }
     };
@@ -114,7 +120,7 @@ pub(crate) async fn run(
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
     }
-    let conclusion = conclude(restored);
+    let conclusion = driver.ends(conclude(restored));
     let container = restoring.container.clone().unwrap_or_default();
     let (namespace, container) = (&order.namespace, &container);
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
@@ -167,6 +173,7 @@ impl Restoring<'_> {
         self.driver.will_make(Made::Lease(lease.clone())).await?;
         let leased = plain.lease(&lease).await?;
         let pid = self.launch(&accepted, &leased, &images, directory.join("work")).await?;
+        self.driver.commit(COMMITTED)?;
         let sizes = &accepted.checkpoint.config.sizes;
         let sizes = Sizes {
             dump_bytes: sizes.dump_bytes,

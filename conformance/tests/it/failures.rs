@@ -9,6 +9,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Service;
 use kybernate_conformance::scenario::Scenario;
 
+mod cancels;
 mod deaths;
 mod restores;
 

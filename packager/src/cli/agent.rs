@@ -7,7 +7,7 @@ use clap::Args;
 use hyper_util::rt::TokioIo;
 use kybernate_packager::agent_api::agent_client::AgentClient;
 use kybernate_packager::agent_api::{
-    AGENT_SOCKET, Operation, OperationState, StepTime, WatchRequest,
+    AGENT_SOCKET, CancelRequest, Operation, OperationState, StepTime, WatchRequest,
 };
 use kybernate_packager::progress::Snapshot;
 use tokio::net::UnixStream;
@@ -16,7 +16,8 @@ use tonic::{Code, Status};
 use tower::service_fn;
 
 use super::{Failure, Rule};
-use crate::terminal::Terminal;
+use crate::interrupt::Claim;
+use crate::terminal::{Display, Terminal, say};
 
 /// How often a broken watch is begun again without news between: an agent restarts in seconds, and
 /// its operations go on.
@@ -51,31 +52,89 @@ impl AgentSocket {
         Ok(AgentClient::new(channel))
     }
 
-    /// Shows an operation until it ends.
+    /// Shows an operation until it ends. Ctrl-C cancels it; the second one leaves it to the agent.
     pub(super) async fn follow(
         &self,
         terminal: &Terminal,
         begun: Operation,
     ) -> Result<Operation, Failure> {
+        let interrupts = terminal.interrupts().claim();
+        outcome(self.end_of(terminal, begun, Some(interrupts)).await?)
+    }
+
+    /// Shows an operation until it ends, however it does. Who has a claim to interruptions cancels
+    /// it with the first.
+    pub(super) async fn end_of(
+        &self,
+        terminal: &Terminal,
+        begun: Operation,
+        mut interrupts: Option<Claim<'_>>,
+    ) -> Result<Operation, Failure> {
         let mut display = terminal.display();
         let mut latest = begun;
         let mut breaks = 0;
+        let mut cancelled = false;
         while !ended(&latest) {
-            let news = self.watch(&mut latest, |now| display.update(&snapshot(now))).await;
-            breaks = if news.is_ok_and(|news| news) { 0 } else { breaks + 1 };
-            if !ended(&latest) {
-                if breaks > BREAKS_MAX {
-                    return Err(Failure::failed(format!(
-                        "lost the agent; operation {} may still be under way",
-                        latest.id
-                    )));
+            let interrupted = async {
+                match &mut interrupts {
+                    Some(claim) => claim.next().await,
+                    None => std::future::pending().await,
                 }
-                pause().await;
+            };
+            tokio::select! {
+                told = self.news(&mut latest, &mut display, &mut breaks) => told?,
+                () = interrupted => {
+                    if std::mem::replace(&mut cancelled, true) {
+                        display.end();
+                        return Err(left(&latest));
+                    }
+                    self.cancel(&latest.id).await;
+                }
             }
         }
         display.update(&snapshot(&latest));
         display.end();
-        outcome(latest)
+        Ok(latest)
+    }
+
+    /// Waits for news, or for the agent to come back.
+    async fn news(
+        &self,
+        latest: &mut Operation,
+        display: &mut Display,
+        breaks: &mut u32,
+    ) -> Result<(), Failure> {
+        let news = self.watch(latest, |now| display.update(&snapshot(now))).await;
+        *breaks = if news.is_ok_and(|news| news) { 0 } else { *breaks + 1 };
+        if ended(latest) {
+            return Ok(());
+        }
+        if *breaks > BREAKS_MAX {
+            let id = &latest.id;
+            return Err(Failure::failed(format!(
+                "lost the agent; operation {id} may still be under way"
+            )));
+        }
+        pause().await;
+        Ok(())
+    }
+
+    /// Asks the agent to end an operation, and says how that went.
+    async fn cancel(&self, id: &str) {
+        let asked = async {
+            let mut client = self.connect().await?;
+            let request = CancelRequest { operation_id: id.to_owned() };
+            client.cancel(request).await.map_err(refused)
+        };
+        match asked.await {
+            Ok(_) => say(&format!(
+                "cancelling operation {id}; press Ctrl-C again to leave that to the agent"
+            )),
+            Err(failure) => {
+                say(&failure.to_string());
+                say("press Ctrl-C again to leave it to the agent");
+            }
+        }
     }
 
     /// Watches an operation while the connection holds. Returns whether there was any news.
@@ -116,8 +175,30 @@ pub(super) fn times(operation: &Operation) -> serde_json::Value {
 fn ended(operation: &Operation) -> bool {
     matches!(
         operation.state(),
-        OperationState::Done | OperationState::Failed | OperationState::Refused
+        OperationState::Done
+            | OperationState::Failed
+            | OperationState::Refused
+            | OperationState::Cancelled
     )
+}
+
+/// What is said to whoever does not want to wait any more.
+fn left(operation: &Operation) -> Failure {
+    let Operation { id, cancelling, .. } = operation;
+    let goes_on = if *cancelling { "is still being cancelled" } else { "goes on" };
+    Failure::failed(format!(
+        "interrupted; operation {id} {goes_on} at the agent: `kyb ps --operations` shows it"
+    ))
+}
+
+/// Reads how long an operation may take. The agent counts whole seconds.
+pub(super) fn time_out(text: &str) -> Result<u32, String> {
+    let time = humantime::parse_duration(text);
+    let time = time.map_err(|error| format!("it must be a time like \"10m\": {error}"))?;
+    match u32::try_from(time.as_secs() + u64::from(time.subsec_nanos() > 0)) {
+        Ok(0) | Err(_) => Err("it must be a second at least, and less than a century".to_owned()),
+        Ok(seconds) => Ok(seconds),
+    }
 }
 
 fn outcome(operation: Operation) -> Result<Operation, Failure> {
@@ -126,6 +207,10 @@ fn outcome(operation: Operation) -> Result<Operation, Failure> {
         OperationState::Refused => {
             let rule = Rule::named(&operation.refused_by).unwrap_or(Rule::Policy);
             Err(Failure::Refused(rule, operation.error.into()))
+        }
+        OperationState::Cancelled => {
+            let Operation { error, undone, .. } = operation;
+            Err(Failure::failed([vec![error], undone].concat().join("; ")))
         }
         _ => Err(Failure::failed(operation.error)),
     }
@@ -146,11 +231,12 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 17] = [
+    const STEPS: [&str; 18] = [
         "preflight",
         "dump",
         "capture",
         "resume",
+        "stop",
         "pack",
         "push",
         "sign",

@@ -12,7 +12,7 @@ use kybernate_packager::sign::sign;
 use kybernate_spec::{Digest, Location, Tag};
 use serde_json::json;
 
-use super::agent::{AgentSocket, refused, times};
+use super::agent::{AgentSocket, refused, time_out, times};
 use super::identifier::identifier;
 use super::pack::When;
 use super::{Connection, Failure, keys, tag_for};
@@ -21,8 +21,8 @@ use crate::terminal::{Terminal, bytes};
 /// Take a checkpoint of a running container.
 ///
 /// This node's agent dumps the container, packs it, pushes it and signs it; the tag comes last. The
-/// container is paused only while it is dumped. The operation is the agent's: it goes on when this
-/// command is interrupted.
+/// container is paused only while it is dumped. The operation is the agent's: Ctrl-C cancels it, a
+/// second Ctrl-C leaves it to the agent, and it goes on when this command is killed.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 #[command(after_help = "Example:\n  \
@@ -71,6 +71,9 @@ pub(super) struct Checkpoint {
     /// Longest pause, from 1s to 1h: after that the container runs on, whatever has happened.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = pause)]
     pause_deadline: Duration,
+    /// Cancel the checkpoint when it takes longer than this.
+    #[arg(long, value_name = "TIME", value_parser = time_out)]
+    timeout: Option<u32>,
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
@@ -172,6 +175,7 @@ impl Checkpoint {
             unsigned: matches!(signer, Signer::Nobody),
             base: self.base.as_ref().map(ToString::to_string).unwrap_or_default(),
             page_hashes: self.page_hashes,
+            timeout_seconds: self.timeout.unwrap_or_default(),
         })
     }
 }

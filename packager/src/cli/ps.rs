@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use clap::Args;
-use kybernate_packager::agent_api::{Container, ListRequest, Operation, TagState};
+use clap::{Args, ValueEnum};
+use kybernate_packager::agent_api::{Container, ListRequest, Operation, OperationState, TagState};
 use serde_json::{Value, json};
 
 use super::Failure;
@@ -21,21 +21,61 @@ pub(super) struct Ps {
     /// Only this namespace of containerd.
     #[arg(long, value_parser = identifier)]
     namespace: Option<String>,
+    /// Only this container, and its operations.
+    #[arg(long, value_parser = identifier)]
+    container: Option<String>,
+    /// Only operations; containerd is not asked.
+    #[arg(long)]
+    operations: bool,
+    /// Only operations in this state; may be given more than once.
+    #[arg(long = "state", value_name = "STATE")]
+    states: Vec<State>,
     #[command(flatten)]
     agent: AgentSocket,
+}
+
+/// How an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum State {
+    Running,
+    Done,
+    Failed,
+    Refused,
+    Cancelled,
+}
+
+impl From<State> for OperationState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Running => Self::Running,
+            State::Done => Self::Done,
+            State::Failed => Self::Failed,
+            State::Refused => Self::Refused,
+            State::Cancelled => Self::Cancelled,
+        }
+    }
 }
 
 impl Ps {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let mut client = self.agent.connect().await?;
-        let request = ListRequest { containerd_namespace: self.namespace.unwrap_or_default() };
+        let states = self.states.into_iter().map(|state| OperationState::from(state).into());
+        let request = ListRequest {
+            containerd_namespace: self.namespace.unwrap_or_default(),
+            container: self.container.unwrap_or_default(),
+            operations_only: self.operations,
+            states: states.collect(),
+        };
         let list = client.list(request).await.map_err(refused)?.into_inner();
         let facts = json!({
             "containersProblem": Some(&list.containers_problem).filter(|text| !text.is_empty()),
             "containers": list.containers.iter().map(container).collect::<Vec<_>>(),
             "operations": list.operations.iter().map(operation).collect::<Vec<_>>(),
         });
-        let mut text = row(&["CONTAINER", "NAMESPACE", "STATUS", "PID", "IMAGE"]);
+        let mut text = String::new();
+        if !self.operations {
+            text.push_str(&row(&["CONTAINER", "NAMESPACE", "STATUS", "PID", "IMAGE"]));
+        }
         for one in &list.containers {
             let pid = one.pid.to_string();
             text.push_str(&row(&[
@@ -50,15 +90,18 @@ impl Ps {
             text = format!("containers are not known: {}\n", list.containers_problem);
         }
         if !list.operations.is_empty() {
-            text.push('\n');
+            if !self.operations {
+                text.push('\n');
+            }
             text.push_str(&row(&["OPERATION", "CONTAINER", "STATE", "STEP", "REFERENCE"]));
         }
         for one in &list.operations {
             let state = match one.tag() {
                 TagState::AwaitsSigner => "untagged".to_owned(),
+                _ if one.cancelling => "cancelling".to_owned(),
                 _ => state(one),
             };
-            text.push_str(&row(&[&one.id, &one.container, &state, &one.step, &name_of(one)]));
+            text.push_str(&row(&[&one.id, &one.container, &state, &step(one), &name_of(one)]));
         }
         terminal.print(&facts, &text).map_err(Failure::failed)
     }
@@ -82,7 +125,11 @@ fn operation(one: &Operation) -> Value {
         "namespace": one.containerd_namespace,
         "reference": one.reference,
         "state": state(one),
+        "kind": kind(one),
         "step": one.step,
+        "progress": progress(one),
+        "cancelling": one.cancelling,
+        "undone": one.undone,
         "digest": one.digest,
         "tagged": match one.tag() {
             TagState::Unspecified => None,
@@ -93,7 +140,30 @@ fn operation(one: &Operation) -> Value {
         "refusedBy": one.refused_by,
         "startedAt": one.started_at,
         "finishedAt": one.finished_at,
+        "deadline": one.deadline,
     })
+}
+
+fn kind(one: &Operation) -> String {
+    let name = one.kind().as_str_name();
+    name.trim_start_matches("OPERATION_KIND_").to_lowercase()
+}
+
+fn progress(one: &Operation) -> Value {
+    let progress = one.progress.unwrap_or_default();
+    json!({
+        "bytesDone": progress.bytes_done,
+        "bytesTotal": progress.bytes_total,
+        "percent": progress.percent,
+    })
+}
+
+/// Returns the step under way and how much of it is done.
+fn step(one: &Operation) -> String {
+    match one.progress.unwrap_or_default().percent {
+        Some(percent) => format!("{} {percent}%", one.step),
+        None => one.step.clone(),
+    }
 }
 
 /// Returns what an operation's checkpoint is found by: its digest while no tag is written.

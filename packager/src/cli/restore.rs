@@ -7,7 +7,7 @@ use kybernate_packager::agent_api::{Allowances, Mount, RestoreRequest};
 use kybernate_spec::Location;
 use serde_json::json;
 
-use super::agent::{AgentSocket, refused, times};
+use super::agent::{AgentSocket, refused, time_out, times};
 use super::identifier::identifier;
 use super::{Connection, Failure, keys};
 use crate::terminal::{Terminal, bytes};
@@ -16,7 +16,7 @@ use crate::terminal::{Terminal, bytes};
 ///
 /// This node's agent verifies the signature, compares the facts with the node, decodes who the
 /// processes would be, and only then restores. Whatever goes beyond the defaults is refused unless
-/// it is allowed here by name.
+/// it is allowed here by name. Ctrl-C cancels the restore, a second Ctrl-C leaves it to the agent.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     kyb restore registry.example.com/team/job:v1 --name job-2")]
@@ -37,6 +37,9 @@ pub(super) struct Restore {
     /// Restore whoever made it. The node's configuration must permit that too.
     #[arg(long)]
     insecure_no_signature: bool,
+    /// Cancel the restore when it takes longer than this.
+    #[arg(long, value_name = "TIME", value_parser = time_out)]
+    timeout: Option<u32>,
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
@@ -95,6 +98,7 @@ impl Restore {
             }),
             plain_http: self.connection.plain_http,
             insecure_no_signature: self.insecure_no_signature,
+            timeout_seconds: self.timeout.unwrap_or_default(),
             public_keys: keys.iter().map(kybernate_packager::key::PublicKey::to_pem).collect(),
         };
         let mut client = self.agent.connect().await?;

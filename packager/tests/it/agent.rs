@@ -7,19 +7,21 @@ use std::sync::{Arc, Mutex};
 use futures::stream::{self, Stream, StreamExt};
 use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
 use kybernate_packager::agent_api::{
-    CheckpointRequest, Container, GetNodeRequest, ListRequest, ListResponse, Node, Operation,
-    OperationState, Progress, ReportTaggedRequest, RestoreRequest, StepTime, TagState,
-    WatchRequest,
+    CancelRequest, CheckpointRequest, Container, GetNodeRequest, GetOperationRequest, ListRequest,
+    ListResponse, Node, Operation, OperationState, Progress, ReportTaggedRequest, RestoreRequest,
+    StepTime, TagState, WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
+use rustix::process::Signal;
 use tokio::net::UnixListener;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 use crate::artifact::{checkpoint, noise};
-use crate::kyb::{kyb, terminate_child_with};
+use crate::kyb::{Ran, kyb, signal_child_with, terminate_child_with};
 use crate::proxy::Proxy;
 use crate::registry::{Registry, open};
 
@@ -32,6 +34,17 @@ struct Script {
     restores: Mutex<Vec<RestoreRequest>>,
     watches: Mutex<usize>,
     tagged: Mutex<Vec<String>>,
+    cancels: Mutex<Vec<String>>,
+    wait: Option<Wait>,
+    watched: Notify,
+    cancelled: watch::Sender<bool>,
+}
+
+/// When an operation ends that does not end by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    ForCancel,
+    ForEver,
 }
 
 /// An agent that was started for one test.
@@ -121,13 +134,43 @@ impl Agent for Fake {
         *watches += 1;
         let half = Operation {
             step: "dump".to_owned(),
-            progress: Some(Progress { bytes_done: 1, bytes_total: 2 }),
+            progress: Some(Progress { bytes_done: 1, bytes_total: 2, percent: Some(50) }),
             times: vec![StepTime { step: "preflight".to_owned(), microseconds: 1500 }],
             ..began()
         };
         let end = Operation { id: "op-1".to_owned(), ..self.0.end.clone() };
+        self.0.watched.notify_one();
+        if let Some(wait) = self.0.wait {
+            let script = Arc::clone(&self.0);
+            let end = stream::once(async move {
+                if wait == Wait::ForEver {
+                    std::future::pending::<()>().await;
+                }
+                // A watch that was dropped must not swallow the news.
+                script.cancelled.subscribe().wait_for(|asked| *asked).await.unwrap();
+                Ok(Operation { id: "op-1".to_owned(), ..script.end.clone() })
+            });
+            return Ok(Response::new(stream::iter([Ok(began())]).chain(end).boxed()));
+        }
         let news = if *watches == 1 { vec![Ok(half)] } else { vec![Ok(half), Ok(end)] };
         Ok(Response::new(stream::iter(news).boxed()))
+    }
+
+    async fn get_operation(
+        &self,
+        _: Request<GetOperationRequest>,
+    ) -> Result<Response<Operation>, Status> {
+        Ok(Response::new(self.0.end.clone()))
+    }
+
+    async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<Operation>, Status> {
+        let id = request.into_inner().operation_id;
+        if id == "late" {
+            return Err(Status::failed_precondition("operation late cannot be cancelled any more"));
+        }
+        self.0.cancels.lock().unwrap().push(id);
+        self.0.cancelled.send_replace(true);
+        Ok(Response::new(Operation { cancelling: true, ..began() }))
     }
 
     async fn report_tagged(
@@ -300,4 +343,79 @@ async fn ps_lists_containers_and_operations() {
     let json = kyb(scratch.path(), ["ps", "--json", "--agent-socket", socket]).await.json();
     assert_eq!(json["containers"][0]["pid"], 42);
     assert_eq!(json["operations"][0]["state"], "done");
+}
+
+fn cancelled() -> Operation {
+    Operation {
+        state: OperationState::Cancelled.into(),
+        error: "it was cancelled".to_owned(),
+        undone: vec!["the source runs".to_owned()],
+        ..began()
+    }
+}
+
+/// Runs `kyb` and interrupts it when it waits for its operation.
+async fn interrupted(line: &[&str]) -> (Ran, Arc<Script>) {
+    let scratch = tempfile::tempdir().unwrap();
+    let wait = Some(Wait::ForCancel);
+    let agent =
+        Scripted::start(scratch.path(), Script { wait, end: cancelled(), ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let line = line.iter().copied().chain(["--agent-socket", socket, "--timeout=90s"]);
+    let mut running = std::pin::pin!(kyb(scratch.path(), line));
+    tokio::select! {
+        done = &mut running => panic!("it did not wait: {done:?}"),
+        () = agent.script.watched.notified() => signal_child_with(socket, Signal::INT),
+    }
+    (running.await, Arc::clone(&agent.script))
+}
+
+#[tokio::test]
+async fn ctrl_c_cancels_and_waits_for_what_that_comes_to() {
+    let (ran, script) = interrupted(&["checkpoint", "job", "localhost:1/a/b", "--unsigned"]).await;
+    ran.ended(1, "it was cancelled; the source runs");
+    assert!(ran.told.contains("cancelling operation op-1"), "{ran:?}");
+    assert_eq!(*script.cancels.lock().unwrap(), ["op-1"]);
+    assert_eq!(script.checkpoints.lock().unwrap()[0].timeout_seconds, 90);
+
+    let (ran, script) = interrupted(&["restore", "localhost:1/a/b"]).await;
+    ran.ended(1, "it was cancelled; the source runs");
+    assert_eq!(script.restores.lock().unwrap()[0].timeout_seconds, 90);
+}
+
+#[tokio::test]
+async fn the_second_ctrl_c_leaves_it_to_the_agent() {
+    let scratch = tempfile::tempdir().unwrap();
+    let wait = Some(Wait::ForEver);
+    let agent = Scripted::start(scratch.path(), Script { wait, ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["restore", "localhost:1/a/b", "--agent-socket", socket];
+    let mut running = std::pin::pin!(kyb(scratch.path(), line));
+    let mut asked = agent.script.cancelled.subscribe();
+    tokio::select! {
+        done = &mut running => panic!("it did not wait: {done:?}"),
+        () = agent.script.watched.notified() => signal_child_with(socket, Signal::INT),
+    }
+    tokio::select! {
+        done = &mut running => panic!("it did not wait: {done:?}"),
+        asked = asked.wait_for(|asked| *asked) => drop(asked.unwrap()),
+    }
+    signal_child_with(socket, Signal::INT);
+    running.await.ended(1, "operation op-1 goes on at the agent");
+    assert_eq!(agent.script.cancels.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn cancel_says_what_was_undone_and_why_it_is_too_late() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script { end: cancelled(), ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let told = kyb(scratch.path(), ["cancel", "op-1", "--agent-socket", socket]).await;
+    assert!(told.code == 0 && told.out.contains("the source runs"), "{told:?}");
+    let line = ["cancel", "op-1", "--no-wait", "--json", "--agent-socket", socket];
+    assert_eq!(kyb(scratch.path(), line).await.json()["state"], "running");
+    let late = kyb(scratch.path(), ["cancel", "late", "--agent-socket", socket]).await;
+    late.ended(1, "cannot be cancelled any more");
+    let wrong = ["ps", "--state", "over", "--agent-socket", socket];
+    kyb(scratch.path(), wrong).await.ended(64, "over");
 }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
+use rustix::process::Signal;
 use tokio::process::Command;
 
 /// What a run of `kyb` did.
@@ -75,6 +76,11 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
 
 /// Asks the child of this process that has `argument` to end.
 pub(crate) fn terminate_child_with(argument: &str) {
+    signal_child_with(argument, Signal::TERM);
+}
+
+/// Sends a signal to a `kyb` that runs with this argument.
+pub(crate) fn signal_child_with(argument: &str, signal: Signal) {
     let this = std::process::id().to_string();
     let is_it = |pid: &str| {
         let read = |name: &str| fs_err::read_to_string(format!("/proc/{pid}/{name}"));
@@ -87,5 +93,5 @@ pub(crate) fn terminate_child_with(argument: &str) {
         .find_map(|entry| entry.unwrap().file_name().into_string().ok().filter(|pid| is_it(pid)))
         .unwrap();
     let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
 }

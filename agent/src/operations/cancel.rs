@@ -1,0 +1,157 @@
+//! Ending an operation early: who may still ask for it, and what it comes to.
+
+use std::sync::Arc;
+
+use kybernate_packager::agent_api as api;
+use serde::{Deserialize, Serialize};
+
+use super::{Conclusion, Driver, Operations, OperationsError, State};
+
+/// Why an operation ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CancelCause {
+    /// Somebody asked for it.
+    Asked,
+    /// Its time is over.
+    TimeOut,
+}
+
+/// Why an operation is not cancelled.
+#[derive(Debug, thiserror::Error)]
+pub enum CancelError {
+    /// There is none.
+    #[error("there is no operation {0:?}")]
+    NoOperation(String),
+    /// It has ended otherwise.
+    #[error("operation {0} has ended already: {1}")]
+    Ended(String, &'static str),
+    /// It failed, and what it made is being taken away.
+    #[error("operation {0} failed already, and what it made is being taken away")]
+    Undoing(String),
+    /// It cannot be undone any more.
+    #[error("operation {0} cannot be cancelled any more: {1}")]
+    TooLate(String, &'static str),
+    /// That could not be written down.
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+}
+
+/// It was cancelled before its point of no return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the operation was cancelled")]
+pub(crate) struct Cancelled;
+
+impl CancelCause {
+    /// Returns what is told as the operation's error.
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Asked => "it was cancelled",
+            Self::TimeOut => "it was cancelled because its time was over",
+        }
+    }
+}
+
+impl Operations {
+    /// Asks an operation to end. Safe to repeat.
+    pub(crate) async fn cancel(
+        self: &Arc<Self>,
+        id: &str,
+        cause: CancelCause,
+    ) -> Result<api::Operation, CancelError> {
+        let (record, token) = {
+            let mut entries = self.entries();
+            let unknown = || CancelError::NoOperation(id.to_owned());
+            let entry = entries.get_mut(id).ok_or_else(unknown)?;
+            let record = &mut entry.record;
+            let ends_so = record.conclusion.as_ref().map_or(record.state, |ends| ends.state);
+            match ends_so {
+                State::Running => {}
+                State::Cancelled => return Ok(entry.to_api()),
+                _ if record.is_finished() => {
+                    return Err(CancelError::Ended(id.to_owned(), record.state.name()));
+                }
+                _ => return Err(CancelError::Undoing(id.to_owned())),
+            }
+            if let Some(why) = entry.committed {
+                return Err(CancelError::TooLate(id.to_owned(), why));
+            }
+            if record.cancelled.is_some() {
+                return Ok(entry.to_api());
+            }
+            record.cancelled = Some(cause);
+            (record.clone(), entry.cancel.clone())
+        };
+        tracing::info!(operation.id = id, ?cause, "cancelling an operation");
+        // It ends whether or not that can be written down.
+        token.cancel();
+        self.tell(id);
+        self.write(record, Vec::new()).await?;
+        self.present(id).ok_or_else(|| CancelError::NoOperation(id.to_owned()))
+    }
+}
+
+impl Driver {
+    /// Returns when the operation was cancelled.
+    pub(crate) fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
+        let token = self.operations.entries().get(&*self.id).map(|entry| entry.cancel.clone());
+        async move {
+            match token {
+                Some(token) => token.cancelled_owned().await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Passes the point of no return: from now on nobody can cancel it, for the reason `why`. An
+    /// error when somebody was quicker.
+    pub(crate) fn commit(&self, why: &'static str) -> Result<(), Cancelled> {
+        let mut entries = self.operations.entries();
+        let Some(entry) = entries.get_mut(&*self.id) else { return Ok(()) };
+        if entry.record.cancelled.is_some() {
+            return Err(Cancelled);
+        }
+        entry.committed = Some(why);
+        Ok(())
+    }
+
+    /// Does `work`, and cancels the operation when that takes longer than the operation may.
+    pub(crate) async fn bounded<T>(&self, work: impl Future<Output = T>) -> T {
+        let deadline = {
+            let entries = self.operations.entries();
+            entries.get(&*self.id).and_then(|entry| entry.record.deadline)
+        };
+        let Some(deadline) = deadline else { return work.await };
+        let left = deadline.duration_since(jiff::Timestamp::now()).try_into().unwrap_or_default();
+        let mut work = std::pin::pin!(work);
+        if let Ok(done) = tokio::time::timeout(left, &mut work).await {
+            return done;
+        }
+        if let Err(error) = self.operations.cancel(&self.id, CancelCause::TimeOut).await {
+            tracing::info!(%error, operation.id = self.id(), "its time is over");
+        }
+        work.await
+    }
+
+    /// Returns how an operation ends that did not do what it was to: cancelled, if it was.
+    pub(crate) fn ends(&self, otherwise: Conclusion) -> Conclusion {
+        let entries = self.operations.entries();
+        match entries.get(&*self.id).and_then(|entry| entry.record.cancelled) {
+            Some(cause) if otherwise.state != State::Done => Conclusion {
+                state: State::Cancelled,
+                error: cause.words().to_owned(),
+                refused_by: None,
+                ..otherwise
+            },
+            _ => otherwise,
+        }
+    }
+
+    /// Notes what was taken away again.
+    pub(crate) fn undone(&self, what: String) {
+        let mut entries = self.operations.entries();
+        if let Some(entry) = entries.get_mut(&*self.id) {
+            entry.record.undone.push(what);
+        }
+    }
+}

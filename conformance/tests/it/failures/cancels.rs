@@ -1,0 +1,204 @@
+//! Operations that are cancelled: the source runs on, nothing is left, and the next try works.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::process::Process;
+use kybernate_conformance::scenario::Scenario;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::deaths::{catch, running, signal};
+use super::{has_tag, is};
+use crate::harness::{checkpoint, restore, said, start};
+
+/// How long a cancelled operation may take to end: CRIU gets five seconds to end by itself, then
+/// containerd has to notice that it did not.
+const END_LIMIT: Duration = Duration::from_secs(25);
+
+/// Starts `kyb` without waiting for it.
+fn begin(node: &Node, words: &[&str]) -> Child {
+    let mut command = node.command(&[&["kyb"], words, &["--plain-http"]].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Returns the newest operation, as `kyb ps` tells it.
+fn newest(scenario: &Scenario, node: &Node) -> Value {
+    let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
+    told["operations"].as_array().unwrap().last().unwrap().clone()
+}
+
+/// Waits until the newest operation is at a step, and returns its id.
+fn at_step(scenario: &Scenario, node: &Node, steps: &[&str]) -> String {
+    let mut now = Value::Null;
+    let reached = wait_until(Duration::from_secs(30), || {
+        now = newest(scenario, node);
+        steps.contains(&now["step"].as_str().unwrap())
+    });
+    assert!(reached, "it is not at {steps:?}: {now}");
+    now["id"].as_str().unwrap().to_owned()
+}
+
+/// Cancels an operation, twice, and returns what was undone.
+fn cancel(scenario: &Scenario, node: &Node, id: &str) -> String {
+    let began = Instant::now();
+    let told = scenario.kyb_json(node, &["cancel", id]).unwrap();
+    assert_eq!(told["state"], "cancelled", "{told}");
+    assert!(began.elapsed() < END_LIMIT, "it took {:?}", began.elapsed());
+    let again = scenario.kyb_json(node, &["cancel", id]).unwrap();
+    assert_eq!(again["undone"], told["undone"]);
+    let listed = scenario.kyb_json(node, &["ps", "--operations", "--state", "cancelled"]).unwrap();
+    let listed = listed["operations"].as_array().unwrap();
+    assert!(listed.iter().any(|one| one["id"] == id && one["error"] == "it was cancelled"));
+    told["undone"].to_string()
+}
+
+/// Waits until a `kyb` has failed, and returns what it said.
+fn fails(kyb: Child) -> String {
+    let output = kyb.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    said(&output)
+}
+
+fn stage(node: &Node, file: &str) -> u64 {
+    let stages = fs::read_dir(node.path("/run/kybernate/stage")).ok().into_iter().flatten();
+    let sizes = stages.filter_map(|entry| {
+        fs::metadata(entry.ok()?.path().join(file)).ok().map(|file| file.len())
+    });
+    sizes.sum()
+}
+
+/// The source runs, nothing is frozen or locked, and nothing is left.
+fn runs_on(scenario: &Scenario, node: &Node, before: &str) {
+    assert!(is(node, "job", "RUNNING"));
+    scenario.wait_for_ticks(node, "job").unwrap();
+    assert_eq!(running(node, "criu"), []);
+    let script = "pid=$(ctr task ls | awk '$1 == \"job\" { print $2 }'); \
+        nsenter -t \"$pid\" -n sh -c 'iptables -S; ip6tables -S; nft list tables' | grep CRIU";
+    assert_eq!(said(&node.output(&["sh", "-c", script]).unwrap()), "", "its network is locked");
+    assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+}
+
+fn registry(scenario: &Scenario) -> Process {
+    scenario.registry.as_ref().unwrap().process().unwrap()
+}
+
+#[test]
+fn a_checkpoint_is_cancelled_while_it_is_dumped() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 256, &[]).unwrap();
+    let before = scenario.traces(a).unwrap();
+    let reference = scenario.reference("cancel/dump:v1");
+    let words = ["checkpoint", "job", &reference, "--sign-key", "node-a"];
+
+    // One that hangs, in the long part of a dump.
+    let kyb = begin(a, &words);
+    assert!(catch(|| stage(a, "images/pages-1.img") > 0), "it does not come to that");
+    let criu = running(a, "criu");
+    signal(&criu, Signal::STOP);
+    let id = at_step(&scenario, a, &["dump"]);
+    let percent = &newest(&scenario, a)["progress"]["percent"];
+    assert!(percent.as_u64().is_some_and(|percent| percent < 100), "{percent}");
+    let undone = cancel(&scenario, a, &id);
+    assert!(undone.contains("the source runs") && undone.contains("staging"), "{undone}");
+    assert!(criu.iter().all(|process| !process.runs()), "CRIU outlives it");
+    assert!(fails(kyb).contains("it was cancelled; the source runs"));
+    runs_on(&scenario, a, &before);
+
+    // One that is well, by Ctrl-C.
+    let kyb = begin(a, &words);
+    assert!(catch(|| stage(a, "work/dump.log") > 0), "it does not come to that");
+    a.run(&["pkill", "-INT", "-x", "kyb"]).unwrap();
+    assert!(fails(kyb).contains("cancelling operation"));
+    assert_eq!(newest(&scenario, a)["state"], "cancelled");
+    runs_on(&scenario, a, &before);
+
+    // One whose time is over.
+    let kyb = begin(a, &[&words[..], &["--timeout", "1s"]].concat());
+    assert!(catch(|| stage(a, "work/dump.log") > 0));
+    let criu = running(a, "criu");
+    signal(&criu, Signal::STOP);
+    assert!(fails(kyb).contains("its time was over"));
+    runs_on(&scenario, a, &before);
+
+    assert!(!has_tag(&scenario, &reference));
+    checkpoint(&scenario, a, "job", &reference);
+    let done = newest(&scenario, a);
+    let late = scenario.kyb(a, &["cancel", done["id"].as_str().unwrap()]).unwrap();
+    assert_eq!(late.status.code(), Some(1));
+    assert!(said(&late).contains("has ended already: done"), "{}", said(&late));
+    assert!(has_tag(&scenario, &reference));
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_checkpoint_is_cancelled_while_it_is_pushed() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 128, &[]).unwrap();
+    let before = scenario.traces(a).unwrap();
+    let reference = scenario.reference("cancel/push:v1");
+    let words = ["checkpoint", "job", &reference, "--sign-key", "node-a"];
+    for stop in [false, true] {
+        let kyb = begin(a, &[&words[..], if stop { &["--stop"] } else { &[] }].concat());
+        assert!(catch(|| stage(a, "work/dump.log") > 0), "it does not come to that");
+        // As slow as can be.
+        registry(&scenario).signal(Signal::STOP);
+        let id = at_step(&scenario, a, &["pack", "push"]);
+        assert!(is(a, "job", if stop { "PAUSED" } else { "RUNNING" }));
+        let undone = cancel(&scenario, a, &id);
+        assert!(undone.contains("staging"), "{undone}");
+        assert_eq!(undone.contains("the source runs"), stop, "{undone}");
+        fails(kyb);
+        runs_on(&scenario, a, &before);
+        registry(&scenario).signal(Signal::CONT);
+        assert!(!has_tag(&scenario, &reference));
+    }
+    checkpoint(&scenario, a, "job", &reference);
+    assert!(has_tag(&scenario, &reference));
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_restore_is_cancelled() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", 128, &[]).unwrap();
+    let reference = scenario.reference("cancel/restore:v1");
+    checkpoint(&scenario, a, "job", &reference);
+    // The first one leaves the image and its layers.
+    assert!(restore(&scenario, b, &reference, "job", &[]).status.success());
+    scenario.remove(b, "job").unwrap();
+    let before = scenario.traces(b).unwrap();
+    let words = ["restore", &reference, "--name", "job"];
+
+    let kyb = begin(b, &words);
+    assert!(catch(|| stage(b, "images/pages-1.img") > 0), "it does not come to that");
+    registry(&scenario).signal(Signal::STOP);
+    let id = newest(&scenario, b)["id"].as_str().unwrap().to_owned();
+    cancel(&scenario, b, &id);
+    registry(&scenario).signal(Signal::CONT);
+    fails(kyb);
+    assert_eq!(scenario.traces(b).unwrap(), before);
+
+    let kyb = begin(b, &words);
+    assert!(catch(|| stage(b, "work/restore.log") > 0), "it does not come to that");
+    signal(&running(b, "criu"), Signal::STOP);
+    let id = at_step(&scenario, b, &["restore"]);
+    let undone = cancel(&scenario, b, &id);
+    for what in ["task", "container", "snapshot", "staging", "lease"] {
+        assert!(undone.contains(what), "{undone} has no {what}");
+    }
+    fails(kyb);
+    assert_eq!(running(b, "criu"), []);
+    assert_eq!(scenario.traces(b).unwrap(), before);
+
+    let output = restore(&scenario, b, &reference, "job", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(b, "job").unwrap();
+    scenario.end().unwrap();
+}
