@@ -95,7 +95,22 @@ fn a_checkpoint_is_cancelled_while_it_is_dumped() {
     let reference = scenario.reference("cancel/dump:v1");
     let words = ["checkpoint", "job", &reference, "--sign-key", "node-a"];
 
-    // One that hangs, in the long part of a dump.
+    // One that is well, by Ctrl-C.
+    let kyb = begin(a, &words);
+    assert!(catch(|| stage(a, "work/dump.log") > 0), "it does not come to that");
+    a.run(&["pkill", "-INT", "-x", "kyb"]).unwrap();
+    assert!(fails(kyb).contains("cancelling operation"));
+    assert_eq!(newest(&scenario, a)["state"], "cancelled");
+    runs_on(&scenario, a, &before);
+    assert!(!has_tag(&scenario, &reference));
+    checkpoint(&scenario, a, "job", &reference);
+    assert!(has_tag(&scenario, &reference));
+    let done = newest(&scenario, a);
+    let late = scenario.kyb(a, &["cancel", done["id"].as_str().unwrap()]).unwrap();
+    assert_eq!(late.status.code(), Some(1));
+    assert!(said(&late).contains("has ended already: done"), "{}", said(&late));
+
+    // One that hangs, in the long part of a dump, which has to be killed.
     let kyb = begin(a, &words);
     assert!(catch(|| stage(a, "images/pages-1.img") > 0), "it does not come to that");
     let criu = running(a, "criu");
@@ -109,29 +124,16 @@ fn a_checkpoint_is_cancelled_while_it_is_dumped() {
     assert!(fails(kyb).contains("it was cancelled; the source runs"));
     runs_on(&scenario, a, &before);
 
-    // One that is well, by Ctrl-C.
-    let kyb = begin(a, &words);
-    assert!(catch(|| stage(a, "work/dump.log") > 0), "it does not come to that");
-    a.run(&["pkill", "-INT", "-x", "kyb"]).unwrap();
-    assert!(fails(kyb).contains("cancelling operation"));
-    assert_eq!(newest(&scenario, a)["state"], "cancelled");
-    runs_on(&scenario, a, &before);
-
+    // It left its code in the source, which can only be dumped again when it is started anew.
+    scenario.remove(a, "job").unwrap();
+    scenario.run_workload(a, "job", 256, &[]).unwrap();
+    let before = scenario.traces(a).unwrap();
     // One whose time is over.
     let kyb = begin(a, &[&words[..], &["--timeout", "1s"]].concat());
-    assert!(catch(|| stage(a, "work/dump.log") > 0));
-    let criu = running(a, "criu");
-    signal(&criu, Signal::STOP);
+    assert!(catch(|| stage(a, "images/pages-1.img") > 0), "it does not come to that");
+    signal(&running(a, "criu"), Signal::STOP);
     assert!(fails(kyb).contains("its time was over"));
     runs_on(&scenario, a, &before);
-
-    assert!(!has_tag(&scenario, &reference));
-    checkpoint(&scenario, a, "job", &reference);
-    let done = newest(&scenario, a);
-    let late = scenario.kyb(a, &["cancel", done["id"].as_str().unwrap()]).unwrap();
-    assert_eq!(late.status.code(), Some(1));
-    assert!(said(&late).contains("has ended already: done"), "{}", said(&late));
-    assert!(has_tag(&scenario, &reference));
     scenario.end().unwrap();
 }
 
