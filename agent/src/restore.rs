@@ -8,6 +8,7 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 use kybernate_packager::agent_api as api;
+use kybernate_packager::criu::is_capability;
 use kybernate_packager::key::PublicKey;
 use kybernate_spec::Location;
 
@@ -23,7 +24,6 @@ pub(crate) use self::rules::repository;
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;
-use crate::capability;
 use crate::checkpoint::{namespace_or_default, time_out};
 use crate::operations::{Kind, Subject};
 
@@ -127,7 +127,7 @@ impl Allowances {
             }
         }
         for name in &allow.capabilities {
-            if !capability::is_known(name) {
+            if !is_capability(name) {
                 return invalid(format!("{name:?} is no capability, as CAP_SYS_PTRACE is one"));
             }
         }

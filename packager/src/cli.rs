@@ -10,6 +10,7 @@ mod inspect;
 mod keygen;
 mod keys;
 mod pack;
+mod page;
 mod ps;
 mod restore;
 mod sign;
@@ -23,6 +24,7 @@ use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_spec::{Location, Tag};
 
 pub(crate) use self::failure::{Failure, Rule};
+pub(crate) use self::page::{Page, Sheet};
 use crate::terminal::Terminal;
 
 const ABOUT: &str = "\

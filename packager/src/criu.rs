@@ -6,8 +6,10 @@
 
 use std::io::{self, Read};
 
+mod capability;
 mod name;
 
+pub use self::capability::{capability_names, is_capability};
 pub use self::name::{NameClass, classify, process_id};
 
 /// Largest message accepted: a process with a million mappings has an `mm` message of 60 MB.
@@ -35,6 +37,7 @@ impl Magic {
 #[derive(Debug)]
 pub struct ImageReader<R> {
     input: R,
+    record_bytes_max: u32,
 }
 
 /// Why an image could not be read.
@@ -61,7 +64,27 @@ impl<R: Read> ImageReader<R> {
         if word == COMMON_MAGIC {
             word = read_word(&mut input)?;
         }
-        if word == magic.0 { Ok(Self { input }) } else { Err(ImageError::Magic(word)) }
+        if word == magic.0 {
+            Ok(Self { input, record_bytes_max: MESSAGE_BYTES_MAX })
+        } else {
+            Err(ImageError::Magic(word))
+        }
+    }
+
+    /// Accepts only smaller records than CRIU's largest.
+    #[must_use]
+    pub fn with_limit(self, record_bytes_max: u32) -> Self {
+        Self { record_bytes_max: record_bytes_max.min(MESSAGE_BYTES_MAX), ..self }
+    }
+
+    /// Leaves out bytes that are no record: some images have raw data between their records.
+    pub fn skip(&mut self, bytes: u64) -> Result<(), ImageError> {
+        let skipped = io::copy(&mut (&mut self.input).take(bytes), &mut io::sink())?;
+        if skipped == bytes {
+            Ok(())
+        } else {
+            Err(io::Error::from(io::ErrorKind::UnexpectedEof).into())
+        }
     }
 
     /// Returns the next record, or `None` at the end of the image.
@@ -76,7 +99,7 @@ impl<R: Read> ImageReader<R> {
             }
         }
         let length = u32::from_le_bytes(length);
-        if length > MESSAGE_BYTES_MAX {
+        if length > self.record_bytes_max {
             return Err(ImageError::TooLong(length));
         }
         let mut message = Vec::new();

@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`store`] is where artifacts are kept ([`remote`] and [`layout`] are its kinds);
 //! [`pack`] makes an artifact from a dump directory, [`artifact`] opens one, and [`unpack`] makes a
-//! dump directory of it again; [`criu`] and [`images_pack`] know the files of a dump; [`compat`]
-//! tells whether a node can restore it; [`agent_api`] is the node agent's API.
+//! dump directory of it again; [`inspect`] and [`inside`] look into one; [`criu`] and
+//! [`images_pack`] know the files of a dump; [`compat`] tells whether a node can restore it;
+//! [`agent_api`] is the node agent's API.
 
 pub mod agent_api;
 pub mod artifact;
@@ -13,6 +14,7 @@ pub mod compat;
 pub mod copy;
 pub mod criu;
 pub mod images_pack;
+pub mod inside;
 pub mod inspect;
 pub mod key;
 pub mod layout;
@@ -23,6 +25,7 @@ pub mod progress;
 pub mod remote;
 pub mod sign;
 pub mod store;
+mod stored;
 pub mod unpack;
 pub mod verify;
 pub mod walk;

@@ -17,7 +17,7 @@ use kybernate_spec::{
 
 mod base;
 mod dump;
-mod pagemap;
+pub(crate) mod pagemap;
 mod pages;
 mod runnable;
 mod shards;

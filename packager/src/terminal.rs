@@ -9,7 +9,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kybernate_packager::progress::{Progress, Snapshot};
 use serde::Serialize;
 
-use crate::cli::Failure;
+use crate::cli::{Failure, Page, Sheet};
 use crate::interrupt::Interrupts;
 
 /// How often a bar is drawn.
@@ -52,6 +52,15 @@ impl Terminal {
             return writeln!(out);
         }
         writeln!(out, "{}", plain(text.trim_end()))
+    }
+
+    /// Prints a result: `page` for people, or `value` as one JSON document.
+    pub(crate) fn print_page(&self, value: &impl Serialize, page: &Page) -> std::io::Result<()> {
+        if self.json {
+            return self.print(value, "");
+        }
+        let text = page.render(sheet());
+        writeln!(std::io::stdout().lock(), "{}", text.trim_end())
     }
 
     /// Says why it did not work: to people on stderr, to scripts as the only document on stdout.
@@ -144,6 +153,18 @@ pub(crate) fn bytes(bytes: u64) -> String {
 /// Takes the sting out of text that others wrote: a name must not move the cursor.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+/// Looks at what kind of place stdout is: how wide, and whether it shows colours that nobody has
+/// asked to leave out (no-color.org).
+fn sheet() -> Sheet {
+    if !std::io::stdout().is_terminal() {
+        return Sheet::default();
+    }
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let (_rows, columns) = console::Term::stdout().size();
+    Sheet { columns: Some(columns.into()), colours: !set("NO_COLOR") && !dumb }
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -22,10 +22,15 @@ mod plan;
 use self::place::Place;
 use self::plan::Plan;
 use crate::artifact::Checkpoint;
+use crate::criu::{NameClass, classify};
 use crate::images_pack::{self, ImagesPackError};
 use crate::pack::upload::blocking;
 use crate::progress::Progress;
 use crate::store::{Store, StoreError};
+
+/// Most bytes of images that are too large for the pack, where they are only looked at: all
+/// mappings and open files of thousands of large processes.
+const LOOKED_AT_BYTES_MAX: u64 = 1 << 30;
 
 /// What a reader accepts.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +193,26 @@ pub(crate) async fn unpack_memory_images(
     unpack_pages_where(keep, store, checkpoint, directory, Limits::default(), progress).await
 }
 
+/// Unpacks everything but the pages, and returns the page index, found right. For those who look
+/// and do not restore: more than [`LOOKED_AT_BYTES_MAX`] is refused.
+pub(crate) async fn unpack_for_a_look(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    progress: &Progress,
+) -> Result<Arc<File>, UnpackError> {
+    unpack_images_where(|_| true, store, checkpoint, directory, progress).await?;
+    let keep = |name: &str| classify(name) != NameClass::Pages;
+    let plan = plan(keep, store, checkpoint, directory, Limits::default(), progress).await?;
+    let bytes = plan.wanted_bytes();
+    if bytes > LOOKED_AT_BYTES_MAX {
+        return Err(UnpackError::TooLarge { bytes, limit: LOOKED_AT_BYTES_MAX });
+    }
+    let index = plan.index();
+    fetch(plan, store, checkpoint, directory, progress).await?;
+    Ok(index)
+}
+
 /// Unpacks the bulk files into an existing directory.
 pub async fn unpack_pages(
     store: &Store,
@@ -208,6 +233,19 @@ async fn unpack_pages_where(
     limits: Limits,
     progress: &Progress,
 ) -> Result<(), UnpackError> {
+    let plan = plan(keep, store, checkpoint, directory, limits, progress).await?;
+    fetch(plan, store, checkpoint, directory, progress).await
+}
+
+/// Fetches the page index and plans what of the bulk files is to be fetched.
+async fn plan(
+    keep: fn(&str) -> bool,
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    limits: Limits,
+    progress: &Progress,
+) -> Result<Arc<Plan>, UnpackError> {
     let sizes = &checkpoint.config.sizes;
     if sizes.bulk_bytes > limits.dump_bytes_max {
         let (bytes, limit) = (sizes.bulk_bytes, limits.dump_bytes_max);
@@ -224,7 +262,17 @@ async fn unpack_pages_where(
         tokio::task::spawn_blocking(move || Plan::read(index, &checkpoint, keep))
     };
     let plan = plan.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??;
-    let plan = Arc::new(plan);
+    Ok(Arc::new(plan))
+}
+
+/// Fetches what is planned.
+async fn fetch(
+    plan: Arc<Plan>,
+    store: &Store,
+    checkpoint: &Checkpoint,
+    directory: &Path,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
     let target = directory.to_owned();
     let files = plan.files.clone();
     let files =

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
-use kybernate_packager::criu::{ImageError, ImageReader, Magic, Process, process_id};
+use kybernate_packager::criu::{
+    ImageError, ImageReader, Magic, Process, capability_names, process_id,
+};
 use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +13,6 @@ use super::images::{
     CORE, Core, Credentials, FILES, File, IDS, Ids, Inventory, MOUNTS, Mount, SECCOMP, Seccomp,
     ThreadCore,
 };
-use crate::capability;
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -287,7 +288,7 @@ impl Builder {
                 .into_iter()
                 .chain(of.groups.clone())
                 .collect(),
-            capabilities: sets.into_iter().flat_map(|set| capability::names(set)).collect(),
+            capabilities: sets.into_iter().flat_map(|set| capability_names(set)).collect(),
             no_new_privileges: of.no_new_privs == Some(1),
             seccomp: mode != 0,
             lsm_profile: profile.filter(|profile| !profile.is_empty()),

@@ -5,6 +5,7 @@ use std::fmt;
 
 use kybernate_packager::artifact::ArtifactError;
 use kybernate_packager::copy::CopyError;
+use kybernate_packager::inspect::InspectError;
 use kybernate_packager::key::{KeyError, KeyErrorKind};
 use kybernate_packager::pack::PackError;
 use kybernate_packager::sign::SignError;
@@ -176,6 +177,16 @@ impl From<ArtifactError> for Failure {
             ArtifactError::Shape(..) | ArtifactError::Malformed(..) => {
                 Self::Refused(Rule::Integrity, error.into())
             }
+        }
+    }
+}
+
+impl From<InspectError> for Failure {
+    fn from(error: InspectError) -> Self {
+        match error {
+            InspectError::Artifact(error) => error.into(),
+            InspectError::Unpack(error) => error.into(),
+            error @ InspectError::Io(..) => Self::failed(error),
         }
     }
 }

@@ -22,27 +22,45 @@ pub(super) enum MemoryKey {
 
 /// Walks one pagemap forwards. Both questions must be asked in ascending order; what is asked out
 /// of order is not found, which costs bytes and nothing else.
-pub(super) struct PagemapWalk {
+pub(crate) struct PagemapWalk {
     reader: ImageReader<BufReader<fs::File>>,
+    pages_id: Option<u32>,
     current: Stretch,
     ended: bool,
 }
 
 /// Consecutive pages of the pages file with consecutive addresses.
 #[derive(Clone, Copy, Debug, Default)]
-struct Stretch {
-    address: u64,
-    first_page: u64,
-    pages: u64,
+pub(crate) struct Stretch {
+    /// Address of the first page.
+    pub(crate) address: u64,
+    /// Number of the first page in the pages file.
+    pub(crate) first_page: u64,
+    /// Number of pages.
+    pub(crate) pages: u64,
 }
 
 impl PagemapWalk {
     /// Opens the pagemap `name` of a dump directory.
-    pub(super) fn open(directory: &Path, name: &str) -> Result<Self, ImageError> {
+    pub(crate) fn open(directory: &Path, name: &str) -> Result<Self, ImageError> {
         let file = fs::File::open(directory.join(name))?;
         let mut reader = ImageReader::new(BufReader::new(file), Magic::PAGEMAP)?;
-        let ended = reader.next_message::<PagemapHead>()?.is_none();
-        Ok(Self { reader, current: Stretch::default(), ended })
+        let pages_id = reader.next_message::<PagemapHead>()?.map(|head| head.pages_id);
+        let ended = pages_id.is_none();
+        Ok(Self { reader, pages_id, current: Stretch::default(), ended })
+    }
+
+    /// Returns the number of the pages file, when the pagemap says one.
+    pub(crate) const fn pages_id(&self) -> Option<u32> {
+        self.pages_id
+    }
+
+    /// Goes on to the next stretch, for those who want them all.
+    pub(crate) fn next_stretch(&mut self) -> Result<Option<Stretch>, ImageError> {
+        if !self.ended {
+            self.advance()?;
+        }
+        Ok((!self.ended).then_some(self.current))
     }
 
     /// Returns the address of a page of the file.
@@ -73,7 +91,8 @@ impl PagemapWalk {
             }
             let pages = entry.page_count();
             let length = pages.checked_mul(PAGE_BYTES);
-            let fits = length.is_some_and(|length| entry.address.checked_add(length).is_some());
+            let fits = entry.address.is_multiple_of(PAGE_BYTES)
+                && length.is_some_and(|length| entry.address.checked_add(length).is_some());
             // CRIU writes them in ascending order. Anything else must not match a page twice.
             if !fits || entry.address < self.current.end() || next.checked_add(pages).is_none() {
                 break;

@@ -115,6 +115,17 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Returns the page index, which has been read once and found right.
+    pub(super) fn index(&self) -> Arc<File> {
+        Arc::clone(&self.index)
+    }
+
+    /// Returns the bytes of all files that are asked for.
+    pub(super) fn wanted_bytes(&self) -> u64 {
+        let wanted = self.files.iter().filter(|file| file.wanted);
+        wanted.fold(0, |sum, file| sum.saturating_add(file.length))
+    }
+
     /// Returns what hashes the chunks.
     pub(super) const fn hash(&self) -> ChunkHash {
         self.header.hash

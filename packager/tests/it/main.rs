@@ -13,6 +13,7 @@ mod door;
 mod dump;
 mod hostile;
 mod increments;
+mod inspecting;
 mod kyb;
 mod proxy;
 mod registry;
