@@ -82,7 +82,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "nothing is logging yet")]
+#[expect(clippy::print_stderr, reason = "it answers what was typed, and is no line of a log")]
 fn wrong_usage(wrong: &[impl std::fmt::Display]) -> ExitCode {
     for mistake in wrong {
         eprintln!("{mistake}");
@@ -105,7 +105,11 @@ fn maintain_store(
     let runtime = runtime.context("failed to start the runtime")?;
     let mut out = std::io::stdout().lock();
     let outcome = runtime.block_on(maintain(&config, &request(&config), json, &mut out));
-    Ok(match outcome.context("maintenance failed")? {
+    let outcome = match outcome {
+        Err(error) if error.is_usage() => return Ok(wrong_usage(&[error])),
+        outcome => outcome.context("maintenance failed")?,
+    };
+    Ok(match outcome {
         Outcome::Good => ExitCode::SUCCESS,
         Outcome::Corrupt => ExitCode::from(EXIT_REFUSED),
         Outcome::Stopped => ExitCode::FAILURE,
@@ -118,25 +122,24 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
         .context("failed to raise the limit of open files")?;
-    let store = Store::open(&config.root)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING_THREADS_MAX)
         .enable_all()
         .build()
         .context("failed to start the runtime")?;
+    // Addresses first: where one is taken, nothing is made on the disk.
+    let (listener, operations) = runtime.block_on(listen(&config))?;
+    let store = match Store::open(&config.root) {
+        Err(error) if error.is_usage() => return Ok(wrong_usage(&[error])),
+        opened => opened?,
+    };
     runtime.block_on(async {
-        let listener = TcpListener::bind(config.listen.as_str())
-            .await
-            .with_context(|| format!("failed to listen on {}", config.listen))?;
         let server = match Server::start(&config, store, listener) {
             Err(StartError::Mistakes(wrong)) => return Ok(wrong_usage(&wrong)),
             started => started.context("failed to serve")?,
         };
-        if let Some(address) = &config.metrics.listen {
-            let listening = TcpListener::bind(address.as_str()).await;
-            server.serve_operations(
-                listening.with_context(|| format!("failed to listen on {address} for metrics"))?,
-            );
+        if let Some(listener) = operations {
+            server.serve_operations(listener);
         }
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -148,4 +151,16 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         tracing::info!(drained, "stopped");
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Takes the registry's address, and that of figures where they have their own.
+async fn listen(config: &Config) -> anyhow::Result<(TcpListener, Option<TcpListener>)> {
+    let listener = TcpListener::bind(config.listen.as_str())
+        .await
+        .with_context(|| format!("failed to listen on {}", config.listen))?;
+    let Some(address) = &config.metrics.listen else { return Ok((listener, None)) };
+    let operations = TcpListener::bind(address.as_str())
+        .await
+        .with_context(|| format!("failed to listen on {address} for metrics"))?;
+    Ok((listener, Some(operations)))
 }

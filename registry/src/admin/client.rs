@@ -17,9 +17,6 @@ use crate::store::{OpenError, Store, StoreError};
 /// Why maintenance could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// There is no such directory.
-    #[error("there is no store at {0:?}")]
-    NoStore(PathBuf),
     /// The store is served by somebody who does not answer.
     #[error("the store at {0:?} is served, and its server cannot be reached")]
     Unreachable(PathBuf, #[source] io::Error),
@@ -40,6 +37,13 @@ pub enum AdminError {
     Io(#[from] io::Error),
 }
 
+impl AdminError {
+    /// Whether the command has to be given another directory.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Open(error) if error.is_usage())
+    }
+}
+
 /// Is given each line of a reply; an error ends the work.
 pub type Told<'a> = dyn FnMut(&Reply) -> io::Result<()> + 'a;
 
@@ -51,13 +55,11 @@ pub async fn run(
     told: &mut Told<'_>,
 ) -> Result<Reply, AdminError> {
     let root = &config.root;
-    if !root.is_dir() {
-        return Err(AdminError::NoStore(root.clone()));
-    }
+    Store::require(root)?;
     if let Some(stream) = connect(root).await? {
         return ask(stream, request, told).await;
     }
-    match Store::open(root).map(Arc::new) {
+    match Store::open_existing(root).map(Arc::new) {
         Ok(store) => perform_here(config, store, request, told).await,
         // It began to serve just now.
         Err(OpenError::Locked(_)) => match connect(root).await? {

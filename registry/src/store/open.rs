@@ -46,9 +46,27 @@ pub enum OpenError {
         /// What is in the way.
         found: String,
     },
+    /// There is nothing to look after.
+    #[error(
+        "{root:?} is no store: {found}, and a store has {VERSION_FILE:?} in its root; name the \
+         directory that `serve` was given"
+    )]
+    NoStore {
+        /// The root.
+        root: PathBuf,
+        /// What is there instead.
+        found: String,
+    },
     /// Input or output failed.
     #[error("failed to open the store at {0:?}")]
     Io(PathBuf, #[source] io::Error),
+}
+
+impl OpenError {
+    /// Whether another directory has to be named: trying again would not help.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Foreign { .. } | Self::NoStore { .. })
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -102,6 +120,29 @@ impl Store {
             store.write_version().map_err(failed)?;
         }
         Ok(store)
+    }
+
+    /// Opens the store at `root` if there is one, and else makes nothing. Blocks.
+    pub fn open_existing(root: &Path) -> Result<Self, OpenError> {
+        Self::require(root)?;
+        Self::open(root)
+    }
+
+    /// Fails when there is no store at `root`. Blocks.
+    pub(crate) fn require(root: &Path) -> Result<(), OpenError> {
+        let known = root.join(VERSION_FILE).try_exists();
+        if known.map_err(|error| OpenError::Io(root.to_owned(), error))? {
+            return Ok(());
+        }
+        let found = match fs::read_dir(root).map(|mut entries| entries.next()) {
+            Ok(None) => "it is empty".to_owned(),
+            Ok(Some(entry)) => {
+                let name = entry.map_err(|error| OpenError::Io(root.to_owned(), error))?;
+                format!("it holds {:?}", name.file_name().to_string_lossy())
+            }
+            Err(error) => format!("it cannot be listed ({})", error.kind()),
+        };
+        Err(OpenError::NoStore { root: root.to_owned(), found })
     }
 
     fn make_directories(&self) -> io::Result<()> {

@@ -3,9 +3,10 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
 
+use kybernate_registry::store::Store;
 use kybernate_spec::Digest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::harness::{blob_path, noise, wait_until};
 use crate::process::{Process, command};
@@ -56,6 +57,7 @@ async fn help_shows_what_a_command_takes_and_nothing_else() {
     }
     // What a server is told in the environment is no reason to refuse.
     let root = tempfile::tempdir().unwrap();
+    drop(Store::open(root.path()).unwrap());
     let mut gc = command(&["gc", "--root", root.path().to_str().unwrap()]);
     let output = gc.env("KYBERNATE_REGISTRY_LISTEN", "127.0.0.1:0").output().await.unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -73,6 +75,55 @@ async fn a_second_server_on_a_root_is_refused() {
     assert!(told.contains("already served by another process"), "{told}");
     assert_eq!(first.remote.get("/v2/").await.status, 200);
     first.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_no_store_is_left_alone_and_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (empty, foreign) = (directory.path().join("empty"), directory.path().join("foreign"));
+    let missing = directory.path().join("missing");
+    fs_err::create_dir(&empty).unwrap();
+    fs_err::create_dir(&foreign).unwrap();
+    fs_err::write(foreign.join("precious"), "").unwrap();
+    for command_name in ["gc", "scrub"] {
+        for (root, found) in
+            [(&empty, "it is empty"), (&foreign, "\"precious\""), (&missing, "cannot be listed")]
+        {
+            let path = root.to_str().unwrap();
+            let output = command(&[command_name, "--root", path]).output().await.unwrap();
+            assert_eq!(output.status.code(), Some(64), "{output:?}");
+            let told = String::from_utf8(output.stderr).unwrap();
+            for word in [path, found, "is no store", "kybernate-registry.json", "`serve`"] {
+                assert!(told.contains(word), "{word}: {told}");
+            }
+            assert_eq!(told.lines().count(), 1, "{told}");
+        }
+    }
+    assert_eq!(fs_err::read_dir(&empty).unwrap().count(), 0);
+    assert_eq!(fs_err::read_dir(&foreign).unwrap().count(), 1);
+    assert!(!missing.exists());
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--root", foreign.to_str().unwrap()];
+    let output = command(&serve).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_taken_address_is_told_before_anything_is_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("store");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    let root_path = root.to_str().unwrap();
+    let own = ["serve", "--root", root_path, "--listen", &taken];
+    let metrics =
+        ["serve", "--root", root_path, "--listen", "127.0.0.1:0", "--metrics-listen", &taken];
+    for arguments in [&own[..], &metrics] {
+        let output = command(arguments).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains(&taken) && told.contains("failed to listen"), "{told}");
+        assert!(!root.exists());
+    }
 }
 
 #[tokio::test]
