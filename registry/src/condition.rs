@@ -34,11 +34,11 @@ impl Condition {
     }
 }
 
-/// The conditions of a PUT, kept beyond the request's headers.
+/// The conditions of a PUT or DELETE, kept beyond the request's headers.
 #[derive(Debug)]
-pub struct PutConditions(HeaderMap);
+pub struct WriteConditions(HeaderMap);
 
-impl PutConditions {
+impl WriteConditions {
     /// Returns those of a request, if it has any.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut own = HeaderMap::new();
@@ -50,7 +50,7 @@ impl PutConditions {
         (!own.is_empty()).then_some(Self(own))
     }
 
-    /// Whether what is here, by its entity tag, may be replaced (RFC 9110, 13.1.1 and 13.1.2).
+    /// Whether what is here, by its entity tag, may be replaced or removed (RFC 9110, 13.1.1 and 13.1.2).
     pub fn allow(&self, tag: Option<&str>) -> bool {
         let Self(headers) = self;
         match tag {

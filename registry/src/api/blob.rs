@@ -15,6 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tracing::{Instrument as _, Span};
 
 use super::{CONTENT_DIGEST, Call, digest, multipart, repository};
+use crate::condition::WriteConditions;
 use crate::error::ApiError;
 use crate::range::Wanted;
 use crate::store::{BlobReader, OpenBlob, ReadError};
@@ -55,8 +56,22 @@ pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Respon
 
 pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, digest) = (repository(name)?, digest(text)?);
-    let removed = call.on_store(move |store| store.unlink(&repository, &digest)).await?;
-    if removed { Ok(StatusCode::ACCEPTED.into_response()) } else { Err(ApiError::BlobUnknown) }
+    let conditions = WriteConditions::of(&call.parts.headers);
+    let removed = call.on_store(move |store| {
+        // What is under a digest is always the same: nothing can come between the two.
+        let goes = match conditions {
+            Some(conditions) if store.blob(&repository, &digest)?.is_some() => {
+                conditions.allow(Some(&entity_tag(&digest)))
+            }
+            _ => true,
+        };
+        if goes { store.unlink(&repository, &digest).map(Some) } else { Ok(None) }
+    });
+    match removed.await? {
+        None => Err(ApiError::Precondition),
+        Some(true) => Ok(StatusCode::ACCEPTED.into_response()),
+        Some(false) => Err(ApiError::BlobUnknown),
+    }
 }
 
 async fn open(call: Call<'_>, name: &str, text: &str) -> Result<OpenBlob, ApiError> {

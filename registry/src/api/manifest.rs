@@ -11,7 +11,7 @@ use kybernate_spec::{
 
 use super::blob::entity_tag;
 use super::{CONTENT_DIGEST, Call, digest, repository};
-use crate::condition::PutConditions;
+use crate::condition::WriteConditions;
 use crate::config::NotifyAction;
 use crate::error::ApiError;
 use crate::manifest::References;
@@ -92,7 +92,7 @@ pub(super) async fn put(
     let reply = created(&repository, &digest, subject.as_ref(), &tags);
     let new = NewManifest { digest, media_type, content, references, tags };
     let (notices, origin) = (call.app.notices.clone(), call.origin());
-    let conditions = PutConditions::of(&call.parts.headers);
+    let conditions = WriteConditions::of(&call.parts.headers);
     let missing = call.on_store(move |store| {
         let _room = Room::for_manifest(store, &repository, &new)?;
         let put = || match &conditions {
@@ -114,25 +114,30 @@ pub(super) async fn put(
 pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
     let (notices, origin) = (call.app.notices.clone(), call.origin());
+    let conditions = WriteConditions::of(&call.parts.headers);
     let removed = call.on_store(move |store| {
         let (subject, tag) = match &reference {
             Reference::Tag(tag) => (Subject::Tag, Some(tag.clone())),
             Reference::Digest(digest) => (Subject::Digest(digest.clone()), None),
-            Reference::Neither(_) => return Ok(false),
+            Reference::Neither(_) => return Ok(Some(false)),
+        };
+        let goes = |there: &Digest| match &conditions {
+            None => true,
+            Some(conditions) => conditions.allow(Some(&entity_tag(there))),
         };
         let delete = || match &reference {
-            Reference::Tag(tag) => store.delete_tag(&repository, tag),
-            Reference::Digest(digest) => store.delete_manifest(&repository, digest),
-            Reference::Neither(_) => Ok(false),
+            Reference::Tag(tag) => store.delete_tag_if(&repository, tag, goes),
+            Reference::Digest(digest) => store.delete_manifest_if(&repository, digest, goes),
+            Reference::Neither(_) => Ok(Some(false)),
         };
         let (action, repository) = (NotifyAction::Delete, repository.clone());
         let news = [Happening { action, repository, subject, tag }];
-        notices.telling(news, Some(&origin), delete, |removed| *removed)
+        notices.telling(news, Some(&origin), delete, |removed| *removed == Some(true))
     });
-    if removed.await? {
-        Ok(StatusCode::ACCEPTED.into_response())
-    } else {
-        Err(ApiError::ManifestUnknown)
+    match removed.await? {
+        None => Err(ApiError::Precondition),
+        Some(true) => Ok(StatusCode::ACCEPTED.into_response()),
+        Some(false) => Err(ApiError::ManifestUnknown),
     }
 }
 

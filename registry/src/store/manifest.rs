@@ -228,13 +228,28 @@ impl Store {
         repository: &RepositoryName,
         digest: &Digest,
     ) -> Result<bool, StoreError> {
+        let removed = self.delete_manifest_if(repository, digest, |_there| true);
+        removed.map(|removed| removed.unwrap_or(false))
+    }
+
+    /// Does what [`Self::delete_manifest`] does, when `goes` agrees with the manifest that is there.
+    /// Returns nothing when it does not agree. Blocks.
+    pub fn delete_manifest_if(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+        goes: impl FnOnce(&Digest) -> bool,
+    ) -> Result<Option<bool>, StoreError> {
         let lock = self.repository_lock(repository);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
         self.refuse_to_remove(repository, digest)?;
         let delete = || -> io::Result<_> {
             let link = self.layout.manifest_link(repository, digest);
             if !link.exists() {
-                return Ok(false);
+                return Ok(Some(false));
+            }
+            if !goes(digest) {
+                return Ok(None);
             }
             let subject = read_record::<ManifestRecord>(&link)?.and_then(|record| record.subject);
             self.house.deleted(repository, digest);
@@ -246,7 +261,7 @@ impl Store {
             if let Some(subject) = subject {
                 self.remove_referrer(repository, &subject, digest)?;
             }
-            Ok(true)
+            Ok(Some(true))
         };
         delete().map_err(StoreError::during("delete a manifest"))
     }

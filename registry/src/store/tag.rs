@@ -153,12 +153,26 @@ impl Store {
 
     /// Removes a tag. Returns whether it was there.
     pub fn delete_tag(&self, name: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
+        self.delete_tag_if(name, tag, |_there| true).map(|removed| removed.unwrap_or(false))
+    }
+
+    /// Does what [`Self::delete_tag`] does, when `goes` agrees with what the tag names now. Returns
+    /// nothing when it does not agree. Blocks.
+    pub fn delete_tag_if(
+        &self,
+        name: &RepositoryName,
+        tag: &Tag,
+        goes: impl FnOnce(&Digest) -> bool,
+    ) -> Result<Option<bool>, StoreError> {
         let lock = self.repository_lock(name);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
-        if self.is_immutable(name, tag)
-            && let Some(digest) = self.tag(name, tag)?
-        {
-            return Err(immutable("delete a tag", tag, digest));
+        if let Some(digest) = self.tag(name, tag)? {
+            if self.is_immutable(name, tag) {
+                return Err(immutable("delete a tag", tag, digest));
+            }
+            if !goes(&digest) {
+                return Ok(None);
+            }
         }
         let delete = || {
             let path = self.layout.tag(name, tag);
@@ -168,7 +182,7 @@ impl Store {
                 self.changed(Change::no_tag(name, tag))?;
                 self.directories.sync(&self.layout.tags(name))?;
             }
-            Ok(removed)
+            Ok(Some(removed))
         };
         delete().map_err(StoreError::during("delete a tag"))
     }

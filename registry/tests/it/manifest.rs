@@ -224,3 +224,39 @@ async fn a_push_may_say_what_it_replaces() {
     statuses.sort_unstable();
     assert_eq!(statuses, [201, 412, 412, 412, 412, 412, 412, 412]);
 }
+
+#[tokio::test]
+async fn a_delete_may_say_what_it_removes() {
+    let registry = TestRegistry::start().await;
+    let put = async |content: &'static str| {
+        assert_eq!(registry.put_manifest("a", "v1", "x/y", content).await.status, 201);
+        registry.get("/v2/a/manifests/v1").await.header("etag").to_owned()
+    };
+    let delete = async |reference: &str, name: &str, value: &str| {
+        let path = format!("/v2/a/{reference}");
+        registry.send(Method::DELETE, &path, &[(name, value)], "").await
+    };
+    let (old, new) = (put("one").await, put("two").await);
+    let digest = new.trim_matches('"');
+    for reference in ["manifests/v1", &format!("manifests/{digest}")] {
+        delete(reference, "if-match", &old).await.refused(412, "DENIED");
+        delete(reference, "if-none-match", &new).await.refused(412, "DENIED");
+        assert_eq!(registry.get("/v2/a/manifests/v1").await.body, "two");
+    }
+    assert_eq!(delete("manifests/v1", "if-match", &new).await.status, 202);
+    // What is not there is missing, whatever is asked of it.
+    delete("manifests/v1", "if-match", "*").await.refused(404, "MANIFEST_UNKNOWN");
+    assert_eq!(delete(&format!("manifests/{digest}"), "if-match", "*").await.status, 202);
+
+    let blob = registry.push("a", b"blob").await;
+    let path = format!("blobs/{blob}");
+    delete(&path, "if-match", "\"other\"").await.refused(412, "DENIED");
+    assert_eq!(delete(&path, "if-match", &format!("\"{blob}\"")).await.status, 202);
+    delete(&path, "if-match", "*").await.refused(404, "BLOB_UNKNOWN");
+
+    // Of many who remove the same, one does.
+    let tag = put("three").await;
+    let deletes = (0..8).map(|_| delete("manifests/v1", "if-match", &tag));
+    let answers = futures::future::join_all(deletes).await;
+    assert_eq!(answers.iter().filter(|reply| reply.status == 202).count(), 1);
+}
