@@ -67,7 +67,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             };
             match Config::read(&file, &text) {
                 Ok(config) => match Files::read(&config) {
-                    Ok(_good) => writeln!(std::io::stdout(), "{}: good", file.display())?,
+                    Ok(good) => {
+                        if let Some(doubt) = good.doubts() {
+                            writeln!(std::io::stderr(), "warning: {doubt}")?;
+                        }
+                        writeln!(std::io::stdout(), "{}: good", file.display())?;
+                    }
                     Err(wrong) => return Ok(wrong_usage(&wrong)),
                 },
                 Err(wrong) => return Ok(wrong_usage(&wrong)),

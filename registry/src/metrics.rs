@@ -18,6 +18,7 @@ pub use self::http::HttpMetrics;
 pub use self::latency::Latency;
 pub use self::notify::NotifyMetrics;
 pub use self::store::StoreMetrics;
+pub use self::tls::TlsMetrics;
 
 mod gc;
 mod http;
@@ -25,6 +26,7 @@ mod latency;
 mod notify;
 mod process;
 mod store;
+mod tls;
 
 /// What the page of [`Metrics::page`] is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -41,6 +43,8 @@ pub struct Metrics {
     pub uploads_open: Gauge,
     /// Events told to others.
     pub notify: NotifyMetrics,
+    /// The certificate in force.
+    pub tls: TlsMetrics,
 }
 
 /// Connections, and what goes over them.
@@ -72,7 +76,9 @@ impl Metrics {
         ours.register("uploads_open", help, uploads_open.clone());
         let notify = NotifyMetrics::default();
         notify.register(ours);
-        Self { registry, http, connections, uploads_open, notify }
+        let tls = TlsMetrics::default();
+        tls.register(ours);
+        Self { registry, http, connections, uploads_open, notify, tls }
     }
 
     /// Writes all metrics in the text format of OpenMetrics.

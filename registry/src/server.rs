@@ -66,6 +66,11 @@ impl Files {
             }
         }
     }
+
+    /// Says what is good and will not work all the same.
+    pub fn doubts(&self) -> Option<String> {
+        self.tls.as_ref().and_then(TlsFiles::doubt)
+    }
 }
 
 /// Why a registry cannot serve.
@@ -98,6 +103,9 @@ impl Server {
         let tls = files.tls.map(|tls| tls.start(&tasks));
         let app = App::new(config.clone(), access, store, tasks.clone())?;
         app.notices.start(&tasks).map_err(StartError::Notify)?;
+        if let Some(tls) = &tls {
+            tls.report(app.metrics.tls.clone(), &tasks);
+        }
         let store = Arc::clone(&app.store);
         tasks.spawn(|cancel| index::keep(store, cancel));
         let retaining = Arc::clone(&app);

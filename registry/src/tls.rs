@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::WebPkiClientVerifier;
@@ -16,23 +16,34 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use self::certificate::names;
+use self::validity::Validity;
 use crate::access::follow::{Followed, View, mistake};
 use crate::access::subject::CertificateNames;
 use crate::config::{Mistake, TlsSettings};
+use crate::metrics::TlsMetrics;
 use crate::tasks::Tasks;
 
 mod certificate;
+mod validity;
 
 /// How long a handshake may take.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Makes connections encrypted, with the certificate that is in force when they begin.
 #[derive(Debug, Clone)]
-pub struct Tls(View<ServerConfig>);
+pub struct Tls(View<Secured>);
 
 /// Certificates and keys, read and not followed yet.
 #[derive(Debug)]
-pub struct TlsFiles(Followed<ServerConfig>);
+pub struct TlsFiles(Followed<Secured>);
+
+/// What connections are made with.
+#[derive(Debug)]
+struct Secured {
+    config: Arc<ServerConfig>,
+    /// When the certificate is good, where it can be read.
+    validity: Option<Validity>,
+}
 
 /// The paths of the files, in the order in which they are read.
 #[derive(Debug, Clone)]
@@ -58,6 +69,12 @@ impl TlsFiles {
         Ok(Some(Self(files)))
     }
 
+    /// Says why clients will refuse the certificate now, if they will.
+    pub fn doubt(&self) -> Option<String> {
+        let doubt = self.0.get().validity?.doubt(SystemTime::now())?;
+        Some(format!("{}: {doubt}", self.0.first().display()))
+    }
+
     /// Follows the files as long as tasks run.
     pub fn start(self, tasks: &Tasks) -> Tls {
         let view = self.0.view();
@@ -72,23 +89,46 @@ impl Tls {
         &self,
         stream: S,
     ) -> io::Result<(TlsStream<S>, Option<Arc<CertificateNames>>)> {
-        let accepting = TlsAcceptor::from(self.0.get()).accept(stream);
+        let accepting = TlsAcceptor::from(Arc::clone(&self.0.get().config)).accept(stream);
         let stream = tokio::time::timeout(HANDSHAKE_TIME_MAX, accepting).await??;
         let (_, connection) = stream.get_ref();
         let certificate = connection.peer_certificates().and_then(<[_]>::first);
         let names = certificate.map(|certificate| Arc::new(names(certificate)));
         Ok((stream, names))
     }
+
+    /// Keeps figures of the certificate up to date as long as tasks run.
+    pub(crate) fn report(&self, metrics: TlsMetrics, tasks: &Tasks) {
+        let mut view = self.0.clone();
+        let tell = move |secured: &Secured| {
+            if let Some(validity) = secured.validity {
+                metrics.set_not_after(validity.until);
+            }
+        };
+        tell(&view.get());
+        tasks.spawn(|cancel| async move {
+            loop {
+                tokio::select! {
+                    next = view.changed() => match next {
+                        Some(next) => tell(&next),
+                        None => return,
+                    },
+                    () = cancel.cancelled() => return,
+                }
+            }
+        });
+    }
 }
 
 impl Paths {
-    fn parse(&self, contents: &[Vec<u8>]) -> Result<ServerConfig, Vec<Mistake>> {
+    fn parse(&self, contents: &[Vec<u8>]) -> Result<Secured, Vec<Mistake>> {
         let refuse = |path: &PathBuf, told: &str| vec![mistake(path, None, told)];
         let [certificate, key, ca @ ..] = contents else {
             return Err(refuse(&self.certificate, "the file was not read"));
         };
         let chain = certificates(certificate)
             .ok_or_else(|| refuse(&self.certificate, "there is no certificate (PEM) in it"))?;
+        let validity = Validity::of(&chain);
         let key = PrivateKeyDer::from_pem_slice(key)
             .ok()
             .ok_or_else(|| refuse(&self.key, "there is no unencrypted private key (PEM) in it"))?;
@@ -109,7 +149,11 @@ impl Paths {
             .with_single_cert(chain, key)
             .map_err(|error| refuse(&self.certificate, &format!("cannot be used: {error}")))?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(config)
+        if let Some(doubt) = validity.and_then(|validity| validity.doubt(SystemTime::now())) {
+            // Used all the same: a clock that is wrong must not keep the registry from starting.
+            tracing::warn!(file = ?self.certificate, "{doubt}");
+        }
+        Ok(Secured { config: Arc::new(config), validity })
     }
 
     fn verifier(

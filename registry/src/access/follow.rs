@@ -75,6 +75,11 @@ impl<T: Send + Sync + 'static> Followed<T> {
         Arc::clone(&self.current.borrow())
     }
 
+    /// Returns the path of the first file.
+    pub(crate) fn first(&self) -> &Path {
+        self.paths.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+
     /// Returns a view of what the files say, which stays up to date once they are followed.
     pub(crate) fn view(&self) -> View<T> {
         View(self.current.subscribe())
@@ -132,6 +137,13 @@ impl<T: Send + Sync + 'static> Followed<T> {
 pub(crate) struct View<T>(watch::Receiver<Arc<T>>);
 
 impl<T> View<T> {
+    /// Returns what the files say once they say something else; nothing when they are no longer
+    /// followed.
+    pub(crate) async fn changed(&mut self) -> Option<Arc<T>> {
+        self.0.changed().await.ok()?;
+        Some(Arc::clone(&self.0.borrow_and_update()))
+    }
+
     /// Returns what the files say now.
     pub(crate) fn get(&self) -> Arc<T> {
         Arc::clone(&self.0.borrow())

@@ -39,6 +39,15 @@ impl Authority {
         self.sign(CertificateParams::new(names).unwrap(), ExtendedKeyUsagePurpose::ServerAuth)
     }
 
+    /// Returns a certificate that was good for some years, and its key.
+    fn dated(&self, from: i32, until: i32) -> (String, String) {
+        let names = vec!["127.0.0.1".to_owned()];
+        let mut params = CertificateParams::new(names).unwrap();
+        params.not_before = rcgen::date_time_ymd(from, 1, 1);
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        self.sign(params, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
     /// Returns a certificate with a common name and a URI, and its key.
     fn client(&self, name: &str, uri: Option<&str>) -> (String, String) {
         let mut params = CertificateParams::new(vec![]).unwrap();
@@ -306,4 +315,57 @@ async fn handshakes_that_do_not_go_on_make_room() {
     });
     assert!(displaced.is_some_and(|displaced| displaced >= 8), "{displaced:?}");
     drop(silent);
+}
+
+#[tokio::test]
+async fn a_certificate_that_clients_refuse_is_told_and_its_end_is_a_figure() {
+    let directory = tempfile::tempdir().unwrap();
+    let (root, config) = (directory.path().join("store"), directory.path().join("r.toml"));
+    let file = |name: &str| directory.path().join(name);
+    let authority = Authority::new("one");
+    let place = |(certificate, key): (String, String)| {
+        for (name, text) in [("tls.key", key), ("tls.crt", certificate)] {
+            fs_err::write(file("new"), text).unwrap();
+            fs_err::rename(file("new"), file(name)).unwrap();
+        }
+    };
+    place(authority.dated(2001, 2011));
+    let (certificate, key) = (file("tls.crt"), file("tls.key"));
+    let tls = format!("[tls]\ncertificate = {certificate:?}\nkey = {key:?}\n");
+    fs_err::write(&config, format!("[log]\nformat = \"json\"\n{tls}")).unwrap();
+    let config = config.to_str().unwrap();
+    let output = command(&["verify", config]).output().await.unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains("has expired") && told.contains("2011-01-01T00:00:00Z"), "{told}");
+
+    let process = Process::start(&root, &["--config", config]).await;
+    // A client that does not look at dates.
+    let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true);
+    let url = process.remote.url.replace("http://", "https://");
+    let remote = Remote { url, client: client.build().unwrap() };
+    let ends = async |year: u64| {
+        let page = remote.get("/metrics").await.body;
+        let seconds = ((year - 1970) * 365 + (year - 1969) / 4) * 86_400;
+        let line =
+            format!("kybernate_registry_tls_certificate_not_after_timestamp_seconds {seconds}\n");
+        String::from_utf8_lossy(&page).contains(&line)
+    };
+    assert!(ends(2011).await);
+    place(authority.dated(2071, 2081));
+    wait_until("the new one is in force", async || ends(2081).await).await;
+    drop(remote);
+    let log = String::from_utf8(process.terminate().await.stderr).unwrap();
+    let warned = |words: [&str; 3]| {
+        log.lines()
+            .any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word)))
+    };
+    assert!(warned(["has expired", "2011-01-01T00:00:00Z", "tls.crt"]), "{log}");
+    assert!(warned(["is not good yet", "2071-01-01T00:00:00Z", "tls.crt"]), "{log}");
+    // Without encryption there is no figure that an alert could take for an end.
+    let process = Process::start(&root, &[]).await;
+    let page = process.remote.get("/metrics").await.body;
+    let named = |line: &str| line.starts_with("kybernate_registry_tls_certificate");
+    assert!(!String::from_utf8_lossy(&page).lines().any(named));
+    process.kill().await;
 }
