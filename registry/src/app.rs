@@ -65,13 +65,13 @@ impl App {
         let notices = Notices::open(&config, &store, metrics.notify.clone())?;
         let store = Arc::new(store);
         Ok(Arc::new(Self {
-            notices,
+            notices: notices.clone(),
             pulls: Pulls::new(&config.retention),
             limits: Limits::new(&config.limits, Instant::now()),
             config,
             access,
             metrics,
-            uploads: Uploads::new(Arc::clone(&store)),
+            uploads: Uploads::new(Arc::clone(&store), notices),
             store,
             tasks,
             sending: Arc::new(Semaphore::new(BODIES_SENT_MAX)),

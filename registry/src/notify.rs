@@ -75,11 +75,9 @@ impl Notices {
         Ok(())
     }
 
-    /// Whether somebody is told of an action in a repository.
-    pub(crate) fn wants(&self, action: NotifyAction, repository: &str) -> bool {
-        let wants = |inner: &Arc<Inner>| {
-            inner.endpoints.iter().any(|endpoint| endpoint.wants(action, repository))
-        };
+    /// Whether somebody is told of pulls from a repository.
+    pub(crate) fn wants_pulls(&self, repository: &str) -> bool {
+        let wants = |inner: &Arc<Inner>| inner.wants(NotifyAction::Pull, false, repository);
         self.0.as_ref().is_some_and(wants)
     }
 
@@ -93,7 +91,9 @@ impl Notices {
     ) -> Result<T, StoreError> {
         let Some(inner) = &self.0 else { return work() };
         let news = news.into_iter();
-        let wanted = news.filter(|news| self.wants(news.action, news.repository.as_str()));
+        let wanted = news.filter(|news| {
+            inner.wants(news.action, news.is_pushed_blob(), news.repository.as_str())
+        });
         let events = wanted.map(|news| Event::new(news, origin, &inner.source));
         let intent = inner.outbox.intend(events.collect());
         let outcome = work();
@@ -106,5 +106,12 @@ impl Notices {
         if let Some(inner) = &self.0 {
             inner.outbox.mention(Event::new(news, origin, &inner.source));
         }
+    }
+}
+
+impl Inner {
+    fn wants(&self, action: NotifyAction, pushed_blob: bool, repository: &str) -> bool {
+        let mut endpoints = self.endpoints.iter();
+        endpoints.any(|endpoint| endpoint.wants(action, pushed_blob, repository))
     }
 }

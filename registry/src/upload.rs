@@ -22,6 +22,8 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 use self::append::{Appended, Target, append};
 use self::progress::Progress;
 use crate::app::blocking;
+use crate::config::NotifyAction;
+use crate::notify::{Happening, Notices, Origin, Subject};
 use crate::quota::Allowance;
 use crate::range::ContentRange;
 use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
@@ -38,19 +40,22 @@ const SESSIONS_MAX: usize = 10_000;
 #[derive(Debug)]
 pub struct Uploads {
     store: Arc<Store>,
+    notices: Notices,
     // Held for a look-up only, never across an `.await`, hence not a tokio mutex.
     sessions: Mutex<HashMap<UploadId, Arc<Session>>>,
 }
 
 /// The body of a request that adds to an upload.
 #[derive(Debug)]
-pub struct Arrival<'a> {
+pub(crate) struct Arrival<'a> {
     /// The bytes.
-    pub body: &'a mut Body,
+    pub(crate) body: &'a mut Body,
     /// Where they belong, when the client says so.
-    pub range: Option<ContentRange>,
+    pub(crate) range: Option<ContentRange>,
     /// How many they are, when the client says so.
-    pub length: Option<u64>,
+    pub(crate) length: Option<u64>,
+    /// What others are told of where they come from.
+    pub(crate) origin: Option<Origin>,
 }
 
 /// Why an upload could not go on.
@@ -120,8 +125,8 @@ enum State {
 }
 
 impl Uploads {
-    pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { store, sessions: Mutex::default() }
+    pub(crate) fn new(store: Arc<Store>, notices: Notices) -> Self {
+        Self { store, notices, sessions: Mutex::default() }
     }
 
     /// Returns how many uploads are begun and not ended, of those touched since the start.
@@ -159,7 +164,7 @@ impl Uploads {
 
     /// Adds the body of a PATCH and returns how many bytes the upload has then. What came before
     /// an interruption is kept. Not cancellation-safe: run it in a task of its own.
-    pub async fn patch(
+    pub(crate) async fn patch(
         &self,
         repository: &RepositoryName,
         id: &UploadId,
@@ -201,7 +206,7 @@ impl Uploads {
     ///
     /// A client that lost the reply may repeat the request: a blob that the repository has is
     /// success, as [`UploadError::Unknown`] with [`Uploads::is_there`] tells.
-    pub async fn finish(
+    pub(crate) async fn finish(
         &self,
         repository: &RepositoryName,
         id: &UploadId,
@@ -233,7 +238,7 @@ impl Uploads {
         arrival: Arrival<'_>,
         (repository, digest): (&RepositoryName, &Digest),
     ) -> Result<Result<(), UploadError>, UploadError> {
-        let start = before.received;
+        let (start, origin) = (before.received, arrival.origin.clone());
         let before = before.or_for(digest.algorithm());
         let Appended { outcome, remainder } = self.append(session, turn, before, arrival).await?;
         if outcome.is_err() {
@@ -241,7 +246,14 @@ impl Uploads {
             return Ok(outcome);
         }
         let commit = remainder.finish(&self.store, digest, repository, &session.file).await?;
-        blocking(&self.store, move |store| store.commit(&commit)).await?;
+        let (notices, digest, repository) =
+            (self.notices.clone(), digest.clone(), repository.clone());
+        blocking(&self.store, move |store| {
+            let subject = Subject::Pushed { digest, size: commit.length };
+            let news = [Happening { action: NotifyAction::Push, repository, subject, tag: None }];
+            notices.telling(news, origin.as_ref(), || store.commit(&commit), |()| true)
+        })
+        .await?;
         Ok(Ok(()))
     }
 

@@ -167,7 +167,7 @@ async fn mention(
     manifest: &StoredManifest,
 ) {
     let action = NotifyAction::Pull;
-    if !call.app.notices.wants(action, repository.as_str()) {
+    if !call.app.notices.wants_pulls(repository.as_str()) {
         return;
     }
     let StoredManifest { digest, media_type, size } = manifest.clone();

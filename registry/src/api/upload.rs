@@ -68,7 +68,7 @@ pub(super) async fn patch(
     let at = target.clone();
     let app = Arc::clone(call.app);
     let work = async move {
-        let arrival = Arrival { body: &mut body, range, length };
+        let arrival = Arrival { body: &mut body, range, length, origin: None };
         (app.uploads.patch(&at.repository, &at.id, arrival).await, body)
     };
     let received = detached(call, work).await.map_err(|error| error.at(&target))?;
@@ -146,8 +146,9 @@ async fn complete(
     let (range, length) = (content_range(call)?, call.content_length());
     let Some(mut body) = body.take() else { return Err(ApiError::Body) };
     let (at, wanted, app) = (target.clone(), digest.clone(), Arc::clone(call.app));
+    let origin = Some(call.origin());
     let work = async move {
-        let arrival = Arrival { body: &mut body, range, length };
+        let arrival = Arrival { body: &mut body, range, length, origin };
         let outcome = app.uploads.finish(&at.repository, &at.id, &wanted, arrival).await;
         let outcome = match outcome {
             Err(UploadError::Unknown) => repeated(&app, &at, &wanted, &mut body).await,

@@ -34,6 +34,10 @@ pub struct NotifyEndpoint {
     /// Which events; pushes, deletes and mounts when left out.
     #[serde(default = "changes")]
     pub actions: Vec<NotifyAction>,
+    /// Whether blobs count as well as manifests: then their pushes are told too, as `push` of an
+    /// `application/octet-stream`. Each then waits for one more sync of the disk.
+    #[serde(default)]
+    pub blobs: bool,
     /// Patterns of the repositories; all of them when left out.
     #[serde(default)]
     pub repositories: Vec<Pattern>,
@@ -58,7 +62,7 @@ pub struct NotifyEndpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NotifyAction {
-    /// A manifest was pushed, or a tag was set.
+    /// A manifest was pushed, or a tag was set; or a blob was pushed, to whom `blobs` is set for.
     Push,
     /// A manifest was pulled.
     Pull,
@@ -104,9 +108,10 @@ impl Notify {
 }
 
 impl NotifyEndpoint {
-    /// Whether it is to be told of something.
-    pub(crate) fn wants(&self, action: NotifyAction, repository: &str) -> bool {
+    /// Whether it is to be told of something; `pushed_blob` says that it is the push of a blob.
+    pub(crate) fn wants(&self, action: NotifyAction, pushed_blob: bool, repository: &str) -> bool {
         self.actions.contains(&action)
+            && (self.blobs || !pushed_blob)
             && (self.repositories.is_empty() || Pattern::any(&self.repositories, repository))
     }
 

@@ -12,6 +12,9 @@ use crate::store::{Store, StoreError};
 /// The media type of [`Envelope`].
 pub(super) const MEDIA_TYPE: &str = "application/vnd.docker.distribution.events.v1+json";
 
+/// What blobs are called whose kind nobody said.
+const BLOB: &str = "application/octet-stream";
+
 /// What happens in a repository.
 #[derive(Debug, Clone)]
 pub(crate) struct Happening {
@@ -46,8 +49,22 @@ pub(crate) enum Subject {
         /// Where it comes from.
         from: RepositoryName,
     },
+    /// A blob that will be there.
+    Pushed {
+        /// Its digest.
+        digest: Digest,
+        /// Its length in bytes.
+        size: u64,
+    },
     /// Nothing but the tag.
     Tag,
+}
+
+impl Happening {
+    /// Whether it is the push of a blob, of which most want to hear nothing.
+    pub(super) fn is_pushed_blob(&self) -> bool {
+        matches!(self.subject, Subject::Pushed { .. })
+    }
 }
 
 /// The request that makes something happen.
@@ -76,6 +93,10 @@ pub(crate) struct Origin {
 /// One event.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Event {
+    /// Whether it is the push of a blob; the outbox keeps it beside the event, whose form is not
+    /// ours.
+    #[serde(skip)]
+    pub(super) pushed_blob: bool,
     pub(super) id: String,
     timestamp: String,
     pub(super) action: NotifyAction,
@@ -146,6 +167,7 @@ impl Source {
 
 impl Event {
     pub(super) fn new(happening: Happening, origin: Option<&Origin>, source: &Source) -> Self {
+        let pushed_blob = happening.is_pushed_blob();
         let Happening { action, repository, subject, tag } = happening;
         let (media_type, size, digest, from) = match subject {
             Subject::Manifest { digest, media_type, size } => {
@@ -153,11 +175,15 @@ impl Event {
             }
             Subject::Digest(digest) => (None, None, Some(digest), None),
             Subject::Blob { digest, from } => {
-                (Some("application/octet-stream".to_owned()), None, Some(digest), Some(from))
+                (Some(BLOB.to_owned()), None, Some(digest), Some(from))
+            }
+            Subject::Pushed { digest, size } => {
+                (Some(BLOB.to_owned()), Some(size), Some(digest), None)
             }
             Subject::Tag => (None, None, None, None),
         };
-        let kind = if action == NotifyAction::Mount { "blobs" } else { "manifests" };
+        let of_blob = pushed_blob || action == NotifyAction::Mount;
+        let kind = if of_blob { "blobs" } else { "manifests" };
         let host = origin.and_then(|origin| Some((origin.scheme, origin.host.as_deref()?)));
         let there = digest.as_ref().filter(|_| action != NotifyAction::Delete);
         let url = host.zip(there).map(|((scheme, host), digest)| {
@@ -174,6 +200,7 @@ impl Event {
             tag,
         };
         Self {
+            pushed_blob,
             id: Uuid::new_v4().to_string(),
             timestamp: humantime::format_rfc3339_micros(SystemTime::now()).to_string(),
             action,
@@ -190,6 +217,9 @@ impl Event {
         let Target { repository, digest, tag, .. } = &self.target;
         match (self.action, tag, digest) {
             (NotifyAction::Push, Some(tag), digest) => Ok(store.tag(repository, tag)? == *digest),
+            (NotifyAction::Push, None, Some(digest)) if self.pushed_blob => {
+                Ok(store.blob(repository, digest)?.is_some())
+            }
             (NotifyAction::Push, None, Some(digest)) => {
                 Ok(store.manifest(repository, digest)?.is_some())
             }

@@ -72,10 +72,23 @@ struct Inner {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Line<'a> {
-    Event { number: u64, good: bool, event: Box<Cow<'a, Event>> },
+    Event {
+        number: u64,
+        good: bool,
+        /// Whether it is the push of a blob.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        blob: bool,
+        event: Box<Cow<'a, Event>>,
+    },
     Settled { number: u64, good: bool },
     Endpoint { name: String, next: u64, lost: u64 },
     Delivered { name: String, number: u64, lost: u64 },
+}
+
+impl<'a> Line<'a> {
+    fn event(number: u64, good: bool, event: &'a Event) -> Self {
+        Self::Event { number, good, blob: event.pushed_blob, event: Box::new(Cow::Borrowed(event)) }
+    }
 }
 
 /// Events whose cause is under way. When it is dropped, they count as done.
@@ -159,7 +172,7 @@ impl Outbox {
 
     fn add(&self, inner: &mut Inner, event: Event, good: bool) -> u64 {
         let (number, event) = (inner.queue.next(), Arc::new(event));
-        inner.append(&Line::Event { number, good, event: Box::new(Cow::Borrowed(&event)) });
+        inner.append(&Line::event(number, good, &event));
         let lost = inner.queue.push(number, event, good);
         if lost > 0 {
             self.metrics.lost.inc_by(lost);
@@ -332,8 +345,10 @@ fn read(bytes: &[u8], mut queue: Queue) -> Queue {
     let mut known = vec![false; queue.cursors().len()];
     for line in String::from_utf8_lossy(bytes).split_terminator('\n') {
         match decode(line) {
-            Some(Line::Event { number, good, event }) => {
-                queue.push(number, Arc::new(event.into_owned()), good);
+            Some(Line::Event { number, good, blob, event }) => {
+                let mut event = event.into_owned();
+                event.pushed_blob = blob;
+                queue.push(number, Arc::new(event), good);
             }
             Some(Line::Settled { number, good }) => queue.settle(number, good),
             Some(Line::Endpoint { name, next, lost }) => {
@@ -371,8 +386,7 @@ fn write_anew(directory: &Path, queue: &Queue) -> io::Result<(fs::File, u64)> {
         text += &encode(&Line::Endpoint { name, next: cursor.next, lost: cursor.lost })?;
     }
     for (number, Entry { event, good }) in queue.entries() {
-        let event = Box::new(Cow::Borrowed(&**event));
-        text += &encode(&Line::Event { number, good: *good, event })?;
+        text += &encode(&Line::event(number, *good, event))?;
     }
     let (temporary, path) = (directory.join("outbox.new"), directory.join("outbox.log"));
     let mut file = fs::File::create(&temporary)?;

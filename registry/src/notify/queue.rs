@@ -155,7 +155,7 @@ impl Queue {
 
 impl Cursor {
     fn wants(&self, event: &Event) -> bool {
-        self.endpoint.wants(event.action, event.target.repository.as_str())
+        self.endpoint.wants(event.action, event.pushed_blob, event.target.repository.as_str())
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) async fn append(
     mut superseded: watch::Receiver<u64>,
 ) -> Result<Appended, UploadError> {
     let Target { store, file, upload, allowance } = target;
-    let Arrival { body, range, length } = arrival;
+    let Arrival { body, range, length, .. } = arrival;
     let limit = range.map_or(u64::MAX, |range| range.length);
     // Up to the next multiple of a chunk, so that what follows can be written directly.
     let capacity = CHUNK_LENGTH - before.received % CHUNK_LENGTH;

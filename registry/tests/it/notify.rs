@@ -152,6 +152,40 @@ async fn pulls_are_told_to_who_asks_and_requests_are_signed() {
     assert_eq!(headers["authorization"], "Bearer whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
 }
 
+#[tokio::test]
+async fn pushes_of_blobs_are_told_to_who_asks() {
+    let (endpoint, without) = (Endpoint::start().await, Endpoint::start().await);
+    let text = endpoint.setting("blobs = true\nactions = [\"push\"]\n")
+        + &without.setting("").replace("name = \"e\"", "name = \"without\"");
+    let registry = TestRegistry::start_set(&text).await;
+    let image = push(&registry, "v1").await;
+    let events = endpoint.events(3).await;
+    let host = registry.url.strip_prefix("http://").unwrap();
+    for (event, content) in events.iter().zip([&b"{}"[..], b"v1"]) {
+        let digest = Digest::of(content);
+        let url = format!("http://{host}/v2/a/blobs/{digest}");
+        assert_eq!(event["action"], "push");
+        assert_eq!(
+            event["target"],
+            json!({
+                "mediaType": "application/octet-stream", "size": content.len(),
+                "length": content.len(), "digest": digest, "repository": "a", "url": url,
+            })
+        );
+        assert_eq!(event["request"]["method"], "PUT");
+    }
+    assert_eq!(events[2]["target"]["tag"], "v1");
+    let others = without.events(1).await;
+    assert_eq!(others[0]["target"]["digest"], json!(image));
+
+    // What is refused is not told.
+    let upload = registry.begin("a").await;
+    let refused = registry.put(&upload, &Digest::of(b"other"), "content").await;
+    refused.refused(400, "DIGEST_INVALID");
+    registry.push("a", b"last").await;
+    assert_eq!(endpoint.events(4).await[3]["target"]["digest"], json!(Digest::of(b"last")));
+}
+
 /// Killed after the push was acknowledged and before the endpoint took the event.
 #[tokio::test]
 async fn what_happened_is_told_after_a_kill() {

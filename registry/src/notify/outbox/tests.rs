@@ -109,3 +109,22 @@ fn the_file_does_not_grow_without_end() {
     drop(outbox);
     assert_eq!(waiting(&open(&directory, true)), kept);
 }
+
+#[test]
+fn the_push_of_a_blob_stays_one_when_it_is_read_again() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    let outbox = open(&directory, true);
+    let mut blob = push();
+    blob.pushed_blob = true;
+    outbox.intend(vec![blob, push()]).settle(true);
+    drop(outbox);
+    for _ in 0..2 {
+        let outbox = open(&directory, true);
+        let inner = outbox.lock();
+        let blobs: Vec<_> =
+            inner.queue.entries().map(|(_, entry)| entry.event.pushed_blob).collect();
+        // The endpoint has not asked for blobs, and what it waits for is kept with the rest.
+        assert_eq!(blobs, [true, false]);
+    }
+}
