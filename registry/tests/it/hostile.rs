@@ -157,6 +157,27 @@ async fn two_lengths_for_one_body_are_refused() {
 }
 
 #[tokio::test]
+async fn a_length_that_nobody_can_send_is_refused() {
+    let registry = TestRegistry::start().await;
+    let put = async |length: u64| {
+        let head = format!(
+            "PUT /v2/a/manifests/v1 HTTP/1.1\r\nHost: r\r\nExpect: 100-continue\r\n\
+             Content-Length: {length}\r\n\r\n"
+        );
+        raw(&registry, head.as_bytes()).await
+    };
+    // The longest that the HTTP library has a number for.
+    let reply = put(u64::MAX - 2).await;
+    assert_eq!(statuses(&reply), [413], "{reply}");
+    assert!(reply.contains("\"SIZE_INVALID\""), "{reply}");
+    // What is above it answers itself, with a status alone, and ends the connection.
+    for length in [u64::MAX - 1, u64::MAX] {
+        let reply = put(length).await;
+        assert_eq!(statuses(&reply), [431], "{reply}");
+    }
+}
+
+#[tokio::test]
 async fn requests_in_one_packet_are_answered_in_order() {
     let registry = TestRegistry::start().await;
     let digest = registry.push("a", b"content").await;
