@@ -1,20 +1,22 @@
 //! Byte quotas: what a repository may hold, and what pushes under way will add to it.
 //!
 //! A push is given room before its bytes are taken, for as much as it says it will send, or a
-//! mebibyte at a time when it does not say. It gives the room back when it has ended: then what it
-//! added is part of what the repository holds. So what repositories show never passes their limit,
-//! however many push at once; what is received and not yet shown (uploads that were begun) can pass
-//! it by what is in flight. A push that fits may be refused while others hold room they end up not
-//! using.
+//! mebibyte at a time when it does not say. An upload keeps room for what it has received until it
+//! has ended: then what it added is part of what the repository holds, or is gone. Uploads of an
+//! earlier process count by their files. So neither what a repository shows nor what lies in its
+//! uploads passes the limit together, however many push at once. A push that fits may be refused
+//! while others hold room they end up not using; uploads that nobody goes on with make room for it
+//! (`Uploads::cover`).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kybernate_spec::{Digest, RepositoryName};
 
 use crate::app::blocking;
 use crate::config::Quota;
-use crate::store::{NewManifest, Store, StoreError, StoreErrorKind};
+use crate::store::{NewManifest, Store, StoreError, StoreErrorKind, UploadFile};
 
 /// Room is taken in steps of this when the length of a push is not known.
 const STEP: u64 = 1 << 20;
@@ -24,7 +26,15 @@ const STEP: u64 = 1 << 20;
 pub(crate) struct Quotas {
     limits: Quota,
     // Held while it is looked up what the repository holds: in the index, or in its objects.
-    reserved: Mutex<HashMap<RepositoryName, u64>>,
+    promised: Mutex<Promised>,
+}
+
+/// What repositories will hold if all that was begun is ended.
+#[derive(Debug, Default)]
+struct Promised {
+    rooms: HashMap<RepositoryName, u64>,
+    /// Bytes of uploads from before the start that nobody has gone on with yet.
+    dormant: HashMap<UploadFile, u64>,
 }
 
 /// Room for a push, given back when it is dropped.
@@ -46,11 +56,38 @@ pub(crate) struct Allowance {
 
 impl Quotas {
     pub(crate) fn new(limits: Quota) -> Self {
-        Self { limits, reserved: Mutex::default() }
+        Self { limits, promised: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RepositoryName, u64>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Promised> {
+        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether any repository has a limit.
+    pub(crate) fn are_set(&self) -> bool {
+        !self.limits.rule.is_empty()
+    }
+
+    /// How long an upload may be left alone before it makes room for another.
+    pub(crate) fn idle(&self) -> Duration {
+        self.limits.upload_idle.0
+    }
+
+    /// Counts uploads from before the start.
+    pub(crate) fn remember(&self, uploads: HashMap<UploadFile, u64>) {
+        self.lock().dormant = uploads;
+    }
+
+    /// Counts those uploads from before the start no longer that `keep` does not speak for.
+    pub(crate) fn retain_dormant(&self, mut keep: impl FnMut(&UploadFile) -> bool) {
+        self.lock().dormant.retain(|upload, _| keep(upload));
+    }
+
+    /// Returns the uploads from before the start that are of a repository.
+    pub(crate) fn dormant(&self, repository: &RepositoryName) -> Vec<UploadFile> {
+        let mark = UploadFile::mark(repository);
+        let promised = self.lock();
+        promised.dormant.keys().filter(|upload| upload.has_mark(&mark)).cloned().collect()
     }
 
     pub(crate) fn limit(&self, repository: &RepositoryName) -> Option<u64> {
@@ -121,44 +158,102 @@ impl Room {
     }
 
     fn grow(&mut self, more: u64) -> Result<(), StoreError> {
+        if more == 0 {
+            return Ok(());
+        }
         let store = Arc::clone(&self.store);
-        let mut reserved = store.quotas().lock();
+        let mark = UploadFile::mark(&self.repository);
+        let mut promised = store.quotas().lock();
         let used = store.bytes(&self.repository)?;
-        let promised = reserved.get(&self.repository).copied().unwrap_or(0);
-        if used.saturating_add(promised).saturating_add(more) > self.limit {
+        let dormant = promised.dormant.iter().filter(|(upload, _)| upload.has_mark(&mark));
+        let dormant = dormant.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let rooms = promised.rooms.get(&self.repository).copied().unwrap_or(0);
+        let all = [rooms, dormant, more].into_iter().fold(used, u64::saturating_add);
+        if all > self.limit {
             let kind = StoreErrorKind::Quota { limit: self.limit, used };
             return Err(StoreError { operation: "make room in the repository", kind });
         }
-        reserved.insert(self.repository.clone(), promised + more);
-        self.bytes += more;
+        promised.rooms.insert(self.repository.clone(), rooms.saturating_add(more));
+        self.bytes = self.bytes.saturating_add(more);
         Ok(())
+    }
+
+    /// Gives back what is beyond `bytes`.
+    fn shrink(&mut self, bytes: u64) {
+        let less = self.bytes.saturating_sub(bytes);
+        if less == 0 {
+            return;
+        }
+        self.bytes = bytes;
+        let mut promised = self.store.quotas().lock();
+        let left = promised.rooms.get(&self.repository).copied().unwrap_or(0).saturating_sub(less);
+        if left == 0 {
+            promised.rooms.remove(&self.repository);
+        } else {
+            promised.rooms.insert(self.repository.clone(), left);
+        }
     }
 }
 
 impl Allowance {
-    /// Returns what an upload of `bytes` so far, or in all, may use. A blob that the repository has
-    /// already, as `known` says, takes no room; more than its length does.
-    pub(crate) async fn take(
+    /// Returns the room of an upload from before the start, which counts by it from now on. Blocks.
+    pub(crate) fn wake(
+        store: &Arc<Store>,
+        repository: &RepositoryName,
+        upload: &UploadFile,
+        received: u64,
+    ) -> Self {
+        let Some(limit) = store.quotas().limit(repository) else { return Self::default() };
+        let mut promised = store.quotas().lock();
+        promised.dormant.remove(upload);
+        // It was taken before, so no limit is asked about.
+        let room = promised.rooms.entry(repository.clone()).or_default();
+        *room = room.saturating_add(received);
+        drop(promised);
+        let (store, repository) = (Arc::clone(store), repository.clone());
+        Self { room: Some(Room { store, repository, limit, bytes: received }), free: 0 }
+    }
+
+    /// Makes sure that `bytes` in all are allowed to an upload of a repository. A blob that the
+    /// repository has already, as `known` says, takes no room; more than its length does.
+    pub(crate) async fn widen(
+        &mut self,
         store: &Arc<Store>,
         repository: &RepositoryName,
         known: Option<&Digest>,
         bytes: u64,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<(), StoreError> {
         if store.quotas().limit(repository).is_none() {
-            return Ok(Self::default());
+            return Ok(());
         }
-        let (repository, known) = (repository.clone(), known.cloned());
-        blocking(store, move |store| {
-            let free = match known {
-                Some(digest) if store.blob(&repository, &digest)?.is_some() => {
-                    store.length(&digest)?
-                }
-                _ => 0,
+        let (repository, known, room) = (repository.clone(), known.cloned(), self.room.take());
+        let (room, free) = blocking(store, move |store| {
+            let mut room = match room {
+                Some(room) => Some(room),
+                None => Room::take(store, &repository, 0)?,
             };
-            let room = Room::take(store, &repository, bytes.saturating_sub(free))?;
-            Ok(Self { room, free })
+            let widen = || {
+                let free = match known {
+                    Some(digest) if store.blob(&repository, &digest)?.is_some() => {
+                        store.length(&digest)?
+                    }
+                    _ => 0,
+                };
+                if let Some(room) = &mut room {
+                    let missing = bytes.saturating_sub(free).saturating_sub(room.bytes);
+                    let grown = room.grow(missing);
+                    room.counted(grown)?;
+                }
+                Ok(free)
+            };
+            let free = widen();
+            Ok((room, free))
         })
-        .await
+        .await?;
+        // Also when it is not widened: what was received before still counts.
+        self.room = room;
+        self.free = free?;
+        Ok(())
     }
 
     /// Makes sure that `bytes` in all are allowed.
@@ -166,20 +261,26 @@ impl Allowance {
         let bytes = bytes.saturating_sub(self.free);
         let Some(mut room) = self.room.take_if(|room| bytes > room.bytes) else { return Ok(()) };
         let store = Arc::clone(&room.store);
-        let covered = blocking(&store, move |_| room.cover(bytes).map(|()| room)).await?;
-        self.room = Some(covered);
-        Ok(())
+        let covering = blocking(&store, move |_| {
+            let covered = room.cover(bytes);
+            Ok((room, covered))
+        });
+        let (room, covered) = covering.await?;
+        self.room = Some(room);
+        covered
+    }
+
+    /// Keeps room for what was received, and no more.
+    pub(crate) fn settle(&mut self, received: u64) {
+        self.free = 0;
+        if let Some(room) = &mut self.room {
+            room.shrink(received);
+        }
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let mut reserved = self.store.quotas().lock();
-        let left = reserved.get(&self.repository).copied().unwrap_or(0).saturating_sub(self.bytes);
-        if left == 0 {
-            reserved.remove(&self.repository);
-        } else {
-            reserved.insert(self.repository.clone(), left);
-        }
+        self.shrink(0);
     }
 }

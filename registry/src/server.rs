@@ -24,7 +24,7 @@ use crate::admin;
 use crate::api::{Peer, operations, router};
 use crate::app::{App, AppState};
 use crate::config::{Config, Mistake};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::tasks::Tasks;
 use crate::tls::{Tls, TlsFiles};
 use crate::{index, janitor, retention};
@@ -85,6 +85,9 @@ pub enum StartError {
     /// Events that are to be told cannot be kept.
     #[error(transparent)]
     Outbox(#[from] crate::notify::OpenError),
+    /// What lies in uploads of an earlier process cannot be counted.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// Nothing can be told.
     #[error("failed to set up what events are sent with")]
     Notify(#[source] reqwest::Error),
@@ -102,6 +105,9 @@ impl Server {
         let access = Access::start(files.access, config, &tasks)?;
         let tls = files.tls.map(|tls| tls.start(&tasks));
         let app = App::new(config.clone(), access, store, tasks.clone())?;
+        if app.store.quotas().are_set() {
+            app.store.quotas().remember(app.store.uploads_begun()?);
+        }
         app.notices.start(&tasks).map_err(StartError::Notify)?;
         if let Some(tls) = &tls {
             tls.report(app.metrics.tls.clone(), &tasks);

@@ -30,6 +30,7 @@ use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
 
 mod append;
 mod progress;
+mod room;
 
 pub(crate) use self::append::next_frame;
 
@@ -102,7 +103,7 @@ pub enum UploadError {
 struct Session {
     file: UploadFile,
     // Held across a whole body, hence a tokio mutex; a newer request asks the holder to let go.
-    state: Arc<AsyncMutex<State>>,
+    state: Arc<AsyncMutex<Held>>,
     arrivals: watch::Sender<u64>,
     /// Bytes in the file that will stay, for whoever asks while the state is held.
     received: AtomicU64,
@@ -111,9 +112,14 @@ struct Session {
 /// The right to change an upload, until a newer request asks for it.
 #[derive(Debug)]
 struct Turn {
-    state: OwnedMutexGuard<State>,
+    held: OwnedMutexGuard<Held>,
     superseded: watch::Receiver<u64>,
-    /// What the repository has room for, until the turn is over.
+}
+
+#[derive(Debug)]
+struct Held {
+    state: State,
+    /// What the repository has room for, until the upload is over.
     allowance: Allowance,
 }
 
@@ -172,12 +178,14 @@ impl Uploads {
     ) -> Result<u64, UploadError> {
         let session = self.session(repository, id).await?;
         let mut turn = session.take_over().await;
-        let before = self.progress(&session, &mut turn).await?;
+        let before = self.progress(&session, &mut turn, repository).await?;
         before.expects(&arrival)?;
         let bytes = before.received.saturating_add(arrival.length.unwrap_or(0));
-        turn.allowance = Allowance::take(&self.store, repository, None, bytes).await?;
-        let result = self.try_patch(&session, &mut turn, before, arrival).await;
-        self.or_forget(id, &session, &mut turn, result).await?
+        self.allow(&mut turn.held.allowance, repository, None, bytes).await?;
+        let result = self.try_patch(&session, &mut turn, before, arrival, repository).await;
+        let result = self.or_forget(id, &session, &mut turn, result).await?;
+        turn.held.allowance.settle(session.received.load(Ordering::Relaxed));
+        result
     }
 
     /// The outer error ends the upload, the inner one only the request.
@@ -187,9 +195,11 @@ impl Uploads {
         turn: &mut Turn,
         before: Progress,
         arrival: Arrival<'_>,
+        repository: &RepositoryName,
     ) -> Result<Result<u64, UploadError>, UploadError> {
         let start = before.received;
-        let Appended { outcome, remainder } = self.append(session, turn, before, arrival).await?;
+        let appending = self.append(session, turn, before, arrival, repository);
+        let Appended { outcome, remainder } = appending.await?;
         if let Err(refused @ (UploadError::Length | UploadError::Store(_))) = outcome {
             remainder.rewind(start).await?;
             return Ok(Err(refused));
@@ -197,7 +207,7 @@ impl Uploads {
         let progress = remainder.flush(&self.store).await?;
         let received = progress.received;
         session.received.store(received, Ordering::Relaxed);
-        *turn.state = State::Open(Box::new(progress));
+        turn.held.state = State::Open(Box::new(progress));
         Ok(outcome.map(|()| received))
     }
 
@@ -215,16 +225,17 @@ impl Uploads {
     ) -> Result<(), UploadError> {
         let session = self.session(repository, id).await?;
         let mut turn = session.take_over().await;
-        let before = self.progress(&session, &mut turn).await?;
+        let before = self.progress(&session, &mut turn, repository).await?;
         before.expects(&arrival)?;
         let bytes = before.received.saturating_add(arrival.length.unwrap_or(0));
-        let allowed = Allowance::take(&self.store, repository, Some(digest), bytes).await;
-        let allowed = allowed.map_err(UploadError::from);
-        turn.allowance = self.or_forget(id, &session, &mut turn, allowed).await?;
+        let allowed = self.allow(&mut turn.held.allowance, repository, Some(digest), bytes).await;
+        self.or_forget(id, &session, &mut turn, allowed.map_err(UploadError::from)).await?;
         let target = (repository, digest);
         let result = self.try_finish(&session, &mut turn, before, arrival, target).await;
-        self.or_forget(id, &session, &mut turn, result).await??;
-        *turn.state = State::Closed;
+        let result = self.or_forget(id, &session, &mut turn, result).await?;
+        turn.held.allowance.settle(session.received.load(Ordering::Relaxed));
+        result?;
+        turn.held.close();
         self.lock().remove(id);
         Ok(())
     }
@@ -240,7 +251,8 @@ impl Uploads {
     ) -> Result<Result<(), UploadError>, UploadError> {
         let (start, origin) = (before.received, arrival.origin.clone());
         let before = before.or_for(digest.algorithm());
-        let Appended { outcome, remainder } = self.append(session, turn, before, arrival).await?;
+        let appending = self.append(session, turn, before, arrival, repository);
+        let Appended { outcome, remainder } = appending.await?;
         if outcome.is_err() {
             remainder.rewind(start).await?;
             return Ok(outcome);
@@ -275,7 +287,7 @@ impl Uploads {
     ) -> Result<(), UploadError> {
         let session = self.session(repository, id).await?;
         let mut turn = session.take_over().await;
-        if matches!(*turn.state, State::Closed) {
+        if matches!(turn.held.state, State::Closed) {
             return Err(UploadError::Unknown);
         }
         self.forget(id, &session, &mut turn).await;
@@ -285,7 +297,12 @@ impl Uploads {
     /// Forgets uploads whose life is over, here and on disk.
     pub async fn expire(&self, now: SystemTime) -> Result<(), StoreError> {
         self.lock().retain(|id, _| !id.is_expired(now));
-        blocking(&self.store, move |store| store.sweep(now)).await
+        blocking(&self.store, move |store| {
+            let swept = store.sweep(now);
+            store.quotas().retain_dormant(UploadFile::exists);
+            swept
+        })
+        .await
     }
 
     async fn append(
@@ -294,6 +311,7 @@ impl Uploads {
         turn: &mut Turn,
         before: Progress,
         arrival: Arrival<'_>,
+        repository: &RepositoryName,
     ) -> Result<Appended, UploadError> {
         let (file, received) = (session.file.clone(), before.received);
         let more = arrival.length.or(arrival.range.map(|range| range.length)).unwrap_or(u64::MAX);
@@ -301,10 +319,11 @@ impl Uploads {
         let file = opening.await?.ok_or(UploadError::Unknown)?;
         let superseded = turn.superseded.clone();
         let target = Target {
-            store: &self.store,
+            uploads: self,
             file: Arc::new(file),
             upload: &session.file,
-            allowance: &mut turn.allowance,
+            repository,
+            allowance: &mut turn.held.allowance,
         };
         append(target, before, arrival, superseded).await
     }
@@ -337,15 +356,25 @@ impl Uploads {
     }
 
     /// Returns where the upload stands; one from before a restart is read again.
-    async fn progress(&self, session: &Session, turn: &mut Turn) -> Result<Progress, UploadError> {
-        match &*turn.state {
+    async fn progress(
+        &self,
+        session: &Session,
+        turn: &mut Turn,
+        repository: &RepositoryName,
+    ) -> Result<Progress, UploadError> {
+        match &turn.held.state {
             State::Open(progress) => Ok(Progress::clone(progress)),
             State::Closed => Err(UploadError::Unknown),
             State::Dormant => {
-                let file = session.file.clone();
-                let progress = blocking(&self.store, move |store| Progress::read(store, &file));
-                let progress = progress.await?.ok_or(UploadError::Unknown)?;
-                *turn.state = State::Open(Box::new(progress.clone()));
+                let (file, repository) = (session.file.clone(), repository.clone());
+                let waking = blocking(&self.store, move |store| {
+                    let Some(progress) = Progress::read(store, &file)? else { return Ok(None) };
+                    let woken = Allowance::wake(store, &repository, &file, progress.received);
+                    Ok(Some((progress, woken)))
+                });
+                let (progress, allowance) = waking.await?.ok_or(UploadError::Unknown)?;
+                let state = State::Open(Box::new(progress.clone()));
+                *turn.held = Held { state, allowance };
                 Ok(progress)
             }
         }
@@ -366,11 +395,16 @@ impl Uploads {
     }
 
     async fn forget(&self, id: &UploadId, session: &Session, turn: &mut Turn) {
-        *turn.state = State::Closed;
+        turn.held.close();
         self.lock().remove(id);
         let file = session.file.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || file.remove()).await {
-            tracing::error!(%error, "failed to remove an upload");
+        let removing = blocking(&self.store, move |store| {
+            store.quotas().retain_dormant(|upload| *upload != file);
+            file.remove();
+            Ok(())
+        });
+        if let Err(error) = removing.await {
+            tracing::error!(error = %kybernate_spec::chain(&error), "failed to remove an upload");
         }
     }
 
@@ -381,7 +415,8 @@ impl Uploads {
 
 impl Session {
     fn new(file: UploadFile, state: State, received: u64) -> Self {
-        let state = Arc::new(AsyncMutex::new(state));
+        let held = Held { state, allowance: Allowance::default() };
+        let state = Arc::new(AsyncMutex::new(held));
         Self { file, state, arrivals: watch::Sender::new(0), received: received.into() }
     }
 
@@ -390,10 +425,13 @@ impl Session {
     async fn take_over(&self) -> Turn {
         self.arrivals.send_modify(|count| *count = count.wrapping_add(1));
         let superseded = self.arrivals.subscribe();
-        Turn {
-            state: Arc::clone(&self.state).lock_owned().await,
-            superseded,
-            allowance: Allowance::default(),
-        }
+        Turn { held: Arc::clone(&self.state).lock_owned().await, superseded }
+    }
+}
+
+impl Held {
+    /// Ends the upload, which takes no room any more.
+    fn close(&mut self) {
+        *self = Self { state: State::Closed, allowance: Allowance::default() };
     }
 }

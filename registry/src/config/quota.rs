@@ -1,14 +1,19 @@
 //! `[quota]`: how much a repository may hold.
 
+use std::time::Duration;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Mistakes, Pattern, Size};
+use super::{Mistakes, Pattern, Period, Size};
 
 /// How much repositories may hold.
-#[derive(Debug, Clone, Default, Deserialize, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quota {
+    /// How long an upload may be left alone before it is given up for another push to its
+    /// repository that would not fit.
+    pub upload_idle: Period,
     /// Limits; the first that matches a repository is its own. Without one it has none.
     pub rule: Vec<QuotaRule>,
 }
@@ -24,8 +29,16 @@ pub struct QuotaRule {
     pub bytes: Size,
 }
 
+impl Default for Quota {
+    fn default() -> Self {
+        Self { upload_idle: Period(Duration::from_mins(15)), rule: Vec::new() }
+    }
+}
+
 impl Quota {
     pub(super) fn check(&self, mistakes: &mut Mistakes<'_>) {
+        let second = Duration::from_secs(1);
+        self.upload_idle.check(second..=second * 86_400, "upload_idle", mistakes);
         let mut mistakes = mistakes.within("rule");
         for (number, rule) in self.rule.iter().enumerate() {
             if rule.repositories.is_empty() {

@@ -3,6 +3,8 @@
 //! Their names hold the upload's secret, so this module uses `std::fs`, whose errors do not name
 //! the path: nothing that is logged may contain an upload's id.
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,7 +35,7 @@ pub struct UploadId(Box<str>);
 pub struct UploadIdError;
 
 /// The file of one upload; it need not exist.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct UploadFile {
     path: PathBuf,
 }
@@ -88,9 +90,28 @@ impl Store {
     /// Names the file of an upload. The repository is part of the name, so an upload begun in one
     /// cannot be finished in another.
     pub(crate) fn upload_file(&self, repository: &RepositoryName, id: &UploadId) -> UploadFile {
-        let repository = Digest::of(repository.as_str().as_bytes());
-        let repository = repository.hex().get(..16).unwrap_or_default().to_owned();
-        UploadFile { path: self.layout.uploads().join(format!("{}-{repository}", id.secret())) }
+        let name = format!("{}-{}", id.secret(), UploadFile::mark(repository));
+        UploadFile { path: self.layout.uploads().join(name) }
+    }
+
+    /// Returns all uploads that have begun, and how many bytes each has. Blocks.
+    pub(crate) fn uploads_begun(&self) -> Result<HashMap<UploadFile, u64>, StoreError> {
+        let list = || -> io::Result<_> {
+            let mut begun = HashMap::new();
+            for entry in std::fs::read_dir(self.layout.uploads())? {
+                let path = entry?.path();
+                let upload = UploadFile { path };
+                // What is beside it are its checksums.
+                if upload.id().is_some()
+                    && upload.path.extension().is_none()
+                    && let Some(found) = absent(std::fs::metadata(&upload.path))?
+                {
+                    begun.insert(upload, found.len());
+                }
+            }
+            Ok(begun)
+        };
+        list().map_err(StoreError::during("list uploads"))
     }
 
     /// Forgets an upload whose name in the directory is `name` when its life is over.
@@ -105,6 +126,34 @@ impl Store {
 }
 
 impl UploadFile {
+    /// Returns what stands for a repository in the names of its uploads' files.
+    pub(crate) fn mark(repository: &RepositoryName) -> String {
+        let digest = Digest::of(repository.as_str().as_bytes());
+        digest.hex().get(..16).unwrap_or_default().to_owned()
+    }
+
+    /// Whether it is an upload of the repository with that mark.
+    pub(crate) fn has_mark(&self, mark: &str) -> bool {
+        let name = self.path.file_name().and_then(OsStr::to_str);
+        name.and_then(|name| name.get(UploadId::LENGTH + 1..)) == Some(mark)
+    }
+
+    fn id(&self) -> Option<UploadId> {
+        let name = self.path.file_name().and_then(OsStr::to_str)?;
+        name.get(..UploadId::LENGTH)?.parse().ok()
+    }
+
+    /// Whether it is there. Blocks.
+    pub(crate) fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
+    /// Returns how long nothing was written to it, when it has any bytes. Blocks.
+    pub(crate) fn idle(&self, now: SystemTime) -> Option<Duration> {
+        let found = std::fs::metadata(&self.path).ok().filter(|found| found.len() > 0)?;
+        now.duration_since(found.modified().ok()?).ok()
+    }
+
     /// Makes the file; an upload exists from then on, also across restarts.
     pub(crate) fn create(&self) -> Result<File, StoreError> {
         let made = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path);

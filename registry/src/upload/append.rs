@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::progress::{Progress, read_through};
-use super::{Arrival, UploadError};
+use super::{Arrival, UploadError, Uploads};
 use crate::quota::Allowance;
 use crate::store::{
     Buffer, CHUNK_BYTES, CHUNK_LENGTH, Commit, Sink, Store, StoreError, SumRun, UploadFile,
@@ -42,10 +42,11 @@ pub(crate) struct Remainder {
 /// Where a body goes.
 #[derive(Debug)]
 pub(crate) struct Target<'a> {
-    pub(crate) store: &'a Arc<Store>,
+    pub(crate) uploads: &'a Uploads,
     /// The upload's file, open.
     pub(crate) file: Arc<Sink>,
     pub(crate) upload: &'a UploadFile,
+    pub(crate) repository: &'a RepositoryName,
     /// What the repository has room for.
     pub(crate) allowance: &'a mut Allowance,
 }
@@ -57,7 +58,8 @@ pub(crate) async fn append(
     arrival: Arrival<'_>,
     mut superseded: watch::Receiver<u64>,
 ) -> Result<Appended, UploadError> {
-    let Target { store, file, upload, allowance } = target;
+    let Target { uploads, file, upload, repository, allowance } = target;
+    let store = &uploads.store;
     let Arrival { body, range, length, .. } = arrival;
     let limit = range.map_or(u64::MAX, |range| range.length);
     // Up to the next multiple of a chunk, so that what follows can be written directly.
@@ -80,7 +82,7 @@ pub(crate) async fn append(
                     break Err(UploadError::Length);
                 }
                 let all = remainder.progress.received.saturating_add(more);
-                if let Err(refused) = allowance.cover(all).await {
+                if let Err(refused) = uploads.cover(allowance, repository, all).await {
                     break Err(refused.into());
                 }
                 remainder.take(store, upload, &bytes).await?;

@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
 
+use std::path::Path;
+
 use http::Method;
+use kybernate_registry::config::Config;
 use kybernate_spec::{Digest, media_type};
 use reqwest::Body;
 
@@ -135,4 +138,102 @@ async fn a_blob_that_is_there_takes_no_room_and_more_than_it_does() {
     refused.refused(403, "DENIED");
     registry.send(Method::POST, &path, &[], streamed(longer)).await.refused(403, "DENIED");
     assert_eq!(received(&registry), 0);
+}
+
+/// What lies in begun uploads, the ones that a client went away from too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_uploads_have_received_counts_until_they_end() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let mut begun = Vec::new();
+    for _ in 0..16 {
+        begun.push(registry.begin("r").await);
+    }
+    let patches = begun.iter().zip(0..).map(|(upload, seed)| {
+        let (registry, chunk) = (&registry, noise(MIB, 200 + seed));
+        async move { (registry.patch(upload, 0, &chunk).await, upload, Digest::of(&chunk)) }
+    });
+    let answers = futures::future::join_all(patches).await;
+    let (taken, refused): (Vec<_>, Vec<_>) =
+        answers.into_iter().partition(|(reply, ..)| reply.status == 202);
+    assert_eq!(taken.len(), 4, "{taken:?}");
+    for (reply, ..) in &refused {
+        reply.refused(403, "DENIED");
+    }
+    assert_eq!(received(&registry), 4 << 20, "no more lies on the disk than may be shown");
+    post(&registry, "r", noise(1, 1)).await.refused(403, "DENIED");
+    assert_eq!(post(&registry, "s", noise(MIB, 1)).await.status, 201, "others have their own");
+
+    // What is given up is free, and so is what was committed twice.
+    let (mut taken, digest) = (taken.into_iter(), Digest::of(&noise(MIB, 2)));
+    let (_, upload, _) = taken.next().unwrap();
+    assert_eq!(registry.delete(upload).await.status, 204);
+    assert_eq!(post(&registry, "r", noise(MIB, 2)).await.status, 201);
+    for (_, upload, digest) in taken {
+        assert_eq!(registry.put(upload, &digest, "").await.status, 201);
+    }
+    let path = format!("/v2/r/blobs/{digest}");
+    assert_eq!(registry.delete(&path).await.status, 202);
+    assert_eq!(post(&registry, "r", noise(MIB, 3)).await.status, 201, "nothing is counted twice");
+    assert_eq!(received(&registry), 0);
+}
+
+#[tokio::test]
+async fn uploads_count_after_a_restart_too() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let upload = registry.begin("r").await;
+    let content = noise(3 * MIB, 1);
+    assert_eq!(registry.patch(&upload, 0, &content).await.status, 202);
+    let config = Config::read(Path::new("test.toml"), RULES).unwrap();
+    let registry = TestRegistry::start_with(&config, registry.stop().await).await;
+    post(&registry, "r", noise(MIB + 1, 2)).await.refused(403, "DENIED");
+    assert_eq!(post(&registry, "r", noise(MIB / 2, 2)).await.status, 201);
+    // It counts once, also when it goes on.
+    let more = noise(MIB / 2, 3);
+    let reply = registry.patch(&upload, content.len(), &more).await;
+    assert_eq!(reply.status, 202, "{reply:?}");
+    registry.patch(&upload, content.len() + more.len(), b"x").await.refused(403, "DENIED");
+    let digest = Digest::of(&[content, more].concat());
+    assert_eq!(registry.put(&upload, &digest, "").await.status, 201);
+    post(&registry, "r", b"x".to_vec()).await.refused(403, "DENIED");
+
+    // One that is given up without being gone on with is free as well.
+    let upload = registry.begin("s").await;
+    assert_eq!(registry.patch(&upload, 0, &noise(4 * MIB, 4)).await.status, 202);
+    let registry = TestRegistry::start_with(&config, registry.stop().await).await;
+    post(&registry, "s", noise(1, 5)).await.refused(403, "DENIED");
+    assert_eq!(registry.delete(&upload).await.status, 204);
+    assert_eq!(post(&registry, "s", noise(4 * MIB, 5)).await.status, 201);
+}
+
+#[tokio::test]
+async fn an_upload_that_was_left_alone_makes_room() {
+    let rules = format!("[quota]\nupload_idle = \"1s\"\n{RULES}");
+    let config = Config::read(Path::new("test.toml"), &rules).unwrap();
+    let registry = TestRegistry::start_set(&rules).await;
+    let old = registry.begin("r").await;
+    assert_eq!(registry.patch(&old, 0, &noise(2 * MIB, 1)).await.status, 202);
+    let registry = TestRegistry::start_with(&config, registry.stop().await).await;
+    let newer = registry.begin("r").await;
+    assert_eq!(registry.patch(&newer, 0, &noise(2 * MIB, 2)).await.status, 202);
+    let other = registry.begin("s").await;
+    assert_eq!(registry.patch(&other, 0, &noise(2 * MIB, 3)).await.status, 202);
+    // The first, from before the restart, goes; then there is room, and the second stays.
+    let fits = async || {
+        let content = noise(2 * MIB, 4);
+        let path = format!("/v2/r/blobs/uploads/?digest={}", Digest::of(&content));
+        let reply = registry.send(Method::POST, &path, &[], streamed(content));
+        reply.await.status == 201
+    };
+    wait_until("an idle upload makes room", fits).await;
+    assert_eq!(registry.get(&old).await.status, 404);
+    assert_eq!(registry.get(&newer).await.status, 204);
+    // Then the second, which this process knows.
+    wait_until("the next makes room", async || {
+        post(&registry, "r", noise(MIB, 5)).await.status == 201
+    })
+    .await;
+    assert_eq!(registry.get(&newer).await.status, 404);
+    assert_eq!(registry.get(&other).await.status, 204, "others are left alone");
+    let digest = Digest::of(&noise(2 * MIB, 2));
+    registry.put(&newer, &digest, "").await.refused(404, "BLOB_UPLOAD_UNKNOWN");
 }

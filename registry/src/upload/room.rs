@@ -1,0 +1,92 @@
+//! Room for uploads where repositories have quotas.
+//!
+//! What was received counts until its upload has ended, and a client that went away ends nothing.
+//! So that it does not keep everybody out for the life of an upload, one that was left alone for a
+//! while is given up when a push to the same repository would not fit otherwise, the one left
+//! longest first.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kybernate_spec::{Digest, RepositoryName};
+
+use super::{Session, State, Uploads};
+use crate::app::blocking;
+use crate::quota::Allowance;
+use crate::store::{StoreError, StoreErrorKind, UploadFile};
+
+impl Uploads {
+    /// Makes sure that an upload may have `bytes` in all, as [`Allowance::widen`] does.
+    pub(super) async fn allow(
+        &self,
+        allowance: &mut Allowance,
+        repository: &RepositoryName,
+        known: Option<&Digest>,
+        bytes: u64,
+    ) -> Result<(), StoreError> {
+        loop {
+            let allowed = allowance.widen(&self.store, repository, known, bytes).await;
+            if !is_full(&allowed) || !self.give_up_idle(repository).await? {
+                return allowed;
+            }
+        }
+    }
+
+    /// Makes sure that `bytes` in all are allowed, as [`Allowance::cover`] does.
+    pub(super) async fn cover(
+        &self,
+        allowance: &mut Allowance,
+        repository: &RepositoryName,
+        bytes: u64,
+    ) -> Result<(), StoreError> {
+        loop {
+            let covered = allowance.cover(bytes).await;
+            if !is_full(&covered) || !self.give_up_idle(repository).await? {
+                return covered;
+            }
+        }
+    }
+
+    /// Gives up the upload of a repository that was left alone longest, when that is long enough.
+    /// Returns whether there was one.
+    async fn give_up_idle(&self, repository: &RepositoryName) -> Result<bool, StoreError> {
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        let repository = repository.clone();
+        let given_up = blocking(&self.store, move |store| {
+            let (now, mark) = (SystemTime::now(), UploadFile::mark(&repository));
+            let idle =
+                |file: &UploadFile| file.idle(now).filter(|idle| *idle >= store.quotas().idle());
+            let sessions = sessions.iter().filter(|session| session.file.has_mark(&mark));
+            let of_sessions = sessions.filter_map(|session| {
+                Some((idle(&session.file)?, session.file.clone(), Some(Arc::clone(session))))
+            });
+            let dormant = store.quotas().dormant(&repository);
+            let dormant = dormant.into_iter().filter_map(|file| Some((idle(&file)?, file, None)));
+            let mut all: Vec<_> = of_sessions.chain(dormant).collect();
+            all.sort_by_key(|(idle, ..)| Reverse(*idle));
+            let end = |(_, file, session): (_, UploadFile, Option<Arc<Session>>)| {
+                if let Some(session) = &session {
+                    // Somebody has come back to it.
+                    let mut held = session.state.try_lock().ok()?;
+                    if matches!(held.state, State::Closed) {
+                        return None;
+                    }
+                    held.close();
+                }
+                store.quotas().retain_dormant(|upload| *upload != file);
+                file.remove();
+                Some(file)
+            };
+            Ok(all.into_iter().find_map(end))
+        });
+        let Some(file) = given_up.await? else { return Ok(false) };
+        self.lock().retain(|_, session| session.file != file);
+        tracing::info!("an upload that was left alone makes room for another push");
+        Ok(true)
+    }
+}
+
+fn is_full(outcome: &Result<(), StoreError>) -> bool {
+    outcome.as_ref().is_err_and(|error| matches!(error.kind, StoreErrorKind::Quota { .. }))
+}
