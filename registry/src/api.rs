@@ -8,13 +8,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, USER_AGENT};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 use kybernate_spec::{Digest, RepositoryName};
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument as _;
+use tracing::field::Empty;
 
 use crate::access::Caller;
 use crate::access::challenge::{Lack, Way};
@@ -27,6 +28,7 @@ use crate::error::ApiError;
 use crate::notify::Origin;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::route::Route;
+use crate::trace::{self, RequestSpan};
 use crate::upload::next_frame;
 
 use self::seen::Seen;
@@ -118,8 +120,12 @@ struct Call<'a> {
 async fn dispatch(State(served): State<Served>, request: Request) -> Response {
     let id = RequestId::of(request.headers());
     // Above every level that a filter may choose: the lines inside carry the id.
-    let span = tracing::error_span!("request", request.id = id.as_str());
-    respond(served, request, id).instrument(span).await
+    let span = tracing::error_span!("request", request.id = id.as_str(), trace_id = Empty);
+    let traced = RequestSpan::begin(&request, &served.peer, &id);
+    if let Some(trace) = traced.trace_id() {
+        span.record("trace_id", trace);
+    }
+    traced.around(respond(served, request, id)).instrument(span).await
 }
 
 async fn respond(served: Served, request: Request, id: RequestId) -> Response {
@@ -131,7 +137,11 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
     let caller = match &route {
         None | Some(Route::TokenKeys) => Caller::Anyone,
         Some(route) if route.is_for_operators() => Caller::Anyone,
-        Some(_) => app.access.identify(&parts.headers, peer.certificate.as_ref()).await,
+        Some(_) => {
+            let identifying = app.access.identify(&parts.headers, peer.certificate.as_ref());
+            let tries = parts.headers.contains_key(AUTHORIZATION);
+            trace::part_of(tries.then_some("access.identify"), identifying).await
+        }
     };
     let call = Call { app: &app, parts: &parts, peer: &peer, caller: &caller, id: &id };
     let (answer, place) = match enter(call, route.as_ref()) {

@@ -16,6 +16,7 @@ use crate::quota::Quotas;
 use crate::retention::Pulls;
 use crate::store::{Rules, Store, StoreError, glance};
 use crate::tasks::Tasks;
+use crate::trace;
 use crate::upload::Uploads;
 
 /// Bodies sent at once; each holds at most two chunks of 1 MiB, and a client that does not read is
@@ -99,8 +100,11 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, StoreError> {
     let store = Arc::clone(store);
     // What it logs belongs to the request.
-    let span = Span::current();
-    let work = move || span.in_scope(|| work(&store));
+    let (span, carried) = (Span::current(), trace::carried());
+    let work = move || {
+        let _request = carried.go_on();
+        span.in_scope(|| work(&store))
+    };
     let outcome = tokio::task::spawn_blocking(work).await;
     outcome.unwrap_or_else(|error| Err(StoreError::during("work")(io::Error::other(error))))
 }

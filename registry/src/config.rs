@@ -41,6 +41,7 @@ pub use self::scrub::Scrub;
 pub use self::setting::{GcSettings, ScrubSettings, Settings};
 pub use self::tags::{ImmutableTags, Tags};
 pub use self::tls::TlsSettings;
+pub use self::trace::{Standard, Trace, TraceProtocol};
 pub use self::value::{Address, AddressError, Period, Size};
 
 mod access;
@@ -59,6 +60,7 @@ mod scrub;
 mod setting;
 mod tags;
 mod tls;
+mod trace;
 mod value;
 
 use self::document::{Document, Sources};
@@ -97,6 +99,8 @@ pub struct Config {
     pub retention: Retention,
     /// Who is told what happens.
     pub notify: Notify,
+    /// Where spans are sent, for OpenTelemetry.
+    pub trace: Trace,
 }
 
 impl Default for Config {
@@ -116,6 +120,7 @@ impl Default for Config {
             quota: Quota::default(),
             retention: Retention::default(),
             notify: Notify::default(),
+            trace: Trace::default(),
         }
     }
 }
@@ -162,6 +167,7 @@ impl Config {
         self.quota.check(&mut mistakes.within("quota"));
         self.retention.check(&mut mistakes.within("retention"));
         self.notify.check(&mut mistakes.within("notify"));
+        self.trace.check(&mut mistakes.within("trace"));
     }
 
     /// Returns the JSON schema of the configuration.

@@ -5,7 +5,7 @@
 //! a failure becomes a reply. Below HTTP, [`upload`] takes a body apart into durable bytes, and
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
 //! which content; [`index`] lists them faster. [`access`] says who may do what, [`tls`] encrypts.
-//! [`metrics`] counts, [`telemetry`] logs, `notify` tells others what happens. [`tasks`] is the work that shutdown
+//! [`metrics`] counts, [`telemetry`] logs, [`trace`] tells collectors, `notify` tells others what happens. [`tasks`] is the work that shutdown
 //! waits for.
 
 pub mod access;
@@ -34,4 +34,5 @@ pub mod store;
 pub mod tasks;
 pub mod telemetry;
 pub mod tls;
+pub mod trace;
 pub mod upload;

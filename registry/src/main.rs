@@ -12,6 +12,8 @@ use kybernate_registry::maintain::{Outcome, maintain};
 use kybernate_registry::server::{Files, Server, StartError};
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
+use kybernate_registry::trace::Traces;
+use kybernate_spec::chain;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -132,6 +134,13 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("failed to start the runtime")?;
+    let traces = {
+        let _within = runtime.enter();
+        match Traces::start(&config.trace) {
+            Err(error) => return Ok(wrong_usage(&[chain(&error)])),
+            Ok(traces) => traces,
+        }
+    };
     // Addresses first: where one is taken, nothing is made on the disk.
     let (listener, operations) = runtime.block_on(listen(&config))?;
     let store = match Store::open(&config.root) {
@@ -153,6 +162,9 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
         tracing::info!("draining");
         let drained = server.shut_down(config.connections.drain.0).await;
+        if let Some(traces) = traces {
+            traces.flush().await;
+        }
         tracing::info!(drained, "stopped");
         Ok(ExitCode::SUCCESS)
     })

@@ -19,6 +19,7 @@ pub use self::latency::Latency;
 pub use self::notify::NotifyMetrics;
 pub use self::store::StoreMetrics;
 pub use self::tls::TlsMetrics;
+pub use self::trace::TraceMetrics;
 
 mod gc;
 mod http;
@@ -27,6 +28,7 @@ mod notify;
 mod process;
 mod store;
 mod tls;
+mod trace;
 
 /// What the page of [`Metrics::page`] is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -78,6 +80,7 @@ impl Metrics {
         notify.register(ours);
         let tls = TlsMetrics::default();
         tls.register(ours);
+        TraceMetrics::of_process().register(ours);
         Self { registry, http, connections, uploads_open, notify, tls }
     }
 

@@ -111,6 +111,26 @@ impl<'a> Route<'a> {
         }
     }
 
+    /// Returns its path with names in the place of what differs.
+    pub fn template(&self) -> &'static str {
+        match self {
+            Self::Live => "/livez",
+            Self::Ready => "/readyz",
+            Self::Started => "/startupz",
+            Self::Metrics => "/metrics",
+            Self::Token => "/token",
+            Self::TokenKeys => "/token/keys",
+            Self::Base => "/v2/",
+            Self::Catalog => "/v2/_catalog",
+            Self::Tags(_) => "/v2/{name}/tags/list",
+            Self::Blob(..) => "/v2/{name}/blobs/{digest}",
+            Self::Uploads(_) => "/v2/{name}/blobs/uploads/",
+            Self::Upload(..) => "/v2/{name}/blobs/uploads/{id}",
+            Self::Manifest(..) => "/v2/{name}/manifests/{reference}",
+            Self::Referrers(..) => "/v2/{name}/referrers/{digest}",
+        }
+    }
+
     /// Whether it is for those who run the registry, and asks nobody who they are.
     pub fn is_for_operators(&self) -> bool {
         matches!(self, Self::Live | Self::Ready | Self::Started | Self::Metrics)
@@ -156,6 +176,22 @@ impl<'a> Route<'a> {
             | Self::Uploads(_) => None,
         }
     }
+}
+
+/// Returns a path, or a part of one, without what suffices to go on with an upload: what follows
+/// `blobs/uploads`, wherever that is. Some client may ask for anything below an upload.
+pub fn without_secrets(path: &str) -> Cow<'_, str> {
+    if !path.contains("blobs/uploads/") {
+        return Cow::Borrowed(path);
+    }
+    let mut before = ["", ""];
+    let part = |part| {
+        let secret = before == ["blobs", "uploads"] && !str::is_empty(part);
+        let [_, last] = before;
+        before = [last, part];
+        if secret { "REDACTED" } else { part }
+    };
+    Cow::Owned(path.split('/').map(part).collect::<Vec<_>>().join("/"))
 }
 
 /// Takes `suffix` off when a name is left before it.

@@ -27,7 +27,7 @@ use crate::config::{Config, Mistake};
 use crate::store::{Store, StoreError};
 use crate::tasks::Tasks;
 use crate::tls::{Tls, TlsFiles};
-use crate::{index, janitor, retention};
+use crate::{index, janitor, retention, trace};
 
 mod crowd;
 mod patience;
@@ -58,10 +58,11 @@ pub struct Files {
 impl Files {
     /// Reads them all and returns everything that is wrong at once. Blocks.
     pub fn read(config: &Config) -> Result<Self, Vec<Mistake>> {
-        match (AccessFiles::read(&config.access), TlsFiles::read(&config.tls)) {
-            (Ok(access), Ok(tls)) => Ok(Self { access, tls }),
-            (access, tls) => {
-                let wrong = [access.err(), tls.err()];
+        let (access, tls) = (AccessFiles::read(&config.access), TlsFiles::read(&config.tls));
+        match (access, tls, trace::check(&config.trace)) {
+            (Ok(access), Ok(tls), Ok(())) => Ok(Self { access, tls }),
+            (access, tls, trace) => {
+                let wrong = [access.err(), tls.err(), trace.err().map(|wrong| vec![wrong])];
                 Err(wrong.into_iter().flatten().flatten().collect())
             }
         }

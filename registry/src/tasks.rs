@@ -7,6 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+use crate::trace;
+
 /// Starts tasks and, at the end, waits for them.
 #[derive(Debug, Clone, Default)]
 pub struct Tasks {
@@ -28,7 +30,7 @@ impl Tasks {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        self.tracker.spawn(work.in_current_span())
+        self.tracker.spawn(trace::carry(work).in_current_span())
     }
 
     /// Whether the end has begun.

@@ -27,6 +27,7 @@ use crate::notify::{Happening, Notices, Origin, Subject};
 use crate::quota::Allowance;
 use crate::range::ContentRange;
 use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
+use crate::trace;
 
 mod append;
 mod progress;
@@ -325,7 +326,7 @@ impl Uploads {
             repository,
             allowance: &mut turn.held.allowance,
         };
-        append(target, before, arrival, superseded).await
+        trace::part_of(Some("upload.receive"), append(target, before, arrival, superseded)).await
     }
 
     /// Returns the session of an upload, also of one that was begun before a restart.

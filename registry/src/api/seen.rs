@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use crate::app::AppState;
 use crate::config::AccessLog;
-use crate::route::Route;
+use crate::route::{Route, without_secrets};
 
 /// A request under way; counted as such until dropped.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Seen {
             http.method = %parts.method,
             http.route = label,
             client,
-            repository = route.and_then(Route::repository),
+            repository = route.and_then(Route::repository).map(without_secrets).as_deref(),
             reference = route.and_then(Route::reference),
             http.status = status.as_u16(),
             http.user_agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()),

@@ -28,6 +28,7 @@ use super::queue::{Entry, Parcel, Queue};
 use crate::config::NotifyEndpoint;
 use crate::metrics::NotifyMetrics;
 use crate::store::line_sum;
+use crate::trace;
 
 /// The file is written anew when it is this long, …
 const REWRITE_BYTES_MIN: u64 = 1 << 20;
@@ -80,9 +81,20 @@ enum Line<'a> {
         blob: bool,
         event: Box<Cow<'a, Event>>,
     },
-    Settled { number: u64, good: bool },
-    Endpoint { name: String, next: u64, lost: u64 },
-    Delivered { name: String, number: u64, lost: u64 },
+    Settled {
+        number: u64,
+        good: bool,
+    },
+    Endpoint {
+        name: String,
+        next: u64,
+        lost: u64,
+    },
+    Delivered {
+        name: String,
+        number: u64,
+        lost: u64,
+    },
 }
 
 impl<'a> Line<'a> {
@@ -154,7 +166,7 @@ impl Outbox {
         let numbers = events.into_iter().map(|event| self.add(&mut inner, event, false)).collect();
         let written = inner.written;
         drop(inner);
-        if let Err(error) = self.sync(written) {
+        if let Err(error) = trace::part("notify.sync", || self.sync(written)) {
             tracing::error!(error = %chain(&error), "events under way would not survive a crash");
         }
         self.rewrite_if_long();

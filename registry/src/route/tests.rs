@@ -83,3 +83,18 @@ proptest! {
         prop_assert_eq!(route, Route::Manifest(name.into(), last.into()));
     }
 }
+
+#[test]
+fn an_uploads_id_is_left_out_wherever_it_stands() {
+    for (path, told) in [
+        ("/v2/a/blobs/uploads/66f0a1b2", "/v2/a/blobs/uploads/REDACTED"),
+        ("/v2/a/b/blobs/uploads/", "/v2/a/b/blobs/uploads/"),
+        ("/v2/a/blobs/uploads", "/v2/a/blobs/uploads"),
+        ("/v2/a/blobs/uploads/x/manifests/v1", "/v2/a/blobs/uploads/REDACTED/manifests/v1"),
+        ("a/blobs/uploads/x", "a/blobs/uploads/REDACTED"),
+        ("/v2/uploads/a/manifests/v1", "/v2/uploads/a/manifests/v1"),
+        ("/", "/"),
+    ] {
+        assert_eq!(without_secrets(path), told);
+    }
+}

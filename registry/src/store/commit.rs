@@ -10,6 +10,7 @@ use super::checksum::{ChunkSums, DIGEST_CHECKED_MAX, write_header};
 use super::house::refresh;
 use super::{Buffer, Sink, Store, StoreError, SumRun, UploadFile};
 use crate::gc::LinkKind;
+use crate::trace;
 
 /// An upload whose bytes are all received and whose digest is right.
 #[derive(Debug)]
@@ -36,18 +37,21 @@ impl Store {
     /// A blob that is there already is replaced by the same bytes, freshly proven: this is what
     /// heals content that rotted on disk.
     pub(crate) fn commit(&self, commit: &Commit) -> Result<(), StoreError> {
-        let stored = self.metrics.commit.time(|| self.put_upload(commit));
+        let stored = trace::part("store.commit", || {
+            trace::note("kybernate.blob.size", commit.length);
+            self.metrics.commit.time(|| self.put_upload(commit))
+        });
         stored.map_err(StoreError::during("store a blob"))
     }
 
     fn put_upload(&self, commit: &Commit) -> io::Result<()> {
         let Commit { repository, digest, upload, file, rest, length, sums } = commit;
         let unwritten = u64::try_from(rest.filled().len()).unwrap_or(0);
-        file.write(rest, length.saturating_sub(unwritten))?;
+        trace::part("store.write", || file.write(rest, length.saturating_sub(unwritten)))?;
         let file = file.file();
         // An interrupted PUT may have left bytes behind the end.
         file.set_len(*length)?;
-        file.sync_data()?;
+        trace::part("store.sync", || file.sync_data())?;
         let has_checksums = *length > DIGEST_CHECKED_MAX;
         if has_checksums {
             let file = upload.checksums()?;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use fs_err as fs;
 
 use crate::metrics::Latency;
+use crate::trace;
 
 /// Directories remembered as durable, ~100 bytes each. Forgetting one costs a sync.
 const KNOWN_MAX: usize = 1 << 16;
@@ -88,7 +89,7 @@ impl Directories {
     /// Returns once every entry made or removed in `dir` before the call is durable.
     pub(crate) fn sync(&self, dir: &Path) -> io::Result<()> {
         let group = Arc::clone(lock(&self.syncing).entry(dir.to_owned()).or_default());
-        let result = self.waits.time(|| group.sync(dir));
+        let result = trace::part("store.sync_directory", || self.waits.time(|| group.sync(dir)));
         let mut syncing = lock(&self.syncing);
         // Two handles: ours and the map's. Nobody else can come while the map is locked.
         if Arc::strong_count(&group) == 2 {

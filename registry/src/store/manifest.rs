@@ -13,6 +13,7 @@ use super::{Store, StoreError, absent, glance, read_record};
 use crate::gc::LinkKind;
 use crate::index::Change;
 use crate::manifest::References;
+use crate::trace;
 
 /// A manifest of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +102,9 @@ impl Store {
         self.house.pushing(repository, &new.digest);
         let missing = self.missing(repository, &new.references, 0)?;
         if missing.is_empty() {
-            self.write_manifest(repository, new).map_err(StoreError::during("store a manifest"))?;
+            let written =
+                trace::part("store.put_manifest", || self.write_manifest(repository, new));
+            written.map_err(StoreError::during("store a manifest"))?;
         }
         Ok(missing)
     }

@@ -59,7 +59,10 @@ impl fmt::Display for Doubt {
         };
         let date = humantime::format_rfc3339_seconds;
         let (from, until) = (date(validity.from), date(validity.until));
-        write!(f, "the certificate, or one that leads to its authority, {what}: good from {from} to {until}")?;
+        write!(
+            f,
+            "the certificate, or one that leads to its authority, {what}: good from {from} to {until}"
+        )?;
         f.write_str("; clients refuse it, put another in its place")
     }
 }

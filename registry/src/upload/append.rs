@@ -17,6 +17,7 @@ use crate::quota::Allowance;
 use crate::store::{
     Buffer, CHUNK_BYTES, CHUNK_LENGTH, Commit, Sink, Store, StoreError, SumRun, UploadFile,
 };
+use crate::trace;
 
 /// How long a client may send nothing. There is no limit on the whole: a push takes its time.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
@@ -92,6 +93,7 @@ pub(crate) async fn append(
             Err(error) => break Err(error),
         }
     };
+    trace::note("kybernate.received.size", remainder.progress.received - start);
     Ok(Appended { outcome, remainder })
 }
 

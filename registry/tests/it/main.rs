@@ -34,3 +34,4 @@ mod scrub;
 mod serve;
 mod soak;
 mod tls;
+mod trace;
