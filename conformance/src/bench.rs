@@ -210,9 +210,10 @@ impl Bench<'_> {
 fn uncache(directory: &Path) -> io::Result<()> {
     for entry in fs_err::read_dir(directory)? {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
             uncache(&entry.path())?;
-        } else {
+        } else if kind.is_file() {
             let file = fs_err::File::open(entry.path())?;
             rustix::fs::fadvise(file.file(), 0, None, Advice::DontNeed)?;
         }

@@ -15,6 +15,8 @@ const BUFFERS: usize = 16;
 /// Bytes per call where the kernel copies: what the registry and the packager use.
 const CALL_BYTES: usize = 1 << 20;
 
+const PAGE_BYTES: usize = 4096;
+
 /// Time for one GiB of each.
 #[derive(Clone, Debug)]
 pub(super) struct Floors(pub(super) Vec<(&'static str, Duration)>);
@@ -27,6 +29,7 @@ impl Floors {
         let mut target = vec![1_u8; BUFFER_BYTES];
         let floors = vec![
             ("memcpy, one core", timed(|| copy(&source, &mut target))),
+            ("first touch of new memory", timed(touch)),
             ("BLAKE3, one core", timed(|| blake3(&source))),
             ("SHA-256, one core", timed(|| sha256(&source))),
             ("loopback TCP, both ends", tried(|| loopback(&source))?),
@@ -58,6 +61,19 @@ fn copy(source: &[u8], target: &mut [u8]) {
     for _ in 0..BUFFERS {
         black_box(&mut *target).copy_from_slice(black_box(source));
     }
+}
+
+/// A restore pays it for every page of the process, a copy in a tmpfs once more. In a virtual
+/// machine that hands free memory back to its host it is the host that pays, many times as much.
+fn touch() {
+    // Zeroed memory is mapped and not yet there.
+    let mut memory = vec![0_u8; BUFFERS * BUFFER_BYTES];
+    for page in memory.chunks_mut(PAGE_BYTES) {
+        if let Some(byte) = black_box(page).first_mut() {
+            *byte = 1;
+        }
+    }
+    black_box(&memory);
 }
 
 fn blake3(source: &[u8]) {
