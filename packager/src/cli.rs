@@ -4,15 +4,19 @@ mod agent;
 mod cancel;
 mod checkpoint;
 mod copy;
+mod diff;
 mod failure;
 mod identifier;
 mod inspect;
 mod keygen;
 mod keys;
+mod ls;
 mod pack;
 mod page;
 mod ps;
 mod restore;
+mod rm;
+mod shell;
 mod sign;
 mod unpack;
 mod verify;
@@ -61,9 +65,15 @@ enum Command {
     Unpack(unpack::Unpack),
     Copy(copy::Copy),
     Inspect(inspect::Inspect),
+    Diff(diff::Diff),
+    Tree(ls::Tree),
+    Ls(ls::Ls),
+    Rm(rm::Rm),
     Sign(sign::Sign),
     Verify(verify::Verify),
     Keygen(keygen::Keygen),
+    Completion(shell::Completion),
+    Man(shell::Man),
 }
 
 /// How to reach a registry.
@@ -90,10 +100,16 @@ impl Cli {
             Command::Pack(command) => Box::pin(command.run(terminal)).await,
             Command::Unpack(command) => Box::pin(command.run(terminal)).await,
             Command::Copy(command) => command.run(terminal).await,
-            Command::Inspect(command) => command.run(terminal).await,
+            Command::Inspect(command) => Box::pin(command.run(terminal)).await,
+            Command::Diff(command) => Box::pin(command.run(terminal)).await,
+            Command::Tree(command) => Box::pin(command.run(terminal)).await,
+            Command::Ls(command) => Box::pin(command.run(terminal)).await,
+            Command::Rm(command) => command.run(terminal).await,
             Command::Sign(command) => command.run(terminal).await,
             Command::Verify(command) => command.run(terminal).await,
             Command::Keygen(command) => command.run(terminal).await,
+            Command::Completion(command) => command.run(terminal),
+            Command::Man(command) => command.run(terminal),
         }
     }
 }

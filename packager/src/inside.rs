@@ -7,7 +7,7 @@
 mod around;
 mod files;
 mod images;
-mod memory;
+pub(crate) mod memory;
 mod names;
 mod process;
 pub mod secret;

@@ -101,6 +101,33 @@ impl Layout {
         .await
     }
 
+    /// Lists the tags, each with what it names.
+    pub async fn tags(&self) -> Result<Vec<(Tag, Digest)>, StoreError> {
+        self.run("list the tags of", self.name(String::new()), move |root| {
+            Ok(index::tags(&index::read(root)?))
+        })
+        .await
+    }
+
+    /// Removes a tag. What it named stays listed without one.
+    pub async fn delete_tag(&self, tag: &Tag) -> Result<(), StoreError> {
+        let tag = tag.clone();
+        self.run("delete tag", self.name(format!(":{tag}")), move |root| {
+            index::change(root, |index| index::untag(index, &tag))
+        })
+        .await
+    }
+
+    /// Removes manifests from the list of what the layout holds, and their tags. Their blobs stay.
+    pub async fn delete_manifests(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        let digests = digests.to_vec();
+        let subject = digests.first().map_or_else(String::new, |digest| format!("@{digest}"));
+        self.run("delete manifest", self.name(subject), move |root| {
+            index::change(root, |index| index::forget(index, &digests))
+        })
+        .await
+    }
+
     /// Whether the blob is there, with the right size.
     pub async fn has_blob(&self, descriptor: &Descriptor) -> Result<bool, StoreError> {
         let descriptor = descriptor.clone();

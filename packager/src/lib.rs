@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`store`] is where artifacts are kept ([`remote`] and [`layout`] are its kinds);
 //! [`pack`] makes an artifact from a dump directory, [`artifact`] opens one, and [`unpack`] makes a
-//! dump directory of it again; [`inspect`] and [`inside`] look into one; [`criu`] and
+//! dump directory of it again; [`inspect`] and [`inside`] look into one,
+//! [`difference`] and [`listing`] at several; [`criu`] and
 //! [`images_pack`] know the files of a dump; [`compat`] tells whether a node can restore it;
 //! [`agent_api`] is the node agent's API.
 
@@ -13,12 +14,14 @@ mod checked;
 pub mod compat;
 pub mod copy;
 pub mod criu;
+pub mod difference;
 pub mod images_pack;
 pub mod inside;
 pub mod inspect;
 pub mod key;
 pub mod layout;
 mod leftovers;
+pub mod listing;
 pub mod outline;
 pub mod pack;
 pub mod progress;

@@ -15,7 +15,7 @@ use kybernate_spec::{
     Annotations, Descriptor, Index, MANIFEST_BYTES_MAX, Manifest, Platform, annotation, media_type,
 };
 
-mod base;
+pub(crate) mod base;
 mod dump;
 pub(crate) mod pagemap;
 mod pages;

@@ -13,6 +13,7 @@ mod notes;
 mod patience;
 mod referrers;
 mod scheme;
+mod tags;
 mod tokens;
 mod upload;
 

@@ -256,6 +256,57 @@ impl Store {
         }
     }
 
+    /// Finds the manifest that a tag names.
+    pub async fn resolve_tag(&self, tag: &Tag) -> Result<StoredManifest, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.resolve(Some(tag)).await,
+            Self::Layout(layout) => layout.resolve(Some(tag)).await,
+        }
+    }
+
+    /// Lists the tags; at most as many as a registry shows on a thousand pages.
+    pub async fn tags(&self) -> Result<Vec<Tag>, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.tags().await,
+            Self::Layout(layout) => {
+                Ok(layout.tags().await?.into_iter().map(|(tag, _digest)| tag).collect())
+            }
+        }
+    }
+
+    /// Removes a tag, and nothing else.
+    pub async fn delete_tag(&self, tag: &Tag) -> Result<(), StoreError> {
+        match self {
+            Self::Registry(remote) => remote.delete_tag(tag).await,
+            Self::Layout(layout) => layout.delete_tag(tag).await,
+        }
+    }
+
+    /// Removes a manifest with every tag that names it, and then its referrers.
+    pub async fn delete_manifest(
+        &self,
+        digest: &Digest,
+        referrers: &[Digest],
+    ) -> Result<(), StoreError> {
+        match self {
+            Self::Registry(remote) => {
+                remote.delete_manifest(digest).await?;
+                for referrer in referrers {
+                    match remote.delete_manifest(referrer).await {
+                        // A registry may have done so by itself.
+                        Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => {}
+                        other => other?,
+                    }
+                }
+                remote.delete_fallback_list(digest).await
+            }
+            Self::Layout(layout) => {
+                let all: Vec<Digest> = std::iter::once(digest).chain(referrers).cloned().collect();
+                layout.delete_manifests(&all).await
+            }
+        }
+    }
+
     /// Whether the blob is there.
     pub async fn has_blob(&self, descriptor: &Descriptor) -> Result<bool, StoreError> {
         match self {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kybernate_spec::page_index::{
-    Cursor, Header, PAGES_PER_SEGMENT, PageIndexError, Place, Reader, Record, Run,
+    Chunk, ChunkHash, Cursor, Header, PAGES_PER_SEGMENT, PageIndexError, Place, Reader, Record, Run,
 };
 
 use crate::criu::ImageError;
@@ -25,6 +25,7 @@ pub(crate) struct StoredPages {
     index: Arc<File>,
     header: Header,
     shard_pages: Vec<u32>,
+    tables: Vec<Vec<Chunk>>,
     files: BTreeMap<String, Known>,
 }
 
@@ -93,11 +94,11 @@ impl StoredPages {
     pub(crate) fn scan(directory: &Path, index: Arc<File>) -> Result<Self, PageIndexError> {
         let mut reader = Reader::new(BufReader::new(At { file: Arc::clone(&index), position: 0 }))?;
         let header = *reader.header();
-        let mut files = BTreeMap::new();
+        let (mut files, mut tables) = (BTreeMap::new(), Vec::new());
         let mut stored = 0_u64;
         while let Some(record) = reader.next_record()? {
             match record {
-                Record::Shard(_) => {}
+                Record::Shard(chunks) => tables.push(chunks),
                 Record::File { name, .. } => {
                     files.insert(name, Known { cursor: reader.cursor(), stored_before: stored });
                 }
@@ -105,7 +106,34 @@ impl StoredPages {
             }
         }
         let shard_pages = reader.shard_pages().to_vec();
-        Ok(Self { directory: directory.to_owned(), index, header, shard_pages, files })
+        Ok(Self { directory: directory.to_owned(), index, header, shard_pages, tables, files })
+    }
+
+    /// Returns what hashes the chunks.
+    pub(crate) const fn chunk_hash(&self) -> ChunkHash {
+        self.header.hash
+    }
+
+    /// Returns a shard's chunks.
+    pub(crate) fn chunks(&self, shard: u16) -> &[Chunk] {
+        self.tables.get(usize::from(shard)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns how many pages each shard has.
+    pub(crate) fn shard_pages(&self) -> &[u32] {
+        &self.shard_pages
+    }
+
+    /// Walks memory as [`Self::walk`] does; `None` when there is no such pagemap.
+    pub(crate) fn walk_if_there(&self, pagemap: &str) -> Result<Option<Pieces>, StoredError> {
+        match self.walk(pagemap) {
+            Err(StoredError::Pagemap(ImageError::Io(error)))
+                if error.kind() == io::ErrorKind::NotFound =>
+            {
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
     }
 
     /// Walks the memory that `pagemap`, a file of the directory, describes.
@@ -120,6 +148,13 @@ impl StoredPages {
             Segments { reader, read: 0, runs: Vec::new(), stored_before: known.stored_before }
         });
         Ok(Pieces { pagemap: walk, segments, stretch: None, ready: VecDeque::new() })
+    }
+}
+
+impl Piece {
+    /// Returns the first address after it.
+    pub(crate) const fn end(&self) -> u64 {
+        self.address.saturating_add(self.pages.saturating_mul(PAGE_BYTES))
     }
 }
 

@@ -54,6 +54,14 @@ impl Terminal {
         writeln!(out, "{}", plain(text.trim_end()))
     }
 
+    /// Prints a script of our own making as it is, or `value` as one JSON document.
+    pub(crate) fn print_script(&self, value: &impl Serialize, script: &str) -> std::io::Result<()> {
+        if self.json {
+            return self.print(value, "");
+        }
+        std::io::stdout().lock().write_all(script.as_bytes())
+    }
+
     /// Prints a result: `page` for people, or `value` as one JSON document.
     pub(crate) fn print_page(&self, value: &impl Serialize, page: &Page) -> std::io::Result<()> {
         if self.json {

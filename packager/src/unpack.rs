@@ -15,7 +15,7 @@ use kybernate_spec::page_index::{PageIndexError, index_bytes_max};
 use kybernate_spec::{Descriptor, Digest, Reason};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
-mod pages;
+pub(crate) mod pages;
 mod place;
 mod plan;
 

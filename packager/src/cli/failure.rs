@@ -5,8 +5,10 @@ use std::fmt;
 
 use kybernate_packager::artifact::ArtifactError;
 use kybernate_packager::copy::CopyError;
+use kybernate_packager::difference::DifferenceError;
 use kybernate_packager::inspect::InspectError;
 use kybernate_packager::key::{KeyError, KeyErrorKind};
+use kybernate_packager::listing::ListError;
 use kybernate_packager::pack::PackError;
 use kybernate_packager::sign::SignError;
 use kybernate_packager::store::{StoreError, StoreErrorKind};
@@ -187,6 +189,27 @@ impl From<InspectError> for Failure {
             InspectError::Artifact(error) => error.into(),
             InspectError::Unpack(error) => error.into(),
             error @ InspectError::Io(..) => Self::failed(error),
+        }
+    }
+}
+
+impl From<DifferenceError> for Failure {
+    fn from(error: DifferenceError) -> Self {
+        match error {
+            DifferenceError::Artifact(error) => error.into(),
+            DifferenceError::Unpack(error) => error.into(),
+            error @ DifferenceError::Memory(_) => Self::Refused(Rule::Integrity, error.into()),
+            error @ DifferenceError::Io(..) => Self::failed(error),
+        }
+    }
+}
+
+impl From<ListError> for Failure {
+    fn from(error: ListError) -> Self {
+        match error {
+            ListError::Store(error) => error.into(),
+            ListError::Artifact(error) => error.into(),
+            ListError::Signatures(error) => error.into(),
         }
     }
 }

@@ -6,6 +6,7 @@ use clap::Args;
 use kybernate_packager::inspect::{Inspected, Look, Starts, inspect};
 use kybernate_spec::Location;
 
+pub(super) use self::inside::memory_kind;
 use super::page::{Cell, Page, Table, Tone};
 use super::{Connection, Failure};
 use crate::terminal::{Terminal, bytes};

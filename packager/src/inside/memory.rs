@@ -98,6 +98,9 @@ pub struct MappedRegion {
     pub mapped_bytes: u64,
     /// Bytes of the process's own whose content is stored.
     pub stored_bytes: u64,
+    /// Number of the shared memory that it maps.
+    #[serde(skip)]
+    pub(crate) shared: Option<u64>,
 }
 
 /// What the memory of all processes adds up to.
@@ -163,7 +166,7 @@ impl<'a> Accounts<'a> {
             } else {
                 self.own.entry(kind).or_default().add(Bytes { mapped, stored });
             }
-            let shown = region(area, kind, stored, files);
+            let shown = region(area, (kind, object), stored, files);
             let bytes = REGION_BYTES + shown.path.as_ref().map_or(0, String::len);
             if source.affords(&image, bytes) {
                 regions.push(shown);
@@ -295,7 +298,12 @@ const fn is_shared(kind: MemoryKind) -> bool {
     )
 }
 
-fn region(area: &MemoryArea, kind: MemoryKind, stored: u64, files: &Table) -> MappedRegion {
+fn region(
+    area: &MemoryArea,
+    (kind, object): (MemoryKind, u64),
+    stored: u64,
+    files: &Table,
+) -> MappedRegion {
     let path = match kind {
         MemoryKind::PrivateFile | MemoryKind::SharedFile | MemoryKind::Memfd => {
             u32::try_from(area.shared).ok().and_then(|id| files.path(id))
@@ -311,11 +319,12 @@ fn region(area: &MemoryArea, kind: MemoryKind, stored: u64, files: &Table) -> Ma
         path,
         mapped_bytes: area.end - area.start,
         stored_bytes: stored,
+        shared: (is_shared(kind) && kind != MemoryKind::SharedFile).then_some(object),
     }
 }
 
 /// Writes an address as debuggers do, and so that no reader of JSON rounds it.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
-fn hexadecimal<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn hexadecimal<S: Serializer>(address: &u64, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{address:#x}"))
 }

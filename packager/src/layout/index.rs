@@ -52,6 +52,50 @@ pub(super) fn update(root: &Path, change: impl FnOnce(&mut Index)) -> Result<(),
     Ok(files::write_file(root, NAME, &content)?)
 }
 
+/// Replaces the list of a layout that is there, when `change` finds what it looks for.
+pub(super) fn change(
+    root: &Path,
+    change: impl FnOnce(&mut Index) -> bool,
+) -> Result<(), StoreErrorKind> {
+    // Not found is told before a lock is made in a directory that is no layout.
+    read(root)?;
+    let mut found = false;
+    update(root, |index| found = change(index))?;
+    if found { Ok(()) } else { Err(StoreErrorKind::NotFound) }
+}
+
+/// Returns the tags and what they name.
+pub(super) fn tags(index: &Index) -> Vec<(Tag, Digest)> {
+    let tagged = |entry: &Descriptor| Some((tag_of(entry)?.parse().ok()?, entry.digest.clone()));
+    index.manifests.iter().filter_map(tagged).collect()
+}
+
+/// Takes a tag away; what it named stays listed, once. Returns whether there was such a tag.
+pub(super) fn untag(index: &mut Index, tag: &Tag) -> bool {
+    let named = |entry: &&mut Descriptor| tag_of(entry) == Some(tag.as_str());
+    let Some(entry) = index.manifests.iter_mut().find(named) else { return false };
+    entry.annotations.remove(annotation::REF_NAME);
+    let digest = entry.digest.clone();
+    let listed = index.manifests.iter().filter(|entry| entry.digest == digest).count();
+    if listed > 1 {
+        let mut dropped = false;
+        index.manifests.retain(|entry| {
+            let again = !dropped && entry.digest == digest && tag_of(entry).is_none();
+            dropped |= again;
+            !again
+        });
+    }
+    true
+}
+
+/// Takes manifests off the list. Returns whether the first of them was on it.
+pub(super) fn forget(index: &mut Index, digests: &[Digest]) -> bool {
+    let first = digests.first();
+    let found = index.manifests.iter().any(|entry| Some(&entry.digest) == first);
+    index.manifests.retain(|entry| !digests.contains(&entry.digest));
+    found
+}
+
 /// Finds what `tag` names. Without a tag: `latest`, else the only entry with a tag, else the only
 /// entry.
 pub(super) fn find<'a>(index: &'a Index, tag: Option<&Tag>) -> Option<&'a Descriptor> {

@@ -306,7 +306,7 @@ impl LocalPages {
 }
 
 /// Returns the hash of a page.
-pub(super) fn page_hash(content: &[u8]) -> [u8; PAGE_HASH_BYTES] {
+pub(crate) fn page_hash(content: &[u8]) -> [u8; PAGE_HASH_BYTES] {
     let hash: [u8; 32] = blake3::hash(content).into();
     let mut half = [0; PAGE_HASH_BYTES];
     half.iter_mut().zip(hash).for_each(|(to, from)| *to = from);

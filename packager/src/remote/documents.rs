@@ -123,6 +123,16 @@ impl Documents {
         .await
     }
 
+    /// Removes what is at `path`.
+    pub(super) async fn delete(&self, path: &str) -> Result<(), StoreErrorKind> {
+        let url = self.address(path)?;
+        persist(async || {
+            let request = self.http.delete(url.clone());
+            self.send(request, Access::Delete).await.map(|_reply| ())
+        })
+        .await
+    }
+
     /// Whether there is something at `path`.
     pub(super) async fn exists(&self, path: &str) -> Result<bool, StoreErrorKind> {
         let url = self.address(path)?;

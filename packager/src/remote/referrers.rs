@@ -85,7 +85,7 @@ impl Remote {
 }
 
 /// `<algorithm>-<digits>`, cut to the length a tag may have.
-fn fallback_tag(subject: &Digest) -> String {
+pub(super) fn fallback_tag(subject: &Digest) -> String {
     let digits: String = subject.hex().chars().take(64).collect();
     format!("{}-{digits}", subject.algorithm())
 }

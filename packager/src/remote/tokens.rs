@@ -30,6 +30,7 @@ const REPLY_BYTES_MAX: u64 = 128 << 10;
 pub(super) enum Access {
     Pull,
     Push,
+    Delete,
     /// Writes to it what is read from another one.
     Mount(RepositoryName),
 }
@@ -141,6 +142,7 @@ impl Access {
         let (actions, from) = match self {
             Self::Pull => ("pull", None),
             Self::Push => ("pull,push", None),
+            Self::Delete => ("pull,delete", None),
             Self::Mount(from) => ("pull,push", Some(format!("repository:{from}:pull"))),
         };
         std::iter::once(format!("repository:{repository}:{actions}")).chain(from)

@@ -101,7 +101,7 @@ impl Job<'_> {
         let length = chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum();
         let offset = chunks.first().map_or(0, |chunk| chunk.stored_offset);
         let mut stream = match store.blob_range(self.shard, offset, length).await {
-            Ok(stream) => Incoming { stream, rest: bytes::Bytes::new() },
+            Ok(stream) => Incoming::new(stream),
             Err(error) => return (0, Err(error.into())),
         };
         for (done, chunk) in chunks.iter().enumerate() {
@@ -146,13 +146,22 @@ impl Job<'_> {
 }
 
 /// A stream whose pieces do not end where chunks do.
-struct Incoming {
+pub(crate) struct Incoming {
     stream: BlobStream,
     rest: bytes::Bytes,
 }
 
 impl Incoming {
-    async fn take(&mut self, shard: &Descriptor, length: u32) -> Result<Vec<u8>, UnpackError> {
+    pub(crate) const fn new(stream: BlobStream) -> Self {
+        Self { stream, rest: bytes::Bytes::new() }
+    }
+
+    /// Returns the next bytes of `shard`, so many of them.
+    pub(crate) async fn take(
+        &mut self,
+        shard: &Descriptor,
+        length: u32,
+    ) -> Result<Vec<u8>, UnpackError> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let mut content = Vec::with_capacity(length);
         while content.len() < length {
@@ -181,7 +190,8 @@ const fn may_pass(kind: &StoreErrorKind) -> bool {
     matches!(kind, StoreErrorKind::Io(_) | StoreErrorKind::Registry(_))
 }
 
-fn hash_of(hash: ChunkHash, content: &[u8]) -> [u8; 32] {
+/// Returns the hash of a chunk.
+pub(crate) fn hash_of(hash: ChunkHash, content: &[u8]) -> [u8; 32] {
     match hash {
         ChunkHash::Blake3 => blake3::hash(content).into(),
         ChunkHash::Sha256 => sha2::Sha256::digest(content).into(),

@@ -144,6 +144,9 @@ async fn wrong_usage_ends_with_64() {
         "checkpoint .. localhost:1/a/b:v1",
         "ps --namespace=",
         "checkpoint job oci:somewhere:v1",
+        "rm localhost:1/a/b",
+        "ls localhost:1/a/b:v1",
+        "completion nonsense",
         "checkpoint job localhost:1/a/b:v1 --unsigned --sign-key x",
         "copy localhost:1/a/b:v1 localhost:1/c/d@sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
     ] {
@@ -203,9 +206,15 @@ async fn help_is_as_it_was() {
         "unpack",
         "copy",
         "inspect",
+        "diff",
+        "tree",
+        "ls",
+        "rm",
         "sign",
         "verify",
         "keygen",
+        "completion",
+        "man",
     ] {
         let help = run(&scratch, &format!("{command} --help")).await;
         assert!(help.code == 0 && help.out.contains("Example:"), "{help:?}");

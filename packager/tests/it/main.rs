@@ -15,6 +15,7 @@ mod hostile;
 mod increments;
 mod inspecting;
 mod kyb;
+mod looking;
 mod proxy;
 mod registry;
 mod remote;

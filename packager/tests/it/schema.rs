@@ -1,29 +1,44 @@
-//! The schema of what `kyb inspect --json` prints.
+//! The schemas of what `kyb … --json` prints.
 
 use std::path::Path;
 
+use kybernate_packager::difference::Difference;
 use kybernate_packager::inspect::Inspected;
+use kybernate_packager::listing::{Chain, Listing};
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
 use crate::dump::dump;
 use crate::kyb::kyb;
 
-fn schema() -> Value {
+fn schema_of<T: JsonSchema>() -> Value {
     let generator = SchemaSettings::draft2020_12().for_serialize().into_generator();
-    generator.into_root_schema_for::<Inspected>().to_value()
+    generator.into_root_schema_for::<T>().to_value()
 }
 
-/// The schema that others read is that of the types. `UPDATE=1 cargo test` writes it anew.
+fn schema() -> Value {
+    schema_of::<Inspected>()
+}
+
+/// The schemas that others read are those of the types. `UPDATE=1 cargo test` writes them anew.
 #[test]
-fn the_schema_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/schema/inspect.json");
-    let generated = serde_json::to_string_pretty(&schema()).unwrap() + "\n";
-    if std::env::var_os("UPDATE").is_some() {
-        fs_err::write(&path, &generated).unwrap();
+fn the_schemas_are_up_to_date() {
+    for (name, schema) in [
+        ("inspect", schema()),
+        ("diff", schema_of::<Difference>()),
+        ("ls", schema_of::<Listing>()),
+        ("tree", schema_of::<Chain>()),
+    ] {
+        let file = format!("../spec/schema/{name}.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let generated = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+        if std::env::var_os("UPDATE").is_some() {
+            fs_err::write(&path, &generated).unwrap();
+        }
+        let committed = fs_err::read_to_string(&path).unwrap_or_default();
+        assert_eq!(committed, generated, "run `UPDATE=1 cargo test` and commit spec/schema");
     }
-    let committed = fs_err::read_to_string(&path).unwrap_or_default();
-    assert_eq!(committed, generated, "run `UPDATE=1 cargo test` and commit spec/schema");
 }
 
 /// What is printed has every member that the schema requires, and none that it does not know.

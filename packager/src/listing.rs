@@ -1,0 +1,309 @@
+//! The checkpoints of a repository, and the chain that one stands in.
+
+use std::collections::BTreeMap;
+
+use futures::stream::{self, StreamExt as _};
+use kybernate_spec::checkpoint::CheckpointConfig;
+use kybernate_spec::{Digest, Location, Tag};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::artifact::{ArtifactError, Checkpoint};
+use crate::key::PublicKey;
+use crate::store::{Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::verify::{VerifyError, verify_signature};
+
+/// Requests under way at once.
+const PARALLEL: usize = 8;
+
+/// Longest chain followed. Generations end at eight; what is written anew names its base too.
+const CHAIN_MAX: usize = 256;
+
+/// Why something could not be listed.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// It could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A checkpoint could not be opened.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    /// The signatures of one could not be read.
+    #[error(transparent)]
+    Signatures(#[from] VerifyError),
+}
+
+/// What a repository holds.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Listing {
+    /// Checkpoints with a tag, the newest first.
+    pub checkpoints: Vec<Listed>,
+    /// Tags that name something else.
+    pub other_tags: Vec<String>,
+    /// Tags that name something that cannot be read as a checkpoint, and why.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A tag that names something that cannot be read as a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Unreadable {
+    /// The tag.
+    pub tag: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// One checkpoint. Claims, but for the signature where keys were given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// Its digest.
+    pub digest: Digest,
+    /// When it was taken, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    /// The container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// The container's namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The container image that it was started from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// 0 when every page was stored anew.
+    pub generation: u32,
+    /// The checkpoint it was compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<Digest>,
+    /// Bytes of its config and layers, the runnable image aside.
+    pub bytes: u64,
+    /// Who signed it.
+    pub signed: Signed,
+}
+
+/// Who signed a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub enum Signed {
+    /// Nobody.
+    No,
+    /// Somebody; nothing is proven. The keys are what the signatures call them.
+    Unverified {
+        /// The keys.
+        keys: Vec<String>,
+    },
+    /// The key of this name, which was asked for, and it is proven.
+    Verified {
+        /// The key.
+        key: String,
+    },
+}
+
+/// A checkpoint and what it was compared with, and so on.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Chain {
+    /// The checkpoint asked for, then its base, then that one's.
+    pub links: Vec<Link>,
+    /// The base of the last one, when it is not in the repository: it has been removed, or is
+    /// elsewhere. Each checkpoint stands alone, so nothing is lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing: Option<Digest>,
+}
+
+/// One checkpoint of a chain.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Link {
+    /// The checkpoint.
+    #[serde(flatten)]
+    pub checkpoint: Listed,
+    /// Bytes of its page shards that its base has not.
+    pub added_page_bytes: u64,
+    /// Bytes of its page shards that its base has, too.
+    pub shared_page_bytes: u64,
+}
+
+/// A checkpoint that was looked at, however that ended.
+type Opened = Result<Listed, ListError>;
+
+/// Lists the checkpoints of a repository or layout by their tags. With keys, signatures are
+/// verified.
+pub async fn list(store: &Store, keys: &[PublicKey]) -> Result<Listing, ListError> {
+    let tags = store.tags().await?;
+    let resolved: Vec<(Tag, Result<StoredManifest, StoreError>)> = stream::iter(tags)
+        .map(|tag| async move {
+            let found = store.resolve_tag(&tag).await;
+            (tag, found)
+        })
+        .buffered(PARALLEL)
+        .collect()
+        .await;
+    let mut listing =
+        Listing { checkpoints: Vec::new(), other_tags: Vec::new(), unreadable: Vec::new() };
+    let mut named: BTreeMap<Digest, (StoredManifest, Vec<String>)> = BTreeMap::new();
+    for (tag, found) in resolved {
+        match found {
+            Ok(found) => {
+                let digest = found.descriptor.digest.clone();
+                let (_, tags) = named.entry(digest).or_insert_with(|| (found, Vec::new()));
+                tags.push(tag.to_string());
+            }
+            // Somebody has removed it since the list was made.
+            Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => {}
+            Err(error) if error.kind.is_about_content() => {
+                listing.unreadable.push(unreadable(tag.to_string(), &error));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let opened: Vec<(Vec<String>, Opened)> = stream::iter(named.into_values())
+        .map(|(stored, tags)| async move {
+            let listed = open(store, stored, &tags, keys).await;
+            (tags, listed)
+        })
+        .buffered(PARALLEL)
+        .collect()
+        .await;
+    for (tags, listed) in opened {
+        match listed {
+            Ok(listed) => listing.checkpoints.push(listed),
+            Err(ListError::Artifact(ArtifactError::NotACheckpoint(..))) => {
+                listing.other_tags.extend(tags);
+            }
+            Err(ListError::Artifact(error)) if error.reason().is_some() => {
+                listing.unreadable.extend(tags.into_iter().map(|tag| unreadable(tag, &error)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    // RFC 3339 in one time zone sorts as text; what has no time comes last.
+    listing.checkpoints.sort_by(|one, other| {
+        (&other.created, &one.tags, &one.digest).cmp(&(&one.created, &other.tags, &other.digest))
+    });
+    listing.other_tags.sort();
+    Ok(listing)
+}
+
+/// Follows the bases of a checkpoint within its repository.
+pub async fn chain(
+    store: &Store,
+    location: &Location,
+    keys: &[PublicKey],
+) -> Result<Chain, ListError> {
+    let mut next = Checkpoint::open(store, location).await?;
+    let mut chain = Chain { links: Vec::new(), missing: None };
+    while chain.links.len() < CHAIN_MAX {
+        let tags = location.tag().filter(|_| chain.links.is_empty() && location.digest().is_none());
+        let tags: Vec<String> = tags.map(ToString::to_string).into_iter().collect();
+        let listed = listed(store, &next, tags, keys).await?;
+        let base = match &next.config.lineage.base {
+            None => None,
+            Some(digest) => match store.manifest(digest).await {
+                Ok(stored) => Some(Checkpoint::of(store, stored, &digest.to_string()).await?),
+                Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => {
+                    chain.missing = Some(digest.clone());
+                    None
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let known = |shard: &&kybernate_spec::Descriptor| {
+            let mut shards = base.iter().flat_map(|base| &base.shards);
+            shards.any(|other| other.digest == shard.digest)
+        };
+        let (shared, added): (Vec<_>, Vec<_>) = next.shards.iter().partition(known);
+        let sum = |shards: Vec<&kybernate_spec::Descriptor>| {
+            shards.iter().fold(0, |sum: u64, shard| sum.saturating_add(shard.size))
+        };
+        chain.links.push(Link {
+            checkpoint: listed,
+            added_page_bytes: sum(added),
+            shared_page_bytes: sum(shared),
+        });
+        match base {
+            Some(base) => next = base,
+            None => break,
+        }
+    }
+    Ok(chain)
+}
+
+async fn open(
+    store: &Store,
+    stored: StoredManifest,
+    tags: &[String],
+    keys: &[PublicKey],
+) -> Result<Listed, ListError> {
+    let name = tags.first().cloned().unwrap_or_default();
+    let checkpoint = Checkpoint::of(store, stored, &name).await?;
+    listed(store, &checkpoint, tags.to_vec(), keys).await
+}
+
+async fn listed(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    tags: Vec<String>,
+    keys: &[PublicKey],
+) -> Result<Listed, ListError> {
+    let digest = checkpoint.stored.descriptor.digest.clone();
+    let signed = match verify_signature(store, &digest, keys).await {
+        Ok(verified) => Signed::Verified { key: verified.key },
+        Err(VerifyError::NotSigned { .. }) => Signed::No,
+        Err(VerifyError::OtherKeys { keys, .. }) => Signed::Unverified { keys },
+        Err(error) => return Err(error.into()),
+    };
+    let layers = checkpoint.manifest.layers.iter().chain([&checkpoint.manifest.config]);
+    let bytes = layers.fold(0, |sum: u64, layer| sum.saturating_add(layer.size));
+    let CheckpointConfig { created, source, lineage, .. } = checkpoint.config.clone();
+    Ok(Listed {
+        tags,
+        digest,
+        created,
+        container: source.container,
+        namespace: source.namespace,
+        image: source.image,
+        generation: lineage.generation,
+        base: lineage.base,
+        bytes,
+        signed,
+    })
+}
+
+fn unreadable(tag: String, error: &(dyn std::error::Error + 'static)) -> Unreadable {
+    Unreadable { tag, message: kybernate_spec::chain(error).to_string() }
+}
+
+/// What was removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Removed {
+    /// The tag that was removed, when only that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+    /// What the tag names, or what was removed.
+    pub digest: Digest,
+    /// Its signatures and other referrers: removed with it, or there still when only a tag was.
+    pub referrers: Vec<Digest>,
+}
+
+/// Removes a tag; or, when `location` names a digest, that manifest with its tags and referrers.
+pub async fn remove(store: &Store, location: &Location) -> Result<Removed, StoreError> {
+    let digest = match location.digest() {
+        Some(digest) => store.manifest(digest).await?.descriptor.digest,
+        None => store.resolve(location).await?.descriptor.digest,
+    };
+    let found: Vec<_> = store.referrers(&digest, None).await?;
+    let referrers: Vec<Digest> = found.into_iter().map(|referrer| referrer.digest).collect();
+    if let (None, Some(tag)) = (location.digest(), location.tag()) {
+        store.delete_tag(tag).await?;
+        return Ok(Removed { tag: Some(tag.to_string()), digest, referrers });
+    }
+    store.delete_manifest(&digest, &referrers).await?;
+    Ok(Removed { tag: None, digest, referrers })
+}
