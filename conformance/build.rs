@@ -1,7 +1,7 @@
 //! Compiles the demo's workload into a static binary, which `image` embeds.
 //!
 //! It is not a member of the workspace since it must be static, while everything else is not:
-//! one file, the standard library and the compiler that builds the rest are enough.
+//! two files, the standard library and the compiler that builds the rest are enough.
 
 use std::env;
 use std::error::Error;
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const SOURCE: &str = "workload/main.rs";
+const PARTS: [&str; 2] = [SOURCE, "workload/hold.rs"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let variable = |name: &'static str| {
@@ -30,9 +31,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Cargo takes this line from a build script's standard output; a print macro is a lint error.
     let mut stdout = std::io::stdout();
     std::io::Write::write_all(&mut stdout, b"cargo::rerun-if-changed=build.rs\n")?;
-    std::io::Write::write_all(
-        &mut stdout,
-        format!("cargo::rerun-if-changed={SOURCE}\n").as_bytes(),
-    )?;
+    for part in PARTS {
+        let line = format!("cargo::rerun-if-changed={part}\n");
+        std::io::Write::write_all(&mut stdout, line.as_bytes())?;
+    }
     Ok(())
 }

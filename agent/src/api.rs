@@ -101,6 +101,15 @@ impl Agent for Service {
         Ok(Response::new(watched.take_until(ended).map(Ok).boxed()))
     }
 
+    async fn preflight(
+        &self,
+        request: Request<api::PreflightRequest>,
+    ) -> Result<Response<api::PreflightResponse>, Status> {
+        let findings = self.app.preflight(request.into_inner()).await?;
+        let findings = findings.iter().map(crate::preflight::Finding::to_api).collect();
+        Ok(Response::new(api::PreflightResponse { findings }))
+    }
+
     async fn get_operation(
         &self,
         request: Request<api::GetOperationRequest>,

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kybernate_packager::agent_api as api;
+use kybernate_packager::agent_api::{self as api, REFUSED_BY};
 use kybernate_spec::{ReferenceError, TagError, chain};
+use tonic::metadata::MetadataValue;
 
 use crate::checkpoint;
 use crate::config::Config;
 use crate::node::{NodeCache, NodeReport};
-use crate::operations::{CancelError, Operations, OperationsError};
+use crate::operations::{CancelError, Operations, OperationsError, RefusedBy};
+use crate::preflight::Finding;
 use crate::restore;
 use crate::runtime::{Containerd, RuntimeError, TaskState};
 use crate::stage::StageError;
@@ -63,6 +65,14 @@ pub enum Rejection {
         /// Why.
         reason: String,
     },
+    /// CRIU would not take what it has.
+    #[error("container {container:?} cannot be checkpointed: {}", .findings.join("; "))]
+    Preflight {
+        /// The container.
+        container: String,
+        /// What stands in the way.
+        findings: Vec<String>,
+    },
     /// There is no room for the dump.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -105,7 +115,7 @@ impl App {
         let order = checkpoint::Order::parse(request, &self.config)?;
         self.ready().await?;
         let busy = self.claim(&order.namespace, &order.container)?;
-        let source = checkpoint::Source::find(self, &order).await?;
+        let source = checkpoint::Source::find(self, &order.wanted()).await?;
         let driver = self.operations.begin(order.subject()).await?;
         let accepted = driver.to_api();
         let app = Arc::clone(self);
@@ -117,6 +127,16 @@ impl App {
             driver.close(conclusion).await;
         });
         Ok(accepted)
+    }
+
+    /// Looks at a container as a checkpoint would, and touches nothing.
+    pub(crate) async fn preflight(
+        self: &Arc<Self>,
+        request: api::PreflightRequest,
+    ) -> Result<Vec<Finding>, Rejection> {
+        let wanted = checkpoint::Wanted::parse(request)?;
+        self.ready().await?;
+        Ok(checkpoint::examine(self, &wanted).await?.findings)
     }
 
     /// Starts a restore.
@@ -232,6 +252,7 @@ impl From<Rejection> for tonic::Status {
                 CancelError::Ended(..) | CancelError::Undoing(_) | CancelError::TooLate(..),
             )
             | Rejection::Node(_)
+            | Rejection::Preflight { .. }
             | Rejection::Container { .. }
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
@@ -241,6 +262,11 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Operations(_)
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
-        Self::new(code, chain(&rejection).to_string())
+        let mut status = Self::new(code, chain(&rejection).to_string());
+        if matches!(rejection, Rejection::Preflight { .. }) {
+            let rule = MetadataValue::from_static(RefusedBy::Compatibility.name());
+            status.metadata_mut().insert(REFUSED_BY, rule);
+        }
+        status
     }
 }

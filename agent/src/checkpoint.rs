@@ -2,12 +2,9 @@
 //!
 //! [`take`] has the steps themselves.
 
-use std::path::PathBuf;
 use std::str::FromStr as _;
-use std::sync::Arc;
 use std::time::Duration;
 
-use containerd_client::services::v1::Container;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::pack::Runnable;
 use kybernate_spec::{Location, Tag};
@@ -16,17 +13,15 @@ mod base;
 mod capture;
 mod facts;
 mod meter;
+mod source;
 mod take;
 
+pub(crate) use self::source::{Source, Wanted, examine};
 pub(crate) use self::take::run;
-use crate::app::{App, Rejection};
-use crate::cgroup::Freezer;
+use crate::app::Rejection;
 use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
-use crate::container::SourceSpec;
 use crate::operations::{Kind, Subject};
-use crate::process;
-use crate::runtime::{Namespace, TaskStatus};
-use crate::stage;
+use crate::preflight::{Policy, TcpPolicy};
 
 /// containerd's namespace when a request names none.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
@@ -46,6 +41,7 @@ pub(crate) struct Order {
     base: Option<Location>,
     page_hashes: bool,
     time_out: Option<Duration>,
+    policy: Policy,
 }
 
 /// What happens to the source when the artifact is durable.
@@ -66,22 +62,6 @@ enum Naming {
     ByClient,
 }
 
-/// The container, and everything about it that was looked up before anything is touched.
-#[derive(Debug)]
-pub(crate) struct Source {
-    namespace: Namespace,
-    container: Container,
-    spec: SourceSpec,
-    pid: u32,
-    freezer: Freezer,
-    /// The upper directory of its root file system.
-    upper: PathBuf,
-    /// Where the dump goes.
-    stage: PathBuf,
-    /// About how large it will be.
-    memory: u64,
-}
-
 impl Order {
     /// Understands a request.
     pub(crate) fn parse(
@@ -90,6 +70,7 @@ impl Order {
     ) -> Result<Self, Rejection> {
         let invalid = |text: &str| Rejection::Invalid(text.to_owned());
         let (after, runnable) = (request.after(), request.runnable());
+        let policy = policy(request.tcp(), request.file_locks());
         if request.container.is_empty() {
             return Err(invalid("no container is named"));
         }
@@ -148,7 +129,17 @@ impl Order {
             base,
             page_hashes: request.page_hashes || config.page_hashes,
             time_out: time_out(request.timeout_seconds),
+            policy,
         })
+    }
+
+    /// Returns whom to look at before anything is touched, and how.
+    pub(crate) fn wanted(&self) -> Wanted {
+        Wanted {
+            container: self.container.clone(),
+            namespace: self.namespace.clone(),
+            policy: self.policy,
+        }
     }
 
     /// Returns what the operation is about.
@@ -163,56 +154,15 @@ impl Order {
     }
 }
 
-impl Source {
-    /// Looks at the container. Everything that can be known to fail, fails here.
-    pub(crate) async fn find(app: &Arc<App>, order: &Order) -> Result<Self, Rejection> {
-        let namespace = app.containerd.namespace(&order.namespace);
-        let container = namespace.container(&order.container).await?;
-        let cannot = |reason: &str| Rejection::Container {
-            container: order.container.clone(),
-            reason: reason.to_owned(),
-        };
-        let spec = SourceSpec::of(&container)
-            .map_err(|error| cannot(&format!("its specification cannot be read: {error}")))?;
-        if let Some(obstacle) = spec.obstacle() {
-            return Err(cannot(obstacle));
-        }
-        let task = namespace.task(&order.container).await?;
-        let task = task.ok_or_else(|| cannot("it does not run"))?;
-        if task.status != TaskStatus::Running {
-            return Err(cannot(&format!("it is {}, not running", task.status.name())));
-        }
-        let mounts = namespace.mounts(&container.snapshotter, &container.snapshot_key).await?;
-        let upper = mounts.iter().find_map(|mount| mount.option("upperdir")).map(PathBuf::from);
-        let upper = upper.ok_or_else(|| {
-            let snapshotter = &container.snapshotter;
-            cannot(&format!("snapshotter {snapshotter:?} keeps no separate upper directory"))
-        })?;
-        let measured = {
-            let (app, upper) = (Arc::clone(app), upper.clone());
-            let shared = spec.shared_memory().map(PathBuf::from);
-            tokio::task::spawn_blocking(move || {
-                let freezer = Freezer::of(task.pid)?;
-                let pids = freezer.processes()?;
-                let memory = process::memory_bytes(&pids);
-                let bytes = memory
-                    .saturating_add(capture::apparent_bytes(&upper))
-                    .saturating_add(shared.map_or(0, |path| capture::apparent_bytes(&path)));
-                let stage = stage::choose(&app.config, bytes);
-                Ok::<_, std::io::Error>((freezer, stage, memory, process::infected(&pids)))
-            })
-        };
-        let measured = measured.await.map_err(std::io::Error::other).and_then(|found| found);
-        let (freezer, stage, memory, infected) = measured
-            .map_err(|error| cannot(&format!("its processes cannot be looked at: {error}")))?;
-        if let Some(pid) = infected {
-            return Err(cannot(&format!(
-                "a CRIU that was killed left its code in process {pid}, and no CRIU can dump that \
-                 again; start the container anew"
-            )));
-        }
-        let (pid, stage) = (task.pid, stage?);
-        Ok(Self { namespace, container, spec, pid, freezer, upper, stage, memory })
+/// Returns what a request chose.
+fn policy(tcp: api::TcpPolicy, locks: api::LockPolicy) -> Policy {
+    Policy {
+        tcp: match tcp {
+            api::TcpPolicy::Keep => TcpPolicy::Keep,
+            api::TcpPolicy::Close => TcpPolicy::Close,
+            api::TcpPolicy::Unspecified | api::TcpPolicy::Refuse => TcpPolicy::Refuse,
+        },
+        refuse_locks: locks == api::LockPolicy::Refuse,
     }
 }
 

@@ -190,7 +190,18 @@ impl Config {
         self.root.join("stage")
     }
 
-    /// Returns the agent's own options for CRIU, which every restored container names.
+    /// Returns the directory of CRIU's configuration files for containers that others make.
+    pub(crate) fn criu_configs(&self) -> PathBuf {
+        self.root.join("criu")
+    }
+
+    /// Returns the directory of what restored containers need as long as they are there.
+    pub(crate) fn volumes(&self) -> PathBuf {
+        let memory = &self.staging.tmpfs;
+        memory.parent().unwrap_or(memory).join("volumes")
+    }
+
+    /// Returns the options for CRIU that containers name which an earlier agent restored.
     pub(crate) fn criu_config(&self) -> PathBuf {
         self.root.join("criu.conf")
     }

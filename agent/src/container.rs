@@ -1,5 +1,6 @@
 //! A source container as containerd describes it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use containerd_client::services::v1::Container;
@@ -10,6 +11,9 @@ use serde::Deserialize;
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// Label of Kubernetes with the container's name in its pod.
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// Annotation of a container with CRIU's configuration file (runc, "checkpoint").
+const CRIU_CONFIG: &str = "org.criu.config";
 
 /// Devices every container gets from its runtime.
 const DEFAULT_DEVICES: &[&str] = &[
@@ -27,6 +31,7 @@ const DEFAULT_DEVICES: &[&str] = &[
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SourceSpec {
+    annotations: BTreeMap<String, String>,
     process: SpecProcess,
     mounts: Vec<SpecMount>,
     linux: SpecLinux,
@@ -76,16 +81,25 @@ impl SourceSpec {
         serde_json::from_slice(spec)
     }
 
-    /// Returns why such a container cannot be dumped.
-    pub(crate) fn obstacle(&self) -> Option<&'static str> {
+    /// Whether its processes have ids that others have too.
+    pub(crate) fn shares_pid_namespace(&self) -> bool {
         let pid = self.linux.namespaces.iter().find(|namespace| namespace.kind == "pid");
-        if pid.is_none_or(|namespace| !namespace.path.is_empty()) {
-            return Some(
-                "it shares its PID namespace with others: a restore could not give the processes \
-                 their ids back",
-            );
-        }
-        self.process.terminal.then_some("it has a terminal, which a restore could not give back")
+        pid.is_none_or(|namespace| !namespace.path.is_empty())
+    }
+
+    /// Whether it has a terminal.
+    pub(crate) const fn has_terminal(&self) -> bool {
+        self.process.terminal
+    }
+
+    /// Returns where something is mounted.
+    pub(crate) fn mount_points(&self) -> Vec<String> {
+        self.mounts.iter().map(|mount| mount.destination.clone()).collect()
+    }
+
+    /// Returns the file that runc makes CRIU read for this container, when it names one.
+    pub(crate) fn criu_config(&self) -> Option<&Path> {
+        self.annotations.get(CRIU_CONFIG).map(Path::new)
     }
 
     /// Returns what the container has around it.
@@ -145,15 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_pid_namespace_is_an_obstacle() {
+    fn what_cannot_be_given_back_is_known() {
         let own = spec(r#"{"linux":{"namespaces":[{"type":"pid"}]}}"#);
-        assert_eq!(own.obstacle(), None);
+        assert!(!own.shares_pid_namespace() && !own.has_terminal());
+        assert_eq!(own.criu_config(), None);
         let joined = spec(r#"{"linux":{"namespaces":[{"type":"pid","path":"/proc/1/ns/pid"}]}}"#);
-        assert!(joined.obstacle().unwrap().contains("PID namespace"));
-        assert!(spec("{}").obstacle().unwrap().contains("PID namespace"));
-        let terminal =
-            spec(r#"{"process":{"terminal":true},"linux":{"namespaces":[{"type":"pid"}]}}"#);
-        assert!(terminal.obstacle().unwrap().contains("terminal"));
+        assert!(joined.shares_pid_namespace() && spec("{}").shares_pid_namespace());
+        let more = spec(
+            r#"{"process":{"terminal":true},"annotations":{"org.criu.config":"/x"},
+                "mounts":[{"destination":"/data"}]}"#,
+        );
+        assert!(more.has_terminal() && more.mount_points() == ["/data"]);
+        assert_eq!(more.criu_config(), Some(Path::new("/x")));
     }
 
     #[test]

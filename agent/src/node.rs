@@ -179,7 +179,7 @@ fn os_name(text: &str) -> String {
 }
 
 /// Reads the leading numbers of a version.
-fn numbers(text: &str) -> Vec<u64> {
+pub(crate) fn numbers(text: &str) -> Vec<u64> {
     let number = |part: &str| {
         let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
         part.get(..end)?.parse().ok()

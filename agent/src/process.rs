@@ -62,18 +62,10 @@ fn is_criu(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "criu")
 }
 
-/// Returns one of the processes that a killed CRIU left its code in so that no CRIU can dump it
-/// again: it makes a process do system calls from its first executable mapping, which it has to
-/// write to, and its own, being shared memory, cannot be written to.
-pub(crate) fn infected(pids: &[u32]) -> Option<u32> {
-    let mut pids = pids.iter().copied();
-    pids.find(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| is_first(&maps))
-    })
-}
-
-/// Whether CRIU's code is the first that can be executed (`proc_pid_maps(5)`).
-fn is_first(maps: &str) -> bool {
+/// Whether a killed CRIU left its code in a process with these `maps` (`proc_pid_maps(5)`) so that no
+/// CRIU can dump it again: it makes a process do system calls from its first executable mapping,
+/// which it has to write to, and its own, being shared memory, cannot be written to.
+pub(crate) fn is_infected(maps: &str) -> bool {
     let executable = |line: &&str| line.split(' ').nth(1).is_some_and(|modes| modes.contains('x'));
     maps.lines().find(executable).is_some_and(|line| line.contains(" /memfd:CRIUMFD"))
 }
@@ -108,8 +100,8 @@ mod tests {
         let heap = "555591722000-555591744000 rw-p 00000000 00:00 0 [heap]\n";
         let left = "7fb41a26a000-7fb41a26f000 r-xs 00000000 00:01 7511 /memfd:CRIUMFD (deleted)\n";
         let own = "7fb41a3e7000-7fb41a3ef000 r-xp 00000000 00:1f 42 /workload\n";
-        assert!(is_first(&[heap, left, own].concat()));
-        assert!(!is_first(&[heap, own, left].concat()) && !is_first(&[heap, own].concat()));
+        assert!(is_infected(&[heap, left, own].concat()));
+        assert!(!is_infected(&[heap, own, left].concat()) && !is_infected(&[heap, own].concat()));
     }
 
     #[test]

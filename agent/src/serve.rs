@@ -17,15 +17,12 @@ use tonic::transport::Server;
 use crate::api::Service;
 use crate::app::App;
 use crate::config::Config;
+use crate::criu_config::RESTORED;
 use crate::operations::OperationsError;
 use crate::{restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
-
-/// Options every restored container's CRIU gets. Its cgroups are the new container's, never what
-/// the images say: those would bring limits and device rules of their own.
-const CRIU_CONFIG: &str = "# Written by kybernate-agent.\nmanage-cgroups=ignore\n";
 
 /// Why the agent does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -102,8 +99,7 @@ fn prepare(root: &Path, criu_config: &Path) -> Result<OwnedFd, ServeError> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(ServeError::Locked(root.to_owned())),
         Err(error) => return Err(wrong(&path)(error.into())),
     }
-    let written =
-        fs::File::create(criu_config).and_then(|mut f| f.write_all(CRIU_CONFIG.as_bytes()));
+    let written = fs::File::create(criu_config).and_then(|mut f| f.write_all(RESTORED.as_bytes()));
     written.map_err(wrong(criu_config))?;
     Ok(lock)
 }

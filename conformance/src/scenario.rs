@@ -297,11 +297,14 @@ repository = \"*\"
     }
 
     /// Returns everything on a node that an operation could have left: containers, tasks,
-    /// snapshots, leases, and files of the agent's staging directories.
+    /// snapshots, leases, and files of the agent's staging directories. Not what a restored container
+    /// leaves until the next restore: what its CRIU was told.
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
         let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr leases ls; \
             find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
-            -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log'; \
+            -not -path '*/operations*' -not -name '*.sock' \
+            -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf \
+            -not -name '*.lock' -not -name '*.log'; \
             pgrep -a 'criu|runc|kybernate-agent'";
         let output = node.output(&["sh", "-c", script])?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -9,6 +9,8 @@
 //! As PID 1 of a container it has no handler for SIGTERM, which the kernel then ignores: it is
 //! ended by SIGKILL. Elsewhere SIGTERM ends it by default.
 
+mod hold;
+
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
@@ -27,6 +29,7 @@ const USAGE: &str = "\
 usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--tick-ms N]
        workload status --state DIR
        workload echo --state DIR
+       workload hold tcp|listen|unix|lock|device|deleted|inotify|io-uring [ARGUMENT]
 ";
 
 /// Words of one page.
@@ -119,6 +122,11 @@ impl Random {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let done = match arguments.split_first() {
+        Some((command, rest)) if command == "hold" => match rest {
+            [kind] => hold::hold(kind, None),
+            [kind, argument] => hold::hold(kind, Some(argument)),
+            _ => Err(USAGE.into()),
+        },
         Some((command, rest)) => match (command.as_str(), Options::parse(rest)) {
             ("run", Ok(options)) => Ticker::start(options).and_then(Ticker::run),
             ("status", Ok(options)) => status(&options.state),

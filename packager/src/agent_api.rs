@@ -4,6 +4,9 @@
 /// Where the agent serves by default.
 pub const AGENT_SOCKET: &str = "/run/kybernate/agent.sock";
 
+/// Metadata of a status: the rule that refused a request, as `Operation.refused_by` names it.
+pub const REFUSED_BY: &str = "kybernate-refused-by";
+
 pub use self::generated::*;
 
 #[expect(

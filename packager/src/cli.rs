@@ -13,6 +13,7 @@ mod keys;
 mod ls;
 mod pack;
 mod page;
+mod preflight;
 mod ps;
 mod restore;
 mod rm;
@@ -61,6 +62,7 @@ enum Command {
     Restore(restore::Restore),
     Ps(ps::Ps),
     Cancel(cancel::Cancel),
+    Preflight(preflight::Preflight),
     Pack(pack::Pack),
     Unpack(unpack::Unpack),
     Copy(copy::Copy),
@@ -97,6 +99,7 @@ impl Cli {
             Command::Restore(command) => command.run(terminal).await,
             Command::Ps(command) => command.run(terminal).await,
             Command::Cancel(command) => command.run(terminal).await,
+            Command::Preflight(command) => command.run(terminal).await,
             Command::Pack(command) => Box::pin(command.run(terminal)).await,
             Command::Unpack(command) => Box::pin(command.run(terminal)).await,
             Command::Copy(command) => command.run(terminal).await,

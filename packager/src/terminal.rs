@@ -39,6 +39,11 @@ impl Terminal {
         Self { json, bars, note: Mutex::default(), interrupts }
     }
 
+    /// Whether results are printed as JSON.
+    pub(crate) const fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Returns who is told when somebody presses Ctrl-C.
     pub(crate) const fn interrupts(&self) -> &Interrupts {
         &self.interrupts

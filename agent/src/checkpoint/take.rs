@@ -18,7 +18,6 @@ use super::capture::{CaptureError, Tree, capture};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
-use crate::criu_log;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{
@@ -28,6 +27,7 @@ use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::RuntimeError;
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
+use crate::{criu_config, criu_log};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -49,6 +49,8 @@ pub(crate) enum CheckpointError {
     Guardian(#[from] GuardianError),
     #[error("failed to make a place for the dump")]
     Stage(#[source] io::Error),
+    #[error("failed to write the container's CRIU configuration")]
+    CriuConfig(#[source] io::Error),
     #[error("the dump failed{log}")]
     Dump {
         /// What CRIU's log has to say about it, if anything.
@@ -211,6 +213,7 @@ impl Taking<'_> {
         self.driver.step("dump");
         let Paused { pid, directory, .. } = self.paused();
         self.driver.will_make(Made::Paused { pid, directory }).await?;
+        self.tell_criu().await?;
         self.source.namespace.pause(&self.order.container).await?;
         let (captured, summary) = self.capture().await?;
         if self.order.after == After::LeaveRunning {
@@ -225,11 +228,19 @@ impl Taking<'_> {
         Ok(packed)
     }
 
+    /// Writes what containerd cannot tell CRIU, where the container has a file for that.
+    async fn tell_criu(&self) -> Result<(), CheckpointError> {
+        let Some(file) = self.source.criu_config.clone() else { return Ok(()) };
+        let tcp = self.order.policy.tcp;
+        let written = tokio::task::spawn_blocking(move || criu_config::prepare(&file, tcp)).await;
+        written.map_err(io::Error::other).and_then(|done| done).map_err(CheckpointError::CriuConfig)
+    }
+
     /// Dumps the processes and captures what belongs to them. They are frozen all the while.
     async fn capture(&self) -> Result<(Captured, Summary), CheckpointError> {
         let (images, work) = (self.directory.join("images"), self.directory.join("work"));
         let container = &self.order.container;
-        let dump = self.source.namespace.dump(container, &images, &work);
+        let dump = self.source.namespace.dump(container, &images, &work, self.order.policy.tcp);
         let dumped = measure(&images, self.source.memory, &self.driver.progress, dump).await;
         if let Err(source) = dumped {
             let log = work.join("dump.log");

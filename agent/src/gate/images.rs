@@ -20,6 +20,8 @@ pub(super) struct Inventory {
     /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     #[prost(int32, optional, tag = "6")]
     pub(super) lsm: Option<i32>,
+    #[prost(bool, optional, tag = "10")]
+    pub(super) tcp_close: Option<bool>,
     #[prost(message, optional, tag = "12")]
     pub(super) plugins: Option<Plugins>,
 }

@@ -29,6 +29,8 @@ pub(crate) struct Summary {
     /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
     pub(crate) plugins: Vec<String>,
+    /// Whether its TCP connections were closed, which a restore has to be told.
+    pub(crate) tcp_close: bool,
     /// The different identities of the threads.
     pub(crate) identities: BTreeSet<ThreadIdentity>,
     /// Namespaces the processes share with the host the dump was taken on.
@@ -142,6 +144,7 @@ impl Builder {
             return contradiction(format!("images of version {version} are not known"));
         }
         self.summary.lsm = inventory.lsm.unwrap_or(0);
+        self.summary.tcp_close = inventory.tcp_close.unwrap_or(false);
         self.summary.plugins = inventory.plugins.unwrap_or_default().names;
         let host = inventory.root_ids.ok_or_else(|| {
             SummaryError::Contradiction("the inventory names no namespaces".to_owned())

@@ -71,6 +71,7 @@ impl Default for Dump {
                 img_version: 2,
                 root_ids: Some(Ids { user: Some(1), ..ids(100) }),
                 lsm: Some(0),
+                tcp_close: None,
                 plugins: None,
             },
             tree: vec![Process { pid: 1, ppid: 0, threads: vec![1] }],

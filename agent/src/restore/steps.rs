@@ -18,7 +18,8 @@ use super::spec::{self, Ingredients};
 use super::volume::{self, VolumeError};
 use super::{Order, user};
 use crate::app::{App, Busy, Rejection};
-use crate::gate::{self, Expected, GateError};
+use crate::criu_config;
+use crate::gate::{self, Expected, GateError, Summary};
 use crate::operations::{
     Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
 };
@@ -162,17 +163,28 @@ struct Accepted {
     expected: Expected,
 }
 
+/// Where CRIU finds things.
+struct Place {
+    images: PathBuf,
+    /// For its log.
+    work: PathBuf,
+    criu_config: PathBuf,
+}
+
 impl Restoring<'_> {
     async fn steps(&mut self) -> Result<Restored, RestoreError> {
         let accepted = self.accept().await?;
         let directory = self.stage(&accepted.checkpoint).await?;
         let images = directory.join("images");
-        self.materialise(&accepted, &images).await?;
+        let summary = self.materialise(&accepted, &images).await?;
         let plain = self.app.containerd.namespace(&self.order.namespace);
         let lease = format!("kybernate-{}", self.driver.id());
         self.driver.will_make(Made::Lease(lease.clone())).await?;
         let leased = plain.lease(&lease).await?;
-        let pid = self.launch(&accepted, &leased, &images, directory.join("work")).await?;
+        let container = &accepted.container;
+        let criu_config = self.criu_config(container, summary).await?;
+        let place = Place { images, work: directory.join("work"), criu_config };
+        let pid = self.launch(&accepted, &leased, place).await?;
         self.driver.commit(COMMITTED)?;
         let sizes = &accepted.checkpoint.config.sizes;
         let sizes = Sizes {
@@ -247,7 +259,11 @@ impl Restoring<'_> {
 
     /// Unpacks the dump. The gate looks twice: before the pages come, since it is cheap, and when
     /// everything is there, since any file may come with the pages.
-    async fn materialise(&self, accepted: &Accepted, images: &Path) -> Result<(), RestoreError> {
+    async fn materialise(
+        &self,
+        accepted: &Accepted,
+        images: &Path,
+    ) -> Result<Summary, RestoreError> {
         let Accepted { store, checkpoint, expected, .. } = accepted;
         let progress = &self.driver.progress;
         self.driver.step("gate");
@@ -261,16 +277,17 @@ impl Restoring<'_> {
         self.driver.step("materialise");
         unpack_pages(store, checkpoint, images, Limits::default(), progress).await?;
         let summary = gate::inspect(images).await?;
-        Ok(judge(&summary, expected)?)
+        judge(&summary, expected)?;
+        Ok(summary)
     }
 
     async fn launch(
         &self,
         accepted: &Accepted,
         leased: &Namespace,
-        images: &Path,
-        work: PathBuf,
+        place: Place,
     ) -> Result<u32, RestoreError> {
+        let Place { images, work, criu_config } = place;
         let Accepted { store, checkpoint, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
@@ -281,8 +298,14 @@ impl Restoring<'_> {
         let image = ensure(&wanted, leased, driver).await?;
         let volumes = self.volumes(store, checkpoint, container).await?;
         driver.step("create");
-        let plan =
-            Plan { namespace: leased, container, image: &image, checkpoint: digest, images, work };
+        let plan = Plan {
+            namespace: leased,
+            container,
+            image: &image,
+            checkpoint: digest,
+            images: &images,
+            work,
+        };
         let rootfs = plan.rootfs(driver).await?;
         let (user, devices) = {
             let (text, rootfs) = (image.config.user.clone(), rootfs.clone());
@@ -303,11 +326,28 @@ impl Restoring<'_> {
             devices: &devices,
             volumes: &volumes,
             cgroup: &cgroup,
-            criu_config: &self.app.config.criu_config(),
+            criu_config: &criu_config,
         });
         plan.create(&spec, driver).await?;
         driver.step("restore");
         Ok(plan.start(rootfs, &cgroup, driver).await?)
+    }
+
+    /// Writes what CRIU is told about the new container, beside its volumes.
+    async fn criu_config(
+        &self,
+        container: &str,
+        summary: Summary,
+    ) -> Result<PathBuf, RestoreError> {
+        volume::sweep(self.app).await;
+        let directory = volume::directory(self.app, &self.order.namespace, container);
+        self.driver.will_make(Made::Volume(directory.clone())).await?;
+        let file = directory.join("criu.conf");
+        let path = file.clone();
+        let written =
+            tokio::task::spawn_blocking(move || criu_config::write_restored(&path, &summary)).await;
+        written.map_err(io::Error::other).and_then(|done| done).map_err(RestoreError::Place)?;
+        Ok(file)
     }
 
     async fn volumes(
@@ -319,14 +359,12 @@ impl Restoring<'_> {
         if checkpoint.volumes.is_empty() {
             return Ok(Vec::new());
         }
-        volume::sweep(self.app).await;
         let directory = volume::directory(self.app, &self.order.namespace, container);
-        self.driver.will_make(Made::Volume(directory.clone())).await?;
         Ok(volume::unpack(store, checkpoint, &directory).await?)
     }
 }
 
-fn judge(summary: &gate::Summary, expected: &Expected) -> Result<(), Refusal> {
+fn judge(summary: &Summary, expected: &Expected) -> Result<(), Refusal> {
     let reasons = gate::judge(summary, expected);
     if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: RefusedBy::Identity, reasons }) }
 }

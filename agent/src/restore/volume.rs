@@ -19,9 +19,6 @@ use crate::stage;
 /// The only mount that is captured.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Where volumes live: beside the stage that is in memory.
-const DIRECTORY: &str = "volumes";
-
 /// Why a captured mount is not there.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeError {
@@ -46,7 +43,7 @@ impl VolumeError {
 
 /// Returns the directory for the volumes of one restored container.
 pub(super) fn directory(app: &App, namespace: &str, container: &str) -> PathBuf {
-    top(app).join(namespace).join(container)
+    app.config.volumes().join(namespace).join(container)
 }
 
 /// Unpacks the captured mounts below `directory` and returns them as mounts.
@@ -106,7 +103,7 @@ fn extract(bytes: impl io::Read, target: &Path) -> io::Result<()> {
 
 /// Removes the volumes of containers that are gone.
 pub(crate) async fn sweep(app: &App) {
-    let top = top(app);
+    let top = app.config.volumes();
     let listed = tokio::task::spawn_blocking(move || list(&top)).await;
     let listed = listed.map_err(io::Error::other).and_then(|listed| listed).unwrap_or_default();
     for (namespace, container, directory) in listed {
@@ -118,11 +115,6 @@ pub(crate) async fn sweep(app: &App) {
             }
         }
     }
-}
-
-fn top(app: &App) -> PathBuf {
-    let memory = &app.config.staging.tmpfs;
-    memory.parent().unwrap_or(memory).join(DIRECTORY)
 }
 
 fn list(top: &Path) -> io::Result<Vec<(String, String, PathBuf)>> {

@@ -26,6 +26,9 @@ pub(crate) struct CheckpointOptions {
     /// Whether the container ends with the dump. Never set: what failed later would be lost.
     #[prost(bool, tag = "1")]
     pub(crate) exit: bool,
+    /// Whether established TCP connections are dumped.
+    #[prost(bool, tag = "2")]
+    pub(crate) open_tcp: bool,
     /// Whether file locks are dumped.
     #[prost(bool, tag = "5")]
     pub(crate) file_locks: bool,
@@ -35,6 +38,19 @@ pub(crate) struct CheckpointOptions {
     /// Where CRIU writes its log.
     #[prost(string, tag = "9")]
     pub(crate) work_path: String,
+}
+
+/// What the shim tells of a process.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ProcessDetails {
+    #[prost(string, tag = "1")]
+    exec_id: String,
+}
+
+/// Returns the name of the exec session that a process was started by, if it was.
+pub(crate) fn exec_name(details: &Any) -> Option<String> {
+    let details = <ProcessDetails as prost::Message>::decode(&*details.value).ok()?;
+    Some(details.exec_id).filter(|name| !name.is_empty())
 }
 
 impl RuncOptions {

@@ -6,13 +6,15 @@ use std::time::Duration;
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::{
     CheckpointTaskRequest, CreateTaskRequest, DeleteTaskRequest, GetRequest, KillRequest,
-    ListTasksRequest, PauseTaskRequest, ResumeTaskRequest, StartRequest, WaitRequest,
+    ListPidsRequest, ListTasksRequest, PauseTaskRequest, ResumeTaskRequest, StartRequest,
+    WaitRequest,
 };
 use containerd_client::types::v1::{Process, Status};
 use tonic::transport::Channel;
 
-use super::options::{CheckpointOptions, RuncOptions};
+use super::options::{CheckpointOptions, RuncOptions, exec_name};
 use super::{Mount, Namespace, RuntimeError, empty};
+use crate::preflight::TcpPolicy;
 
 /// Where the standard streams of restored containers end. Named, the shim puts pipes in between;
 /// without a name the container would hold this node's own /dev/null, whose mount it does not
@@ -81,6 +83,15 @@ impl Namespace {
         Ok(tasks.iter().map(|task| (task.id.clone(), TaskState::from(task))).collect())
     }
 
+    /// Returns the names of the exec sessions of a container.
+    pub(crate) async fn execs(&self, id: &str) -> Result<Vec<String>, RuntimeError> {
+        let request = self.quick(ListPidsRequest { container_id: id.to_owned() });
+        let answer = self.tasks().list_pids(request).await;
+        let answer = answer.map_err(|s| self.error("list the processes of", id, s))?;
+        let infos = answer.into_inner().processes.into_iter().filter_map(|process| process.info);
+        Ok(infos.filter_map(|info| exec_name(&info)).collect())
+    }
+
     /// Freezes a container.
     pub(crate) async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
         let request = self.quick(PauseTaskRequest { container_id: id.to_owned() });
@@ -104,9 +115,11 @@ impl Namespace {
         id: &str,
         images: &Path,
         work: &Path,
+        tcp: TcpPolicy,
     ) -> Result<(), RuntimeError> {
         let options = CheckpointOptions {
             exit: false,
+            open_tcp: tcp == TcpPolicy::Keep,
             file_locks: true,
             image_path: images.display().to_string(),
             work_path: work.display().to_string(),

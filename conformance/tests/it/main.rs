@@ -15,6 +15,7 @@ mod increments;
 mod journeys;
 mod nodes;
 mod oci;
+mod preflights;
 mod refusals;
 mod vectors;
 mod workspace;

@@ -7,7 +7,7 @@ use clap::Args;
 use hyper_util::rt::TokioIo;
 use kybernate_packager::agent_api::agent_client::AgentClient;
 use kybernate_packager::agent_api::{
-    AGENT_SOCKET, CancelRequest, Operation, OperationState, StepTime, WatchRequest,
+    AGENT_SOCKET, CancelRequest, Operation, OperationState, REFUSED_BY, StepTime, WatchRequest,
 };
 use kybernate_packager::progress::Snapshot;
 use tokio::net::UnixStream;
@@ -159,6 +159,10 @@ impl AgentSocket {
 /// Tells what a status of the agent means for the exit code.
 pub(super) fn refused(status: Status) -> Failure {
     let text = status.message().to_owned();
+    let rule = status.metadata().get(REFUSED_BY).and_then(|rule| Rule::named(rule.to_str().ok()?));
+    if let Some(rule) = rule {
+        return Failure::Refused(rule, text.into());
+    }
     match status.code() {
         Code::InvalidArgument => Failure::usage(text),
         Code::PermissionDenied => Failure::Refused(Rule::Policy, text.into()),

@@ -15,6 +15,7 @@ use serde_json::json;
 use super::agent::{AgentSocket, refused, time_out, times};
 use super::identifier::identifier;
 use super::pack::When;
+use super::preflight::Policy;
 use super::{Connection, Failure, keys, tag_for};
 use crate::terminal::{Terminal, bytes};
 
@@ -74,6 +75,8 @@ pub(super) struct Checkpoint {
     /// Cancel the checkpoint when it takes longer than this.
     #[arg(long, value_name = "TIME", value_parser = time_out)]
     timeout: Option<u32>,
+    #[command(flatten)]
+    policy: Policy,
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
@@ -176,6 +179,8 @@ impl Checkpoint {
             base: self.base.as_ref().map(ToString::to_string).unwrap_or_default(),
             page_hashes: self.page_hashes,
             timeout_seconds: self.timeout.unwrap_or_default(),
+            tcp: self.policy.tcp().into(),
+            file_locks: self.policy.file_locks().into(),
         })
     }
 }

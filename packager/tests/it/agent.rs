@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use futures::stream::{self, Stream, StreamExt};
 use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
 use kybernate_packager::agent_api::{
-    CancelRequest, CheckpointRequest, Container, GetNodeRequest, GetOperationRequest, ListRequest,
-    ListResponse, Node, Operation, OperationState, Progress, ReportTaggedRequest, RestoreRequest,
-    StepTime, TagState, WatchRequest,
+    CancelRequest, CheckpointRequest, Container, Finding, GetNodeRequest, GetOperationRequest,
+    ListRequest, ListResponse, Node, Operation, OperationState, PreflightRequest,
+    PreflightResponse, Progress, REFUSED_BY, ReportTaggedRequest, RestoreRequest, Severity,
+    StepTime, TagState, TcpPolicy, WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
@@ -92,6 +93,11 @@ impl Agent for Fake {
         if request.container == "absent" {
             return Err(Status::not_found("there is no container \"absent\""));
         }
+        if request.container == "odd" {
+            let mut status = Status::failed_precondition("it has a device open");
+            status.metadata_mut().insert(REFUSED_BY, "compatibility".parse().unwrap());
+            return Err(status);
+        }
         self.0.checkpoints.lock().unwrap().push(request);
         Ok(Response::new(began()))
     }
@@ -154,6 +160,23 @@ impl Agent for Fake {
         }
         let news = if *watches == 1 { vec![Ok(half)] } else { vec![Ok(half), Ok(end)] };
         Ok(Response::new(stream::iter(news).boxed()))
+    }
+
+    async fn preflight(
+        &self,
+        request: Request<PreflightRequest>,
+    ) -> Result<Response<PreflightResponse>, Status> {
+        let request = request.into_inner();
+        let severity =
+            if request.tcp() == TcpPolicy::Keep { Severity::Warn } else { Severity::Refuse };
+        let finding = Finding {
+            id: "tcp-established".to_owned(),
+            severity: severity.into(),
+            subject: "127.0.0.1:1 to 127.0.0.1:2".to_owned(),
+            reason: "it talks".to_owned(),
+            remedy: "hang up".to_owned(),
+        };
+        Ok(Response::new(PreflightResponse { findings: vec![finding] }))
     }
 
     async fn get_operation(
@@ -418,4 +441,22 @@ async fn cancel_says_what_was_undone_and_why_it_is_too_late() {
     late.ended(1, "cannot be cancelled any more");
     let wrong = ["ps", "--state", "over", "--agent-socket", socket];
     kyb(scratch.path(), wrong).await.ended(64, "over");
+}
+
+#[tokio::test]
+async fn preflight_tells_what_stands_in_the_way() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["preflight", "job", "--agent-socket", socket];
+    let refused = kyb(scratch.path(), line).await;
+    refused.ended(2, "job cannot be checkpointed");
+    let told = "refuse tcp-established: it talks (127.0.0.1:1 to 127.0.0.1:2); hang up";
+    assert!(refused.out.contains(told), "{refused:?}");
+    let taken =
+        kyb(scratch.path(), [&line[..], &["--tcp", "keep", "--json"]].concat()).await.json();
+    assert_eq!(taken["findings"][0]["severity"], "warn");
+
+    let line = ["checkpoint", "odd", "localhost:1/a/b", "--unsigned", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(2, "refused (compatibility): it has a device open");
 }

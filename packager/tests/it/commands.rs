@@ -200,8 +200,10 @@ async fn help_is_as_it_was() {
     let mut all = run(&scratch, "--help").await.out;
     for command in [
         "checkpoint",
+        "preflight",
         "restore",
         "ps",
+        "cancel",
         "pack",
         "unpack",
         "copy",

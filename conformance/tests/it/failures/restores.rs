@@ -226,7 +226,8 @@ impl<'a> Place<'a> {
     fn left(&self) -> String {
         let script = "ctr container ls -q; ctr task ls; ctr snapshot ls | sort; ctr leases ls; \
             ctr image ls -q; find /var/lib/kybernate /run/kybernate -mindepth 1 \
-            -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log'; \
+            -not -path '*/operations*' -not -name '*.sock' -not -name '*.lock' -not -name '*.log' \
+            -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf; \
             ls /run/containerd/io.containerd.runtime.v2.task/default /run/containerd/runc/default; \
             find /sys/fs/cgroup -path '*/default/*' -type d; grep -c rootfs /proc/self/mountinfo; \
             ps -e -o comm= | grep -E 'criu|runc|shim|workload'";

@@ -1,0 +1,203 @@
+//! The container that is to be dumped: everything that can be known before it is touched.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use containerd_client::services::v1::Container;
+use kybernate_packager::agent_api as api;
+
+use super::{capture, namespace_or_default, policy};
+use crate::app::{App, Rejection};
+use crate::cgroup::Freezer;
+use crate::container::SourceSpec;
+use crate::criu_config;
+use crate::node::numbers;
+use crate::preflight::{self, Check, Finding, Policy};
+use crate::process;
+use crate::runtime::{Namespace, TaskState, TaskStatus};
+use crate::stage::{self, StageError};
+
+/// Whom to look at, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(super) container: String,
+    pub(super) namespace: String,
+    pub(super) policy: Policy,
+}
+
+/// The container, and everything about it that was looked up before anything is touched.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(super) namespace: Namespace,
+    pub(super) container: Container,
+    pub(super) spec: SourceSpec,
+    pub(super) pid: u32,
+    pub(super) freezer: Freezer,
+    /// The upper directory of its root file system.
+    pub(super) upper: PathBuf,
+    /// Where the dump goes.
+    pub(super) stage: PathBuf,
+    /// About how large it will be.
+    pub(super) memory: u64,
+    /// CRIU's configuration file for it, when that is the agent's to write.
+    pub(super) criu_config: Option<PathBuf>,
+}
+
+/// What a look found.
+#[derive(Debug)]
+pub(crate) struct Examined {
+    pub(crate) findings: Vec<Finding>,
+    /// Absent when something refuses.
+    pub(crate) source: Option<Source>,
+}
+
+/// What was read of its processes and of the room for them.
+struct Measured {
+    freezer: Freezer,
+    stage: Result<PathBuf, StageError>,
+    memory: u64,
+    findings: Vec<Finding>,
+}
+
+impl Wanted {
+    /// Understands a request.
+    pub(crate) fn parse(request: api::PreflightRequest) -> Result<Self, Rejection> {
+        let policy = policy(request.tcp(), request.file_locks());
+        if request.container.is_empty() {
+            return Err(Rejection::Invalid("no container is named".to_owned()));
+        }
+        Ok(Self {
+            container: request.container,
+            namespace: namespace_or_default(request.containerd_namespace),
+            policy,
+        })
+    }
+}
+
+impl Source {
+    /// Looks at the container. Everything that can be known to fail, fails here.
+    pub(crate) async fn find(app: &Arc<App>, wanted: &Wanted) -> Result<Self, Rejection> {
+        let Examined { findings, source } = examine(app, wanted).await?;
+        for finding in findings.iter().filter(|finding| !finding.refuses()) {
+            tracing::warn!(container = wanted.container, %finding, "a checkpoint may miss something");
+        }
+        source.ok_or_else(|| Rejection::Preflight {
+            container: wanted.container.clone(),
+            findings: findings
+                .iter()
+                .filter(|one| one.refuses())
+                .map(ToString::to_string)
+                .collect(),
+        })
+    }
+}
+
+/// Looks at a container without touching it.
+pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined, Rejection> {
+    let namespace = app.containerd.namespace(&wanted.namespace);
+    let container = namespace.container(&wanted.container).await?;
+    let cannot =
+        |reason: String| Rejection::Container { container: wanted.container.clone(), reason };
+    let spec = SourceSpec::of(&container)
+        .map_err(|error| cannot(format!("its specification cannot be read: {error}")))?;
+    let mut findings = of_spec(&spec);
+    let task = namespace.task(&wanted.container).await?;
+    let Some(task) = task.filter(|task| task.status == TaskStatus::Running) else {
+        let status = task.map_or("without a task", |task| task.status.name());
+        findings.insert(0, Finding::new(Check::NotRunning, format!("it is {status}")));
+        return Ok(Examined { findings, source: None });
+    };
+    let mounts = namespace.mounts(&container.snapshotter, &container.snapshot_key).await?;
+    let upper = mounts.iter().find_map(|mount| mount.option("upperdir")).map(PathBuf::from);
+    if upper.is_none() {
+        findings.push(Finding::new(Check::Snapshotter, container.snapshotter.clone()));
+    }
+    let measured = measure(app, wanted, &spec, task, &namespace, upper.clone()).await?;
+    let measured =
+        measured.map_err(|error| cannot(format!("its processes cannot be looked at: {error}")))?;
+    let Measured { freezer, stage, memory, findings: more } = measured;
+    findings.extend(more);
+    let stage = match stage {
+        Ok(stage) => {
+            if stage != app.config.staging.tmpfs {
+                findings.push(Finding::new(Check::Memory, format!("about {memory} bytes")));
+            }
+            Some(stage)
+        }
+        Err(error @ StageError::NoSpace { .. }) => {
+            findings.push(Finding::new(Check::StagingRoom, error.to_string()));
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    findings.sort();
+    let refused = findings.iter().any(Finding::refuses);
+    let source = match (upper, stage) {
+        (Some(upper), Some(stage)) if !refused => Some(Source {
+            criu_config: own_config(app, &spec),
+            namespace,
+            container,
+            spec,
+            pid: task.pid,
+            freezer,
+            upper,
+            stage,
+            memory,
+        }),
+        _ => None,
+    };
+    Ok(Examined { findings, source })
+}
+
+fn of_spec(spec: &SourceSpec) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if spec.shares_pid_namespace() {
+        findings.push(Finding::new(Check::SharedPidNamespace, "its specification says so"));
+    }
+    if spec.has_terminal() {
+        findings.push(Finding::new(Check::Terminal, "its specification says so"));
+    }
+    findings
+}
+
+/// Reads what /proc and the file systems tell.
+async fn measure(
+    app: &Arc<App>,
+    wanted: &Wanted,
+    spec: &SourceSpec,
+    task: TaskState,
+    namespace: &Namespace,
+    upper: Option<PathBuf>,
+) -> Result<io::Result<Measured>, Rejection> {
+    let report = app.report().await;
+    let mut subject = preflight::Subject {
+        init: task.pid,
+        pids: Vec::new(),
+        policy: wanted.policy,
+        mount_points: spec.mount_points(),
+        criu_config: spec.criu_config().unwrap_or(Path::new(preflight::DEFAULT_FILE)).to_owned(),
+        own_options: own_config(app, spec).is_some(),
+        kernel: numbers(&report.facts.kernel),
+        criu: numbers(&report.facts.criu),
+        execs: namespace.execs(&wanted.container).await?,
+    };
+    let (app, shared) = (Arc::clone(app), spec.shared_memory().map(PathBuf::from));
+    let measured = tokio::task::spawn_blocking(move || {
+        let freezer = Freezer::of(task.pid)?;
+        subject.pids = freezer.processes()?;
+        let memory = process::memory_bytes(&subject.pids);
+        let files = [upper, shared].into_iter().flatten();
+        let bytes =
+            files.map(|path| capture::apparent_bytes(&path)).fold(memory, u64::saturating_add);
+        let stage = stage::choose(&app.config, bytes);
+        Ok(Measured { freezer, stage, memory, findings: preflight::look(&subject) })
+    });
+    Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
+}
+
+/// Returns CRIU's configuration file for a container, when that is the agent's to write.
+fn own_config(app: &App, spec: &SourceSpec) -> Option<PathBuf> {
+    let file = spec.criu_config()?;
+    criu_config::is_own(&app.config, file).then(|| file.to_owned())
+}

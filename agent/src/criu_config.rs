@@ -1,0 +1,133 @@
+//! What CRIU is told about one container: its configuration file is the only way to the options that
+//! containerd does not know. runc hands it to CRIU when the container has the annotation
+//! `org.criu.config`, for a dump and for a restore. Nothing of it comes from an artifact.
+
+use std::io::{self, Write as _};
+use std::path::{Component, Path};
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+
+use crate::config::Config;
+use crate::gate::Summary;
+use crate::preflight::TcpPolicy;
+use crate::stage;
+
+/// What every restored container's CRIU is told. Its cgroups are the new container's, never what
+/// the images say: those would bring limits and device rules of their own.
+pub(crate) const RESTORED: &str = "# Written by kybernate-agent.\nmanage-cgroups=ignore\n";
+
+/// At the end of lines that are there for one operation.
+pub(crate) const MARK: &str = "# kybernate: for one operation";
+
+/// Files of CRIU's that hold a TCP connection begin so.
+const TCP_IMAGE: &str = "tcp-stream-";
+
+/// Whether a file is in a directory of the agent's, where only root can write.
+pub(crate) fn is_own(config: &Config, file: &Path) -> bool {
+    let plain =
+        file.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    plain && [config.criu_configs(), config.volumes()].iter().any(|own| file.starts_with(own))
+}
+
+/// Makes CRIU do with TCP connections as `tcp` says, for the dump that comes. Keeping them is an
+/// option of containerd's own.
+pub(crate) fn prepare(file: &Path, tcp: TcpPolicy) -> io::Result<()> {
+    let option = match tcp {
+        TcpPolicy::Close => Some("tcp-close"),
+        TcpPolicy::Keep | TcpPolicy::Refuse => None,
+    };
+    let before = match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read?,
+    };
+    let mut text: String =
+        before.split_inclusive('\n').filter(|line| !line.contains(MARK)).collect();
+    if let Some(option) = option {
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        text.extend([option, " ", MARK, "\n"]);
+    }
+    // One that is missing is made: not every runc does without.
+    if text == before && file.exists() { Ok(()) } else { write(file, &text) }
+}
+
+/// Writes the file of a container that is to be restored: with what its dump wants to be told, for
+/// this once.
+pub(crate) fn write_restored(file: &Path, summary: &Summary) -> io::Result<()> {
+    let mut text = RESTORED.to_owned();
+    if summary.tcp_close {
+        text.extend(["tcp-close ", MARK, "\n"]);
+    }
+    if summary.names.iter().any(|name| name.starts_with(TCP_IMAGE)) {
+        text.extend(["tcp-established ", MARK, "\n"]);
+    }
+    write(file, &text)
+}
+
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    if let Some(directory) = file.parent() {
+        stage::make(directory)?;
+    }
+    let temporary = file.with_extension("new");
+    let mut options = fs::OpenOptions::new();
+    options.create(true).write(true).truncate(true).mode(0o600);
+    options.open(&temporary)?.write_all(text.as_bytes())?;
+    fs::rename(temporary, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServeArgs;
+    use crate::preflight::CriuOptions;
+
+    #[test]
+    fn an_option_is_there_for_one_operation_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("criu/job.conf");
+        prepare(&file, TcpPolicy::Refuse).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "", "nothing to say");
+        prepare(&file, TcpPolicy::Close).unwrap();
+        fs::write(&file, format!("ghost-limit 4M\n{}", fs::read_to_string(&file).unwrap()))
+            .unwrap();
+        let lines = || fs::read_to_string(&file).unwrap().lines().count();
+        prepare(&file, TcpPolicy::Close).unwrap();
+        assert_eq!(lines(), 2);
+        prepare(&file, TcpPolicy::Keep).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "ghost-limit 4M\n");
+    }
+
+    #[test]
+    fn a_restore_is_told_what_became_of_connections() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("criu.conf");
+        let mut summary = Summary::default();
+        write_restored(&file, &summary).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
+        summary.names.insert("tcp-stream-1a.img".to_owned());
+        write_restored(&file, &summary).unwrap();
+        assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-established #"));
+        summary.tcp_close = true;
+        write_restored(&file, &summary).unwrap();
+        assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-close #"));
+        // What was for one restore chooses nothing for the next dump, which removes it.
+        assert!(!CriuOptions::of(&file).has("tcp-close"));
+        prepare(&file, TcpPolicy::Refuse).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
+    }
+
+    #[test]
+    fn only_files_of_the_agents_own_are_written() {
+        let config = ServeArgs::default().validate().unwrap();
+        let own = |file: &str| is_own(&config, Path::new(file));
+        assert!(own("/var/lib/kybernate/criu/job.conf"));
+        assert!(own("/run/kybernate/volumes/default/job/criu.conf"));
+        for other in
+            ["/etc/criu/runc.conf", "/var/lib/kybernate/criu/../agent.lock", "criu/job.conf"]
+        {
+            assert!(!own(other), "{other}");
+        }
+    }
+}

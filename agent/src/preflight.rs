@@ -1,0 +1,85 @@
+//! Looks, before anything is frozen, for what CRIU would not take, so that it costs no pause.
+//!
+//! [`view`] reads /proc, [`peers`] asks the kernel whom unix sockets talk to, [`rules`] decides,
+//! [`check`] has the words. What a look misses, since the container runs on while it is looked at,
+//! CRIU finds later.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+mod check;
+mod options;
+mod peers;
+mod rules;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub(crate) use self::check::{Check, Finding};
+pub(crate) use self::options::{CriuOptions, DEFAULT_FILE};
+use self::rules::{Context, judge};
+pub(crate) use self::rules::{Policy, TcpPolicy};
+use self::view::View;
+
+/// First kernel that refuses socket options which CRIU asks every socket for, and the first CRIU
+/// that does without.
+const STRICT_KERNEL: [u64; 2] = [6, 16];
+const LENIENT_CRIU: [u64; 2] = [4, 2];
+
+/// Where CRIU's plugins are (`criu/config.c`, and Debian's place).
+const PLUGINS: [&str; 3] =
+    ["/usr/lib/criu", "/usr/lib/x86_64-linux-gnu/criu", "/usr/local/lib/criu"];
+
+/// Whom to look at, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    /// The container's first process.
+    pub(crate) init: u32,
+    /// All processes of its cgroup.
+    pub(crate) pids: Vec<u32>,
+    pub(crate) policy: Policy,
+    /// Where its specification mounts something.
+    pub(crate) mount_points: Vec<String>,
+    /// CRIU's configuration file for it.
+    pub(crate) criu_config: PathBuf,
+    /// Whether that can be written for this operation.
+    pub(crate) own_options: bool,
+    pub(crate) kernel: Vec<u64>,
+    pub(crate) criu: Vec<u64>,
+    pub(crate) execs: Vec<String>,
+}
+
+/// Looks at a container. Takes as long as its descriptors are many: 10 µs each.
+pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
+    let proc = Path::new("/proc");
+    let mut view = View::of(proc, subject.init, &subject.pids);
+    let net = proc.join(subject.init.to_string()).join("ns/net");
+    let peers = peers::peers(&net).unwrap_or_else(|error: io::Error| {
+        view.missed.push(format!("the other ends of unix sockets: {error}"));
+        BTreeMap::default()
+    });
+    let user = fs_err::read_link("/proc/self/ns/user").ok();
+    let plugin = |name: &str| PLUGINS.iter().any(|place| Path::new(place).join(name).exists());
+    let mut plugged = Vec::new();
+    if plugin("cuda_plugin.so") && Path::new("/proc/driver/nvidia/version").exists() {
+        plugged.push("/dev/nvidia");
+    }
+    if plugin("amdgpu_plugin.so") {
+        plugged.extend(["/dev/kfd", "/dev/dri/"]);
+    }
+    let context = Context {
+        policy: subject.policy,
+        options: CriuOptions::of(&subject.criu_config),
+        own_options: subject.own_options,
+        user_namespace: user.map(|link| link.to_string_lossy().into_owned()),
+        mount_points: subject.mount_points.clone(),
+        no_internet: subject.kernel.as_slice() >= STRICT_KERNEL.as_slice()
+            && subject.criu.as_slice() < LENIENT_CRIU.as_slice(),
+        plugged,
+        execs: subject.execs.clone(),
+        peers,
+    };
+    judge(&view, &context)
+}

@@ -1,0 +1,351 @@
+//! What is looked for, and what is said about it. The table in the README is made of this.
+
+use kybernate_packager::agent_api as api;
+
+/// Whether a checkpoint is taken all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Severity {
+    /// It is taken; something about it should be known.
+    Warn,
+    /// No checkpoint is taken.
+    Refuse,
+}
+
+/// One thing that is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Check {
+    NotRunning,
+    SharedPidNamespace,
+    Snapshotter,
+    Terminal,
+    ExecSession,
+    CriuCode,
+    Traced,
+    UserNamespace,
+    NestedPidNamespace,
+    TimeNamespace,
+    TcpEstablished,
+    TcpInFlight,
+    TcpClose,
+    ListenerAddress,
+    InetSocket,
+    SocketFamily,
+    ExternalUnixSocket,
+    ExternalFile,
+    StdioFile,
+    DeletedFile,
+    Inotify,
+    Fanotify,
+    IoUring,
+    Descriptor,
+    SecretMemory,
+    Device,
+    Gpu,
+    FileLock,
+    Mount,
+    StagingRoom,
+    Memory,
+    Incomplete,
+}
+
+/// What a check says when it finds something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    pub(crate) id: &'static str,
+    pub(crate) severity: Severity,
+    pub(crate) reason: &'static str,
+    pub(crate) remedy: &'static str,
+}
+
+/// Something that was found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    pub(crate) check: Check,
+    /// Where: a process, a descriptor, an address; for people.
+    pub(crate) subject: String,
+}
+
+impl Finding {
+    pub(crate) fn new(check: Check, subject: impl Into<String>) -> Self {
+        Self { check, subject: subject.into() }
+    }
+
+    /// Returns what clients are told.
+    pub(crate) fn to_api(&self) -> api::Finding {
+        let Words { id, severity, reason, remedy } = self.check.words();
+        api::Finding {
+            id: id.to_owned(),
+            severity: match severity {
+                Severity::Warn => api::Severity::Warn,
+                Severity::Refuse => api::Severity::Refuse,
+            }
+            .into(),
+            subject: self.subject.clone(),
+            reason: reason.to_owned(),
+            remedy: remedy.to_owned(),
+        }
+    }
+
+    /// Whether no checkpoint is taken because of it.
+    pub(crate) fn refuses(&self) -> bool {
+        self.check.words().severity == Severity::Refuse
+    }
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Words { id, reason, remedy, .. } = self.check.words();
+        write!(f, "{id}: {reason} ({}); {remedy}", self.subject)
+    }
+}
+
+impl Severity {
+    /// Returns its word.
+    #[cfg(test)]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Warn => "warn",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
+impl Check {
+    /// All of them, in the order they are told.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 32] = [
+        Self::NotRunning,
+        Self::SharedPidNamespace,
+        Self::Snapshotter,
+        Self::Terminal,
+        Self::ExecSession,
+        Self::CriuCode,
+        Self::Traced,
+        Self::UserNamespace,
+        Self::NestedPidNamespace,
+        Self::TimeNamespace,
+        Self::TcpEstablished,
+        Self::TcpInFlight,
+        Self::TcpClose,
+        Self::ListenerAddress,
+        Self::InetSocket,
+        Self::SocketFamily,
+        Self::ExternalUnixSocket,
+        Self::ExternalFile,
+        Self::StdioFile,
+        Self::DeletedFile,
+        Self::Inotify,
+        Self::Fanotify,
+        Self::IoUring,
+        Self::Descriptor,
+        Self::SecretMemory,
+        Self::Device,
+        Self::Gpu,
+        Self::FileLock,
+        Self::Mount,
+        Self::StagingRoom,
+        Self::Memory,
+        Self::Incomplete,
+    ];
+
+    /// Returns what it says.
+    pub(crate) const fn words(self) -> Words {
+        match self {
+            Self::NotRunning
+            | Self::SharedPidNamespace
+            | Self::Snapshotter
+            | Self::Terminal
+            | Self::ExecSession
+            | Self::CriuCode
+            | Self::Traced
+            | Self::UserNamespace
+            | Self::NestedPidNamespace
+            | Self::TimeNamespace
+            | Self::StagingRoom
+            | Self::Memory
+            | Self::Incomplete => self.container(),
+            Self::TcpEstablished
+            | Self::TcpInFlight
+            | Self::TcpClose
+            | Self::ListenerAddress
+            | Self::InetSocket
+            | Self::SocketFamily
+            | Self::ExternalUnixSocket => self.socket(),
+            _ => self.file(),
+        }
+    }
+
+    const fn container(self) -> Words {
+        match self {
+            Self::NotRunning => refuse(
+                "not-running",
+                "only a running container can be dumped",
+                "start or resume it",
+            ),
+            Self::SharedPidNamespace => refuse(
+                "shared-pid-namespace",
+                "it shares its PID namespace with others, so that a restore could not give the \
+                 processes their ids back",
+                "run it in a PID namespace of its own",
+            ),
+            Self::Snapshotter => refuse(
+                "snapshotter",
+                "its snapshotter keeps no separate upper directory",
+                "run it with the overlayfs snapshotter",
+            ),
+            Self::Terminal => refuse(
+                "terminal",
+                "it has a terminal, which a restore could not give back",
+                "run it without one",
+            ),
+            Self::ExecSession => warn(
+                "exec-session",
+                "what was started in it from outside is no part of the checkpoint",
+                "start it again in the restored container",
+            ),
+            Self::CriuCode => refuse(
+                "criu-code",
+                "a CRIU that was killed left its code in a process, and no CRIU can dump that again",
+                "start the container anew",
+            ),
+            Self::Traced => refuse(
+                "traced",
+                "a process is traced, and only one can do that at a time",
+                "detach the debugger",
+            ),
+            Self::UserNamespace => refuse(
+                "user-namespace",
+                "a process is in a user namespace of its own, which CRIU does not dump here and no \
+                 restore makes",
+                "run it without user namespaces",
+            ),
+            Self::NestedPidNamespace => refuse(
+                "nested-pid-namespace",
+                "CRIU cannot dump a PID namespace inside of the container's",
+                "end what made it",
+            ),
+            Self::TimeNamespace => refuse(
+                "time-namespace",
+                "CRIU cannot dump a time namespace inside of the container's",
+                "end what made it",
+            ),
+            Self::StagingRoom => refuse(
+                "staging-room",
+                "there is no room for the dump",
+                "make room in the agent's root directory, or give `staging.tmpfs` more memory",
+            ),
+            Self::Memory => warn(
+                "memory",
+                "the dump does not fit into memory: it goes to disk, and the pause is longer",
+                "free memory, or raise `staging.memory_share`",
+            ),
+            _ => warn(
+                "incomplete",
+                "not everything could be looked at",
+                "what is left is found by CRIU, while the container is paused",
+            ),
+        }
+    }
+
+    const fn socket(self) -> Words {
+        match self {
+            Self::TcpEstablished => refuse(
+                "tcp-established",
+                "it has established TCP connections, and none was chosen of what can become of them",
+                "say --tcp keep (a restore needs the same addresses) or --tcp close",
+            ),
+            Self::TcpInFlight => refuse(
+                "tcp-in-flight",
+                "a TCP connection has not been accepted yet, and CRIU cannot dump it",
+                "try again, or set skip-in-flight in the CRIU configuration",
+            ),
+            Self::TcpClose => refuse(
+                "tcp-close",
+                "its TCP connections can be closed only through a CRIU configuration file of its own",
+                "run it with the annotation org.criu.config=FILE, a file in the directory criu of \
+                 the agent's root, or say --tcp keep",
+            ),
+            Self::ListenerAddress => warn(
+                "listener-address",
+                "it listens on an address that a restored container may not have",
+                "listen on any address or on loopback",
+            ),
+            Self::InetSocket => refuse(
+                "inet-socket",
+                "CRIU before 4.2 cannot dump internet and packet sockets on Linux 6.16 and later",
+                "install CRIU 4.2",
+            ),
+            Self::SocketFamily => {
+                refuse("socket-family", "CRIU does not know sockets of this family", "close it")
+            }
+            _ => refuse(
+                "external-unix-socket",
+                "a unix socket is connected to a process outside of the container",
+                "close it, or set ext-unix-sk in the CRIU configuration",
+            ),
+        }
+    }
+
+    const fn file(self) -> Words {
+        match self {
+            Self::StdioFile => refuse(
+                "stdio-file",
+                "a standard stream is a file outside of the container",
+                "let its output go to a pipe: containerd's default",
+            ),
+            Self::DeletedFile => refuse(
+                "deleted-file",
+                "a deleted file that is still open is larger than CRIU keeps",
+                "raise ghost-limit in the CRIU configuration",
+            ),
+            Self::Inotify => refuse(
+                "inotify",
+                "CRIU finds only what is watched on a tmpfs",
+                "watch a tmpfs, or set force-irmap in the CRIU configuration",
+            ),
+            Self::Fanotify => {
+                warn("fanotify", "events that are in its queue are lost", "read the queue before")
+            }
+            Self::IoUring => refuse(
+                "io-uring",
+                "CRIU cannot dump io_uring",
+                "forbid io_uring_setup by seccomp: programs then do without",
+            ),
+            Self::Descriptor => {
+                refuse("descriptor", "CRIU cannot dump a descriptor of this kind", "close it")
+            }
+            Self::SecretMemory => refuse(
+                "secret-memory",
+                "memory that even the kernel does not read (memfd_secret) cannot be dumped",
+                "do without it",
+            ),
+            Self::Device => {
+                refuse("device", "CRIU cannot dump an open device of this kind", "close it")
+            }
+            Self::Gpu => refuse(
+                "gpu",
+                "a GPU is open, and CRIU has no plugin here that saves it",
+                "install CRIU's plugin for it, and a driver that can checkpoint",
+            ),
+            Self::FileLock => refuse(
+                "file-lock",
+                "it holds file locks, and the request wants none",
+                "say --file-locks keep",
+            ),
+            Self::Mount => refuse(
+                "mount",
+                "a file system that CRIU cannot dump was mounted inside of the container",
+                "unmount it, or mount it from outside",
+            ),
+            _ => refuse("external-file", "a file outside of the container is open", "close it"),
+        }
+    }
+}
+
+const fn refuse(id: &'static str, reason: &'static str, remedy: &'static str) -> Words {
+    Words { id, severity: Severity::Refuse, reason, remedy }
+}
+
+const fn warn(id: &'static str, reason: &'static str, remedy: &'static str) -> Words {
+    Words { id, severity: Severity::Warn, reason, remedy }
+}

@@ -1,0 +1,379 @@
+//! Decides what of a container CRIU would not take. Nothing here reads anything.
+//!
+//! What is refused was measured with CRIU 4.1.1 and 4.2.1 on Linux 6.18.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::check::{Check, Finding};
+use super::options::CriuOptions;
+use super::socket::Tcp;
+use super::view::{Mount, OpenFile, Process, View};
+
+/// Findings of one kind that are told; the rest is counted.
+const TOLD_MAX: usize = 8;
+
+/// Size above which CRIU does not keep a deleted file, unless it is told to.
+const GHOST_BYTES: u64 = 1 << 20;
+
+/// Device files that CRIU dumps, in a container's /dev.
+const DEVICES: &[&str] = &[
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/kmsg",
+    "/dev/mem",
+    "/dev/tty",
+    "/dev/ptmx",
+    "/dev/pts/ptmx",
+    "/dev/console",
+    "/dev/net/tun",
+];
+
+/// Anonymous files that CRIU dumps.
+const ANONYMOUS: &[&str] = &[
+    "[eventfd]",
+    "[eventpoll]",
+    "[signalfd]",
+    "[timerfd]",
+    "[fanotify]",
+    "inotify",
+    "[pidfd]",
+    "bpf-map",
+];
+
+/// Protocols of sockets that CRIU dumps, in the kernel's words.
+const PROTOCOLS: &[&str] = &[
+    "UNIX",
+    "UNIX-STREAM",
+    "TCP",
+    "TCPv6",
+    "UDP",
+    "UDPv6",
+    "UDP-Lite",
+    "UDPLITEv6",
+    "RAW",
+    "RAWv6",
+    "PING",
+    "PINGv6",
+    "PACKET",
+    "NETLINK",
+];
+
+/// Those that are neither internet nor packet sockets.
+const LOCAL: &[&str] = &["UNIX", "UNIX-STREAM", "NETLINK"];
+
+/// File systems that CRIU dumps, or mounts again empty (`criu/filesystems.c`).
+const FILE_SYSTEMS: &[&str] = &[
+    "proc",
+    "sysfs",
+    "devtmpfs",
+    "binfmt_misc",
+    "tmpfs",
+    "devpts",
+    "btrfs",
+    "pstore",
+    "mqueue",
+    "securityfs",
+    "fusectl",
+    "debugfs",
+    "tracefs",
+    "cgroup",
+    "cgroup2",
+    "aufs",
+    "overlay",
+    "autofs",
+];
+
+/// What is to become of established TCP connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TcpPolicy {
+    #[default]
+    Refuse,
+    Keep,
+    Close,
+}
+
+/// What a request chose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Policy {
+    pub(crate) tcp: TcpPolicy,
+    /// Whether file locks are a reason not to take it.
+    pub(crate) refuse_locks: bool,
+}
+
+/// What else is known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Context {
+    pub(super) policy: Policy,
+    /// What CRIU is told by the container's configuration file.
+    pub(super) options: CriuOptions,
+    /// Whether that file can be written for this operation.
+    pub(super) own_options: bool,
+    /// The user namespace that containers have by default.
+    pub(super) user_namespace: Option<String>,
+    /// Where the specification mounts something.
+    pub(super) mount_points: Vec<String>,
+    /// Whether CRIU cannot dump internet sockets with this kernel.
+    pub(super) no_internet: bool,
+    /// Prefixes of device paths that CRIU has a plugin for.
+    pub(super) plugged: Vec<&'static str>,
+    /// Exec sessions, by name.
+    pub(super) execs: Vec<String>,
+    /// The other end of connected unix sockets.
+    pub(super) peers: BTreeMap<u64, u64>,
+}
+
+/// Returns all that was found, in the order it is told.
+pub(super) fn judge(view: &View, context: &Context) -> Vec<Finding> {
+    let mut found = BTreeSet::new();
+    let mut say = |check, subject: String| {
+        found.insert(Finding::new(check, subject));
+    };
+    for name in &context.execs {
+        say(Check::ExecSession, format!("exec {name:?}"));
+    }
+    for missed in &view.missed {
+        say(Check::Incomplete, missed.clone());
+    }
+    let depth = view.processes.iter().map(|process| process.depth).min().unwrap_or_default();
+    for process in &view.processes {
+        of_process(process, depth, context, &mut say);
+        of_mounts(process, context, &mut say);
+    }
+    let world = World::of(view);
+    for (process, file) in view.files() {
+        of_file(process, file, &world, context, &mut say);
+        if let Some(number) = file.socket() {
+            of_socket(process, file, number, &world, context, &mut say);
+        }
+    }
+    of_tcp(view, &world, context, &mut say);
+    bound(found)
+}
+
+/// What descriptors are compared with.
+struct World<'a> {
+    mounts: BTreeMap<u64, &'a Mount>,
+    sockets: BTreeSet<u64>,
+    internet: BTreeSet<u64>,
+    unix: &'a BTreeMap<u64, String>,
+    has_master: bool,
+}
+
+impl<'a> World<'a> {
+    fn of(view: &'a View) -> Self {
+        let mounts = view.processes.iter().flat_map(|process| &process.mounts);
+        let is_master = |file: &OpenFile| file.target.ends_with("/ptmx");
+        Self {
+            mounts: mounts.map(|mount| (mount.id, mount)).collect(),
+            sockets: view.files().filter_map(|(_, file)| file.socket()).collect(),
+            internet: view.sockets.internet.iter().copied().collect(),
+            unix: &view.sockets.unix,
+            has_master: view.files().any(|(_, file)| is_master(file)),
+        }
+    }
+
+    /// Returns the kind of the file system on a device.
+    fn kind(&self, device: u64) -> Option<&str> {
+        let mut mounts = self.mounts.values();
+        mounts.find(|mount| mount.device == device).map(|mount| &*mount.kind)
+    }
+}
+
+fn name(process: &Process) -> String {
+    format!("process {} {:?}", process.pid, process.name)
+}
+
+fn of_process(
+    process: &Process,
+    depth: usize,
+    context: &Context,
+    say: &mut impl FnMut(Check, String),
+) {
+    let namespace = |kind| process.namespaces.get(kind);
+    if process.infected {
+        say(Check::CriuCode, name(process));
+    }
+    if process.traced {
+        say(Check::Traced, name(process));
+    }
+    if process.secret {
+        say(Check::SecretMemory, name(process));
+    }
+    if let (Some(own), Some(usual)) = (namespace("user"), &context.user_namespace)
+        && own != usual
+    {
+        say(Check::UserNamespace, name(process));
+    }
+    let differ =
+        |one, other| matches!((namespace(one), namespace(other)), (Some(a), Some(b)) if a != b);
+    if process.depth > depth || differ("pid", "pid_for_children") {
+        say(Check::NestedPidNamespace, name(process));
+    }
+    if differ("time", "time_for_children") {
+        say(Check::TimeNamespace, name(process));
+    }
+}
+
+fn of_mounts(process: &Process, context: &Context, say: &mut impl FnMut(Check, String)) {
+    let declared = |point: &str| {
+        context.mount_points.iter().any(|declared| {
+            point.strip_prefix(&**declared).is_some_and(|rest| {
+                rest.is_empty() || rest.starts_with('/') || declared.ends_with('/')
+            })
+        })
+    };
+    for mount in &process.mounts {
+        let known = FILE_SYSTEMS.contains(&&*mount.kind);
+        if !known && mount.point != "/" && !declared(&mount.point) {
+            say(Check::Mount, format!("{} on {}", mount.kind, mount.point));
+        }
+    }
+}
+
+fn of_file(
+    process: &Process,
+    file: &OpenFile,
+    world: &World<'_>,
+    context: &Context,
+    say: &mut impl FnMut(Check, String),
+) {
+    let at = || format!("descriptor {} of {}: {}", file.number, name(process), file.target);
+    if file.locks > 0 && context.policy.refuse_locks {
+        say(Check::FileLock, at());
+    }
+    if let Some(kind) = file.target.strip_prefix("anon_inode:") {
+        match kind {
+            "[io_uring]" => say(Check::IoUring, at()),
+            "[fanotify]" => say(Check::Fanotify, at()),
+            "inotify" => {
+                let found = |device: &u64| world.kind(*device) == Some("tmpfs");
+                if !file.watches.iter().all(found) && !context.options.has("force-irmap") {
+                    say(Check::Inotify, at());
+                }
+            }
+            known if ANONYMOUS.contains(&known) => {}
+            _ => say(Check::Descriptor, at()),
+        }
+    }
+    if file.is_device {
+        return of_device(file, world, context, say, at);
+    }
+    let gone = file.target.ends_with(" (deleted)");
+    if file.target.starts_with("/memfd:") || file.target.starts_with("/secretmem") {
+        return;
+    }
+    if gone && file.length > context.options.bytes("ghost-limit").unwrap_or(GHOST_BYTES) {
+        say(Check::DeletedFile, format!("{}, {} bytes", at(), file.length));
+    }
+    let inside = file.mount.is_none_or(|id| world.mounts.contains_key(&id));
+    if file.target.starts_with('/') && !gone && !inside {
+        say(if file.number <= 2 { Check::StdioFile } else { Check::ExternalFile }, at());
+    }
+}
+
+fn of_device(
+    file: &OpenFile,
+    world: &World<'_>,
+    context: &Context,
+    say: &mut impl FnMut(Check, String),
+    at: impl Fn() -> String,
+) {
+    const GPUS: &[&str] = &["/dev/nvidia", "/dev/kfd", "/dev/dri/"];
+    let target = &*file.target;
+    if target.starts_with("/dev/pts/") || target == "/dev/console" {
+        // One whose other end is in the container is CRIU's everyday business.
+        if !world.has_master {
+            say(Check::Terminal, at());
+        }
+    } else if GPUS.iter().any(|gpu| target.starts_with(gpu)) {
+        if !context.plugged.iter().any(|prefix| target.starts_with(prefix)) {
+            say(Check::Gpu, at());
+        }
+    } else if !DEVICES.contains(&target) {
+        say(Check::Device, at());
+    }
+}
+
+fn of_socket(
+    process: &Process,
+    file: &OpenFile,
+    number: u64,
+    world: &World<'_>,
+    context: &Context,
+    say: &mut impl FnMut(Check, String),
+) {
+    let protocol = file.protocol.as_deref();
+    let at = |what: &str| format!("descriptor {} of {}: {what}", file.number, name(process));
+    if let Some(protocol) = protocol
+        && !PROTOCOLS.contains(&protocol)
+    {
+        say(Check::SocketFamily, at(protocol));
+    }
+    let internet = world.internet.contains(&number)
+        || protocol.is_some_and(|name| PROTOCOLS.contains(&name) && !LOCAL.contains(&name));
+    if internet && context.no_internet {
+        say(Check::InetSocket, at(protocol.unwrap_or("socket")));
+    }
+    if let Some(peer) = context.peers.get(&number)
+        && !world.sockets.contains(peer)
+        && !context.options.has("ext-unix-sk")
+    {
+        let path = world.unix.get(peer).or_else(|| world.unix.get(&number));
+        let path = path.filter(|path| !path.is_empty()).map_or("no path", |path| path);
+        say(Check::ExternalUnixSocket, at(path));
+    }
+}
+
+fn of_tcp(view: &View, world: &World<'_>, context: &Context, say: &mut impl FnMut(Check, String)) {
+    let ours = |one: &&Tcp| world.sockets.contains(&one.number);
+    let all = &view.sockets.tcp;
+    let listeners: Vec<&Tcp> = all.iter().filter(ours).filter(|one| one.listens()).collect();
+    for one in &listeners {
+        let ip: IpAddr = one.local.ip();
+        if !ip.is_unspecified() && !ip.is_loopback() {
+            say(Check::ListenerAddress, one.local.to_string());
+        }
+    }
+    let options = &context.options;
+    let chosen = options.has("tcp-close") || options.has("tcp-established");
+    for one in all.iter().filter(ours).filter(|one| one.is_connected()) {
+        let ends = format!("{} to {}", one.local, one.remote);
+        match context.policy.tcp {
+            TcpPolicy::Refuse if !chosen => say(Check::TcpEstablished, ends),
+            TcpPolicy::Close if !context.own_options && !options.has("tcp-close") => {
+                say(Check::TcpClose, ends);
+            }
+            _ => {}
+        }
+    }
+    for one in all.iter().filter(|one| one.is_in_flight()) {
+        let waits = |listener: &&Tcp| listener.local.port() == one.local.port();
+        if listeners.iter().any(waits) && !options.has("skip-in-flight") {
+            say(Check::TcpInFlight, format!("{} to {}", one.remote, one.local));
+        }
+    }
+}
+
+/// Tells the first few of each kind, and how many more there are.
+fn bound(found: BTreeSet<Finding>) -> Vec<Finding> {
+    let mut told: Vec<Finding> = Vec::new();
+    let mut counts: BTreeMap<Check, usize> = BTreeMap::new();
+    for finding in found {
+        let count = counts.entry(finding.check).or_default();
+        *count += 1;
+        if *count <= TOLD_MAX {
+            told.push(finding);
+        }
+    }
+    for (check, count) in counts.into_iter().filter(|(_, count)| *count > TOLD_MAX) {
+        let more = format!("and {} more", count - TOLD_MAX);
+        if let Some(last) = told.iter_mut().rfind(|finding| finding.check == check) {
+            last.subject = format!("{}; {more}", last.subject);
+        }
+    }
+    told
+}

@@ -1,0 +1,235 @@
+//! What /proc tells about the processes of a container. Everything is bounded, and whatever goes
+//! away while it is looked at is passed over: a process that has ended is in nobody's way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::socket::{self, Sockets};
+use crate::process::field;
+
+/// Processes looked at. A container with more is dumped all the same.
+const PROCESSES_MAX: usize = 4096;
+
+/// Descriptors looked at, of all processes together.
+const FILES_MAX: usize = 100_000;
+
+/// Bytes read of one file of /proc: ten thousand sockets take a megabyte and a half.
+const BYTES_MAX: u64 = 8 << 20;
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub(super) struct View {
+    pub(super) processes: Vec<Process>,
+    /// Sockets of the container's network namespaces.
+    pub(super) sockets: Sockets,
+    /// What could not be looked at, for people.
+    pub(super) missed: Vec<String>,
+}
+
+/// One process.
+#[derive(Debug, Default)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) name: String,
+    pub(super) parent: u32,
+    /// What its `ns` links say, by kind.
+    pub(super) namespaces: BTreeMap<&'static str, String>,
+    /// In how many PID namespaces it has an id.
+    pub(super) depth: usize,
+    pub(super) traced: bool,
+    /// Whether a mapping is of `memfd_secret(2)`.
+    pub(super) secret: bool,
+    /// Whether it has the code of a killed CRIU.
+    pub(super) infected: bool,
+    pub(super) mounts: Vec<Mount>,
+    pub(super) files: Vec<OpenFile>,
+}
+
+/// One descriptor.
+#[derive(Debug, Default)]
+pub(super) struct OpenFile {
+    pub(super) number: u32,
+    /// What its link says: a path in the container, or `socket:[5]` and the like.
+    pub(super) target: String,
+    pub(super) length: u64,
+    pub(super) is_device: bool,
+    /// Mount it was opened on.
+    pub(super) mount: Option<u64>,
+    /// Its lines in `fdinfo`, as far as a check looks at them.
+    pub(super) locks: usize,
+    /// Devices of the file systems that are watched.
+    pub(super) watches: Vec<u64>,
+    /// What the kernel calls the protocol of a socket.
+    pub(super) protocol: Option<String>,
+}
+
+/// One mount of a process's mount namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub(super) id: u64,
+    /// As the kernel encodes it: 12 bits of major above 20 of minor.
+    pub(super) device: u64,
+    pub(super) point: String,
+    pub(super) kind: String,
+}
+
+impl OpenFile {
+    /// Returns the number of a socket.
+    pub(super) fn socket(&self) -> Option<u64> {
+        self.target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    }
+}
+
+impl View {
+    /// Looks at processes in a mounted proc(5): at `init` and what descends from it, which is what
+    /// is dumped. What was started from outside is not.
+    pub(super) fn of(proc: &Path, init: u32, pids: &[u32]) -> Self {
+        let mut view = Self::default();
+        if pids.len() > PROCESSES_MAX {
+            view.missed.push(format!("{} of {} processes", pids.len() - PROCESSES_MAX, pids.len()));
+        }
+        let mut files = 0;
+        let mut nets = BTreeMap::new();
+        for pid in pids.iter().copied().take(PROCESSES_MAX) {
+            let directory = proc.join(pid.to_string());
+            let Ok(mut process) = Process::of(&directory, pid) else { continue };
+            if files < FILES_MAX {
+                process.files = open_files(&directory.join("fd"), &directory, &mut files);
+            } else {
+                view.missed.push(format!("the descriptors of process {pid}"));
+            }
+            if let Some(net) = process.namespaces.get("net") {
+                nets.entry(net.clone()).or_insert(directory);
+            }
+            view.processes.push(process);
+        }
+        if files >= FILES_MAX {
+            view.missed.push(format!("descriptors beyond {FILES_MAX}"));
+        }
+        view.keep_descendants(init);
+        for directory in nets.into_values() {
+            view.sockets.add(&directory.join("net"));
+        }
+        view
+    }
+
+    fn keep_descendants(&mut self, init: u32) {
+        let mut kept = BTreeSet::from([init]);
+        loop {
+            let before = kept.len();
+            let children = self.processes.iter().filter(|one| kept.contains(&one.parent));
+            let children: Vec<u32> = children.map(|one| one.pid).collect();
+            kept.extend(children);
+            if kept.len() == before {
+                break;
+            }
+        }
+        self.processes.retain(|process| kept.contains(&process.pid));
+    }
+
+    /// Returns every descriptor with its process.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Process, &OpenFile)> {
+        self.processes.iter().flat_map(|one| one.files.iter().map(move |file| (one, file)))
+    }
+}
+
+impl Process {
+    fn of(directory: &Path, pid: u32) -> io::Result<Self> {
+        let status = read(&directory.join("status"))?;
+        let maps = read(&directory.join("maps")).unwrap_or_default();
+        let text = |key| field(&status, key).unwrap_or_default();
+        let namespace = |kind: &'static str| {
+            let link = fs::read_link(directory.join("ns").join(kind)).ok()?;
+            Some((kind, link.to_string_lossy().into_owned()))
+        };
+        let kinds = ["user", "net", "time", "time_for_children", "pid", "pid_for_children"];
+        Ok(Self {
+            pid,
+            name: text("Name:").to_owned(),
+            parent: text("PPid:").parse().unwrap_or_default(),
+            namespaces: kinds.into_iter().filter_map(namespace).collect(),
+            depth: text("NSpid:").split_whitespace().count(),
+            traced: !matches!(text("TracerPid:"), "" | "0"),
+            secret: maps.lines().any(|line| line.contains(" /secretmem")),
+            infected: crate::process::is_infected(&maps),
+            mounts: mounts(&read(&directory.join("mountinfo")).unwrap_or_default()),
+            files: Vec::new(),
+        })
+    }
+}
+
+fn open_files(links: &Path, process: &Path, counted: &mut usize) -> Vec<OpenFile> {
+    let Ok(entries) = fs::read_dir(links) else { return Vec::new() };
+    let mut files = Vec::new();
+    for entry in entries.filter_map(Result::ok) {
+        if *counted >= FILES_MAX {
+            break;
+        }
+        *counted += 1;
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let link = fs::read_link(entry.path());
+        if let (Some(number), Ok(target)) = (number, link) {
+            let target = target.to_string_lossy().into_owned();
+            files.push(open_file(number, target, &entry.path(), process));
+        }
+    }
+    files.sort_by_key(|file| file.number);
+    files
+}
+
+fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFile {
+    use std::os::unix::fs::FileTypeExt as _;
+
+    let info = read(&process.join("fdinfo").join(number.to_string())).unwrap_or_default();
+    let lines = |start: &'static str| info.lines().filter(move |line| line.starts_with(start));
+    let watched = |line: &str| {
+        let word = line.split(' ').find_map(|word| word.strip_prefix("sdev:"))?;
+        u64::from_str_radix(word, 16).ok()
+    };
+    // Follows the link, which leads into the container without looking its path up here.
+    let metadata = target.starts_with('/').then(|| fs::metadata(link).ok()).flatten();
+    let protocol = target.starts_with("socket:").then(|| socket::protocol(link)).flatten();
+    OpenFile {
+        number,
+        length: metadata.as_ref().map_or(0, std::fs::Metadata::len),
+        is_device: metadata.map_or(is_in_dev(&target), |metadata| {
+            metadata.file_type().is_char_device() || metadata.file_type().is_block_device()
+        }),
+        mount: field(&info, "mnt_id:").and_then(|id| id.parse().ok()),
+        locks: lines("lock:").count(),
+        watches: lines("inotify ").filter_map(watched).collect(),
+        protocol,
+        target,
+    }
+}
+
+/// Whether a path, which cannot be looked up any more, would be a device's.
+fn is_in_dev(target: &str) -> bool {
+    let files = ["/dev/shm/", "/dev/mqueue/", "/dev/hugepages/"];
+    target.starts_with("/dev/") && !files.iter().any(|place| target.starts_with(place))
+}
+
+/// Reads `mountinfo` (`proc_pid_mountinfo(5)`).
+fn mounts(text: &str) -> Vec<Mount> {
+    let parse = |line: &str| {
+        let (front, back) = line.split_once(" - ")?;
+        let mut front = front.split(' ');
+        let id = front.next()?.parse().ok()?;
+        let (major, minor) = front.nth(1)?.split_once(':')?;
+        let device = major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?;
+        let point = front.nth(1)?.to_owned();
+        Some(Mount { id, device, point, kind: back.split(' ').next()?.to_owned() })
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+/// Reads the beginning of a file of /proc.
+pub(super) fn read(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let file: PathBuf = path.to_owned();
+    fs::File::open(file)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,177 @@
+//! What a checkpoint cannot take is found before anything is frozen.
+
+use std::time::Duration;
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
+use serde_json::Value;
+
+use crate::harness::{restore, said, start};
+
+/// How long a container may take to have what it is to hold.
+const HOLD_LIMIT: Duration = Duration::from_secs(20);
+
+/// Starts a container that holds something.
+fn hold(scenario: &Scenario, node: &Node, options: &[&str], words: &[&str]) {
+    let command = [&["/workload", "hold"], words].concat();
+    run(scenario, node, options, &command);
+    let task = "/run/containerd/io.containerd.runtime.v2.task/default/odd";
+    let mark = node.path(&format!("{task}/rootfs/held"));
+    let held = wait_until(HOLD_LIMIT, || mark.exists());
+    assert!(held, "{words:?} is not held");
+}
+
+fn run(scenario: &Scenario, node: &Node, options: &[&str], command: &[&str]) {
+    let image = scenario.image();
+    node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    node.run(&[&["ctr", "run", "-d"], options, &[&image, "odd"], command].concat()).unwrap();
+}
+
+/// Returns the findings, as `SEVERITY ID`.
+fn findings(scenario: &Scenario, node: &Node, more: &[&str]) -> Vec<String> {
+    let output = scenario.kyb(node, &[&["preflight", "odd"], more].concat()).unwrap();
+    let text = said(&output);
+    let lines = text.lines().filter_map(|line| line.split_once(':').map(|(id, _)| id.to_owned()));
+    let mut found: Vec<String> =
+        lines.filter(|id| id.starts_with("refuse ") || id.starts_with("warn ")).collect();
+    let refused = found.iter().any(|id| id.starts_with("refuse "));
+    assert_eq!(output.status.code(), Some(if refused { 2 } else { 0 }), "{text}");
+    found.dedup();
+    found
+}
+
+/// Returns how often the container was frozen: CRIU and runc count nothing, but containerd tells of
+/// each pause.
+fn pauses(node: &Node) -> usize {
+    let events = fs::read_to_string(node.path("/tmp/events")).unwrap();
+    events.lines().filter(|line| line.contains("/tasks/paused")).count()
+}
+
+/// A checkpoint is refused for a reason, and the container was never paused.
+fn refuses(scenario: &Scenario, node: &Node, finding: &str, more: &[&str]) {
+    assert_eq!(findings(scenario, node, more), [format!("refuse {finding}")]);
+    let before = (pauses(node), scenario.traces(node).unwrap());
+    let reference = scenario.reference("preflight/odd:v1");
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", "odd", &reference, "--plain-http", "--sign-key", &key];
+    let output = scenario.kyb(node, &[&words[..], more].concat()).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains(&format!("{finding}: ")), "{}", said(&output));
+    assert_eq!((pauses(node), scenario.traces(node).unwrap()), before, "{finding}: it was touched");
+}
+
+/// A checkpoint is taken, and restored where it was.
+fn takes(scenario: &Scenario, node: &Node, warnings: &[&str], more: &[&str]) -> Value {
+    assert_eq!(findings(scenario, node, more), warnings);
+    let before = pauses(node);
+    let reference = scenario.reference("preflight/odd:v1");
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", "odd", &reference, "--plain-http", "--sign-key", &key];
+    let taken = scenario.kyb_json(node, &[&words[..], more].concat()).unwrap();
+    assert_eq!(pauses(node), before + 1, "a pause shows");
+    scenario.remove(node, "odd").unwrap();
+    let output = restore(scenario, node, &reference, "odd", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    taken
+}
+
+fn remove(scenario: &Scenario, node: &Node) {
+    scenario.remove(node, "odd").unwrap();
+}
+
+fn watch_events(node: &Node) {
+    let script = "ctr events >/tmp/events 2>/dev/null </dev/null &";
+    node.run(&["sh", "-c", script]).unwrap();
+}
+
+#[test]
+fn what_criu_cannot_take_is_refused_without_a_pause() {
+    let scenario = start();
+    let b = &scenario.testbed.b;
+    watch_events(b);
+    for (finding, options, words) in [
+        ("inotify", &[][..], &["inotify", "/bin"][..]),
+        ("device", &["--device", "/dev/fuse"], &["device", "/dev/fuse"]),
+        ("deleted-file", &[], &["deleted"]),
+        ("tcp-established", &[], &["tcp"]),
+        ("external-unix-socket", &["--mount", MOUNT], &["unix", "/containerd/containerd.sock"]),
+    ] {
+        hold(&scenario, b, options, words);
+        refuses(&scenario, b, finding, &[]);
+        remove(&scenario, b);
+    }
+    for (finding, script) in [
+        ("nested-pid-namespace", "busybox unshare -p -f busybox sleep 1000"),
+        ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
+    ] {
+        run(&scenario, b, &["--privileged"], &["sh", "-c", script]);
+        assert!(wait_until(HOLD_LIMIT, || !findings(&scenario, b, &[]).is_empty()), "{finding}");
+        refuses(&scenario, b, finding, &[]);
+        remove(&scenario, b);
+    }
+    // Where seccomp or the kernel forbids it, there is nothing to find.
+    if fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|off| off.trim() == "0") {
+        hold(&scenario, b, &[], &["io-uring"]);
+        refuses(&scenario, b, "io-uring", &[]);
+        remove(&scenario, b);
+    }
+    scenario.end().unwrap();
+}
+
+/// Containerd's own socket, whose other end is outside.
+const MOUNT: &str = "type=bind,src=/run/containerd,dst=/containerd,options=bind:ro";
+
+#[test]
+fn what_depends_on_a_choice_is_taken_when_it_is_made() {
+    let scenario = start();
+    let b = &scenario.testbed.b;
+    watch_events(b);
+
+    hold(&scenario, b, &[], &["lock"]);
+    refuses(&scenario, b, "file-lock", &["--file-locks", "refuse"]);
+    takes(&scenario, b, &[], &[]);
+    remove(&scenario, b);
+
+    hold(&scenario, b, &[], &["inotify", "/dev/shm"]);
+    takes(&scenario, b, &[], &[]);
+    remove(&scenario, b);
+
+    // Only a container with a file of its own can have its connections closed.
+    hold(&scenario, b, &[], &["tcp"]);
+    refuses(&scenario, b, "tcp-close", &["--tcp", "close"]);
+    remove(&scenario, b);
+    let config = "org.criu.config=/var/lib/kybernate/criu/odd.conf";
+    hold(&scenario, b, &["--annotation", config], &["tcp"]);
+    refuses(&scenario, b, "tcp-established", &[]);
+    takes(&scenario, b, &[], &["--tcp", "close"]);
+    // What is restored has a file of its own, and no connection any more.
+    takes(&scenario, b, &[], &[]);
+    remove(&scenario, b);
+
+    hold(&scenario, b, &["--net-host"], &["listen", "10.77.0.12:4000"]);
+    assert_eq!(findings(&scenario, b, &[]), ["warn listener-address"]);
+    remove(&scenario, b);
+
+    scenario.run_workload(b, "odd", 16, &[]).unwrap();
+    b.run(&["ctr", "task", "exec", "-d", "--exec-id", "more", "odd", "sleep", "1000"]).unwrap();
+    assert_eq!(findings(&scenario, b, &[]), ["warn exec-session"]);
+    scenario.end().unwrap();
+}
+
+#[test]
+fn an_old_criu_on_a_new_kernel_takes_no_internet_sockets() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
+    if (numbers.next(), numbers.next()) < (Some(6), Some(16)) {
+        println!("skipped: Linux {release} lets every CRIU dump internet sockets");
+        return;
+    }
+    watch_events(a);
+    hold(&scenario, a, &[], &["listen", "127.0.0.1:4000"]);
+    refuses(&scenario, a, "inet-socket", &[]);
+    scenario.end().unwrap();
+}

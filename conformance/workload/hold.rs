@@ -1,0 +1,76 @@
+//! Holds something that a checkpoint may not be able to take, and sleeps.
+
+use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use super::Failure;
+
+/// `io_uring_setup` has this number everywhere (`include/uapi/asm-generic/unistd.h`).
+const IO_URING_SETUP: c_long = 425;
+/// `IN_CREATE`.
+const CREATE: c_uint = 0x100;
+/// Length of `io_uring_params`.
+const PARAMETERS: usize = 120;
+
+unsafe extern "C" {
+    fn inotify_init() -> c_int;
+    fn inotify_add_watch(inotify: c_int, path: *const c_char, mask: c_uint) -> c_int;
+    fn syscall(number: c_long, entries: c_uint, parameters: *mut c_void) -> c_long;
+}
+
+/// Holds what `kind` says until it is killed.
+pub(crate) fn hold(kind: &str, argument: Option<&str>) -> Result<(), Failure> {
+    let path = || argument.ok_or("say what to hold");
+    match kind {
+        "tcp" => {
+            let listener = TcpListener::bind("127.0.0.1:4000")?;
+            let client = TcpStream::connect("127.0.0.1:4000")?;
+            let server = listener.accept()?;
+            sleep((listener, client, server))
+        }
+        "listen" => sleep(TcpListener::bind(path()?)?),
+        "unix" => sleep(UnixStream::connect(path()?)?),
+        "lock" => {
+            let file = OpenOptions::new().create(true).append(true).open("/hold.lock")?;
+            file.lock()?;
+            sleep(file)
+        }
+        "device" => sleep(OpenOptions::new().read(true).write(true).open(path()?)?),
+        "deleted" => {
+            let mut file = OpenOptions::new().create(true).append(true).open("/hold.deleted")?;
+            file.write_all(&vec![1; 2 << 20])?;
+            fs::remove_file("/hold.deleted")?;
+            sleep(file)
+        }
+        "inotify" => {
+            let path = CString::new(path()?)?;
+            // SAFETY: the path ends with a zero and outlives the call.
+            let watched = unsafe { inotify_add_watch(inotify_init(), path.as_ptr(), CREATE) };
+            sleep(checked(watched.into())?)
+        }
+        "io-uring" => {
+            let mut parameters = [0_u64; PARAMETERS / 8];
+            // SAFETY: the kernel reads and writes as many bytes as there are.
+            let ring = unsafe { syscall(IO_URING_SETUP, 8, parameters.as_mut_ptr().cast()) };
+            sleep(checked(ring)?)
+        }
+        _ => Err(format!("{kind:?} cannot be held").into()),
+    }
+}
+
+fn checked(result: c_long) -> io::Result<c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Says that it is held, and keeps it.
+fn sleep<T>(_held: T) -> Result<(), Failure> {
+    fs::write("/held", "")?;
+    loop {
+        thread::sleep(Duration::from_secs(3600));
+    }
+}
