@@ -1,5 +1,6 @@
 //! What the agent is told: flags, environment, and a TOML file for what is a list.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,9 +11,15 @@ use kybernate_packager::agent_api::AGENT_SOCKET;
 use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
 
 mod reader;
+mod schema;
 
-use self::reader::Reader;
+use self::reader::{Reader, Sources};
+pub use self::schema::LogFormat;
+use crate::metrics::Address;
 use crate::trust::{Glob, Rule};
+
+/// Names in the environment that are options of the command, and no more.
+const OPTIONS: &[&str] = &["CONFIG", "SOCKET", "CONTAINERD", "ROOT", "NODE", "LOG_FORMAT"];
 
 /// Read when no file is named; it need not exist.
 const DEFAULT_FILE: &str = "/etc/kybernate/agent.toml";
@@ -41,6 +48,9 @@ pub struct ServeArgs {
     /// Name of this node.
     #[arg(long, value_name = "NAME", env = "KYBERNATE_AGENT_NODE")]
     pub node: Option<String>,
+    /// How log lines look.
+    #[arg(long, value_name = "FORMAT", env = "KYBERNATE_AGENT_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 /// A configuration that can work.
@@ -57,6 +67,10 @@ pub struct Config {
     pub socket: PathBuf,
     /// containerd's socket.
     pub containerd: PathBuf,
+    /// Where figures for Prometheus are.
+    pub metrics: Option<Address>,
+    /// How log lines look.
+    pub log_format: LogFormat,
     /// Where dumps are staged.
     pub staging: StagingConfig,
     /// Keys to sign with.
@@ -126,15 +140,26 @@ pub enum ConfigError {
 }
 
 impl ServeArgs {
-    /// Reads the file and checks everything; returns all that is wrong at once.
+    /// Reads the file and the environment and checks everything; returns all that is wrong at once.
     pub fn validate(self) -> Result<Config, Vec<ConfigError>> {
-        let table = self.read().map_err(|error| vec![error])?;
-        let mut wrong = Vec::new();
-        let config = self.merge(table, &mut wrong);
+        let named = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        self.validate_with(std::env::vars_os().filter_map(named))
+    }
+
+    fn validate_with(
+        self,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Config, Vec<ConfigError>> {
+        let (text, table) = self.read().map_err(|error| vec![error])?;
+        let mut sources = Sources::new(&text, environment);
+        let config = self.merge(table, &mut sources);
+        let wrong = sources.finish(OPTIONS);
         if wrong.is_empty() { Ok(config) } else { Err(wrong) }
     }
 
-    fn read(&self) -> Result<toml::Table, ConfigError> {
+    fn read(&self) -> Result<(String, toml::Table), ConfigError> {
         let path = self.config.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
@@ -143,12 +168,14 @@ impl ServeArgs {
             }
             Err(error) => return Err(ConfigError::Read(error)),
         };
-        text.parse().map_err(|error| ConfigError::Parse(path.to_owned(), error))
+        let table = text.parse().map_err(|error| ConfigError::Parse(path.to_owned(), error))?;
+        Ok((text, table))
     }
 
-    fn merge(self, table: toml::Table, wrong: &mut Vec<ConfigError>) -> Config {
-        let mut file = Reader::new(table, "", wrong);
-        let node = self.node.or_else(|| file.text("node"));
+    fn merge(self, table: toml::Table, sources: &mut Sources) -> Config {
+        let mut file = Reader::new(table, "", sources);
+        let written = file.text("node");
+        let node = self.node.or(written);
         let config = Config {
             node: node.unwrap_or_else(host_name),
             cluster: file.text("cluster"),
@@ -160,6 +187,8 @@ impl ServeArgs {
                 self.containerd,
                 "/run/containerd/containerd.sock",
             ),
+            metrics: metrics(&mut file),
+            log_format: self.log_format.or(log_format(&mut file)).unwrap_or_default(),
             staging: staging(&mut file),
             sign_keys: file.each("sign_keys", sign_key).into_iter().flatten().collect(),
             trust: file.each("trust", rule).into_iter().flatten().collect(),
@@ -180,6 +209,18 @@ impl ServeArgs {
 }
 
 impl Config {
+    /// Reads a configuration file alone, without options and environment; returns all that is wrong
+    /// at once.
+    pub fn read(file: PathBuf) -> Result<Self, Vec<ConfigError>> {
+        let arguments = ServeArgs { config: Some(file), ..ServeArgs::default() };
+        arguments.validate_with(std::iter::empty())
+    }
+
+    /// Returns the JSON schema of the configuration file.
+    pub fn schema() -> serde_json::Value {
+        schemars::schema_for!(schema::File).to_value()
+    }
+
     /// Returns the directory of one operation's state.
     pub(crate) fn operations(&self) -> PathBuf {
         self.root.join("operations")
@@ -282,6 +323,29 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
         Err(error) => {
             let place = table.place("key");
             table.wrong(ConfigError::Key(place, Box::new(error)));
+            None
+        }
+    }
+}
+
+fn metrics(file: &mut Reader<'_>) -> Option<Address> {
+    let text = file.text("metrics")?;
+    let address = Address::parse(&text);
+    if address.is_none() {
+        let place = file.place("metrics");
+        file.wrong(ConfigError::Bounds(place, "IP:PORT or unix:PATH", text));
+    }
+    address
+}
+
+fn log_format(file: &mut Reader<'_>) -> Option<LogFormat> {
+    let text = file.text("log_format")?;
+    match &*text {
+        "text" => Some(LogFormat::Text),
+        "json" => Some(LogFormat::Json),
+        _ => {
+            let place = file.place("log_format");
+            file.wrong(ConfigError::Bounds(place, "text or json", text));
             None
         }
     }

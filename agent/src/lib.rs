@@ -16,6 +16,7 @@ mod criu_config;
 mod criu_log;
 pub mod gate;
 pub mod guardian;
+pub mod metrics;
 mod network;
 mod node;
 pub mod operations;

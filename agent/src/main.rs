@@ -1,9 +1,11 @@
 //! `kybernate-agent`: parse, build, serve, drain.
 
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use kybernate_agent::config::ServeArgs;
+use kybernate_agent::config::{Config, LogFormat, ServeArgs};
 use kybernate_agent::guardian::GuardianArgs;
 use kybernate_agent::{gate, guardian, serve};
 use kybernate_spec::chain;
@@ -29,6 +31,15 @@ enum Command {
     /// Serve the agent's API on a unix socket.
     #[command(after_help = "Example:\n  kybernate-agent serve --root /var/lib/kybernate")]
     Serve(ServeArgs),
+    /// Say everything that is wrong with a configuration file, keys included.
+    #[command(after_help = "Example:\n  kybernate-agent verify /etc/kybernate/agent.toml")]
+    Verify {
+        /// Configuration file (TOML).
+        file: PathBuf,
+    },
+    /// Print the JSON schema of the configuration file.
+    #[command(after_help = "Example:\n  kybernate-agent schema >agent.schema.json")]
+    Schema,
     /// Bring a paused container back when its agent cannot (started by the agent itself).
     #[command(hide = true)]
     Guardian(GuardianArgs),
@@ -42,28 +53,36 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
-    if !matches!(arguments.command, Command::Gate) {
-        log();
-    }
     match arguments.command {
         Command::Serve(arguments) => run(arguments),
-        Command::Guardian(arguments) => guardian::run(arguments),
+        Command::Verify { file } => verify(file),
+        Command::Schema => print(&format!("{:#}", Config::schema())),
+        Command::Guardian(arguments) => {
+            log(LogFormat::Text);
+            guardian::run(arguments)
+        }
         Command::Gate => gate::run(),
     }
 }
 
 #[tokio::main]
 async fn run(arguments: ServeArgs) -> ExitCode {
+    let format = arguments.log_format.unwrap_or_default();
     // First of all: as another user even the keys it is configured with cannot be read.
     if !rustix::process::geteuid().is_root() {
+        log(format);
         tracing::error!(
             "the agent needs root: it pauses, dumps and restores other people's processes"
         );
         return ExitCode::FAILURE;
     }
     let config = match arguments.validate() {
-        Ok(config) => config,
+        Ok(config) => {
+            log(config.log_format);
+            config
+        }
         Err(wrong) => {
+            log(format);
             for error in wrong {
                 tracing::error!("{}", chain(&error));
             }
@@ -79,14 +98,40 @@ async fn run(arguments: ServeArgs) -> ExitCode {
     }
 }
 
+fn verify(file: PathBuf) -> ExitCode {
+    log(LogFormat::Text);
+    let good = format!("{}: good", file.display());
+    // The file alone: what the environment of whoever asks has is not its fault.
+    match Config::read(file) {
+        Ok(_config) => print(&good),
+        Err(wrong) => {
+            for error in wrong {
+                tracing::error!("{}", chain(&error));
+            }
+            ExitCode::from(EXIT_USAGE)
+        }
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_closed) => ExitCode::FAILURE,
+    }
+}
+
 fn usage(error: &clap::Error) -> ExitCode {
     // Nobody is left to tell when even this cannot be written.
     error.print().unwrap_or_default();
     if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
 }
 
-fn log() {
+fn log(format: LogFormat) {
     let filter =
         EnvFilter::try_from_env("KYBERNATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
 }

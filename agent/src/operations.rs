@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::metrics::Metrics;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
@@ -40,6 +41,7 @@ pub(crate) struct Operations {
     // Held to look up or change one entry, never across an `.await` or a file access.
     entries: Mutex<BTreeMap<String, Entry>>,
     changes: broadcast::Sender<String>,
+    pub(crate) metrics: Metrics,
 }
 
 #[derive(Clone, Debug)]
@@ -107,11 +109,16 @@ impl Operations {
             journal.remove(id).map_err(wrong)?;
         }
         records.retain(|record| !forgotten.contains(&record.id));
+        let metrics = Metrics::default();
+        for record in records.iter().filter(|record| !record.is_finished()) {
+            metrics.began(record.kind);
+        }
         let entries = records.into_iter().map(|record| (record.id.clone(), Entry::new(record)));
         Ok(Arc::new(Self {
             journal,
             entries: Mutex::new(entries.collect()),
             changes: broadcast::Sender::new(CHANGES_BEHIND_MAX),
+            metrics,
         }))
     }
 
@@ -143,6 +150,7 @@ impl Operations {
             }
             forgotten
         };
+        self.metrics.began(record.kind);
         self.write(record, forgotten).await?;
         driver.publish();
         Ok(driver)
@@ -285,6 +293,11 @@ impl Driver {
         }
     }
 
+    /// Returns what is counted.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.operations.metrics
+    }
+
     /// Tells whoever watches that something changed.
     pub(crate) fn publish(&self) {
         self.operations.tell(&self.id);
@@ -340,6 +353,7 @@ impl Driver {
             record.sizes.transferred_bytes = snapshot.transferred;
             record.made.clear();
             change(record);
+            self.operations.metrics.ended(record);
             tracing::info!(
                 operation.id = record.id,
                 operation.kind = ?record.kind,

@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::criu_config::RESTORED;
 use crate::operations::OperationsError;
-use crate::{restore, stage, undo};
+use crate::{metrics, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -39,6 +39,9 @@ pub enum ServeError {
     /// The socket cannot be served.
     #[error("failed to listen on {0:?}")]
     Listen(PathBuf, #[source] io::Error),
+    /// The figures cannot be served.
+    #[error("failed to serve metrics on {0:?}")]
+    Metrics(metrics::Address, #[source] io::Error),
     /// Signals cannot be received.
     #[error("failed to wait for signals")]
     Signals(#[source] io::Error),
@@ -62,6 +65,10 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let app = App::new(config)?;
     undo::recover(&app).await;
     restore::sweep(&app).await;
+    if let Some(address) = &app.config.metrics {
+        let served = metrics::serve(address, app.operations.metrics.clone(), &app.tasks).await;
+        served.map_err(|error| ServeError::Metrics(address.clone(), error))?;
+    }
     let listener = listen(&socket).map_err(|error| ServeError::Listen(socket.clone(), error))?;
     tracing::info!(?socket, node = app.config.node, "serving");
     let stopping = Arc::clone(&app);

@@ -1,5 +1,6 @@
 //! The container that is to be dumped: everything that can be known before it is touched.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use crate::cgroup::Freezer;
 use crate::container::SourceSpec;
 use crate::criu_config;
 use crate::node::numbers;
+use crate::operations::Kind;
 use crate::preflight::{self, Check, Finding, Policy};
 use crate::process;
 use crate::runtime::{Namespace, TaskState, TaskStatus};
@@ -81,6 +83,13 @@ impl Source {
         let Examined { findings, source } = examine(app, wanted).await?;
         for finding in findings.iter().filter(|finding| !finding.refuses()) {
             tracing::warn!(container = wanted.container, %finding, "a checkpoint may miss something");
+        }
+        if source.is_none() {
+            let reasons: BTreeSet<Check> =
+                findings.iter().filter(|one| one.refuses()).map(|one| one.check).collect();
+            for check in reasons {
+                app.operations.metrics.refused(Kind::Checkpoint, check.words().id);
+            }
         }
         source.ok_or_else(|| Rejection::Preflight {
             container: wanted.container.clone(),

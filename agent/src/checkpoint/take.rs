@@ -107,6 +107,7 @@ pub(crate) async fn run(
         order: &order,
         guardian: None,
         base: None,
+        paused_at: None,
         stop: Arc::default(),
     };
     let taken = driver.tell_while(Box::pin(taking.guarded(cancel.clone()))).await;
@@ -123,6 +124,9 @@ pub(crate) async fn run(
         // The operation stays open for the next agent. Until the source runs, someone has to
         // stand by: a guardian that is not sent away takes us for dead and does what we could not.
         return None;
+    }
+    if let Some(began) = taking.paused_at.take() {
+        driver.metrics().paused(began.elapsed());
     }
     if let Some(guardian) = taking.guardian.take()
         && let Err(error) = guardian.dismiss().await
@@ -161,6 +165,8 @@ struct Taking<'a> {
     guardian: Option<Guardian>,
     /// The checkpoint that this one is an increment of.
     base: Option<Base>,
+    /// When the pause began, until it ends.
+    paused_at: Option<Instant>,
     /// Ends what runs on threads of its own.
     stop: Arc<AtomicBool>,
 }
@@ -199,11 +205,15 @@ impl Taking<'_> {
             deadline: self.order.deadline,
         };
         let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await?;
+        let metrics = self.driver.metrics().clone();
         let (expired, cancelled) = (guardian.expired(), self.driver.cancelled());
         self.guardian = Some(guardian);
         tokio::select! {
             taken = self.steps(&store) => taken,
-            () = expired => Err(GuardianError::Expired.into()),
+            () = expired => {
+                metrics.guardian_resumed();
+                Err(GuardianError::Expired.into())
+            }
             () = cancelled => Err(Cancelled.into()),
             () = cancel.cancelled() => Err(CheckpointError::ShuttingDown),
         }
@@ -214,6 +224,7 @@ impl Taking<'_> {
         let Paused { pid, directory, .. } = self.paused();
         self.driver.will_make(Made::Paused { pid, directory }).await?;
         self.tell_criu().await?;
+        self.paused_at = Some(Instant::now());
         self.source.namespace.pause(&self.order.container).await?;
         let (captured, summary) = self.capture().await?;
         if self.order.after == After::LeaveRunning {
@@ -291,7 +302,10 @@ impl Taking<'_> {
     }
 
     /// Notes that nobody has to bring the source back any more.
-    async fn running(&self) -> Result<(), OperationsError> {
+    async fn running(&mut self) -> Result<(), OperationsError> {
+        if let Some(began) = self.paused_at.take() {
+            self.driver.metrics().paused(began.elapsed());
+        }
         self.driver
             .update(|record| record.made.retain(|made| !matches!(made, Made::Paused { .. })))
             .await

@@ -64,3 +64,148 @@ fn a_file_that_was_named_must_exist() {
     let args = ServeArgs { config: Some("/nowhere/agent.toml".into()), ..ServeArgs::default() };
     assert!(args.validate().is_err());
 }
+
+#[test]
+fn mistakes_have_a_line() {
+    let wrong = check("node = 'a'\n\n[staging]\nsize = 1\nmemory_share = 2\n[[trust]]\nkey = 3\n");
+    let wrong = wrong.unwrap_err().join("\n");
+    for part in [
+        "line 4: staging.size is not a setting",
+        "line 5: staging.memory_share must be between 0 and 1",
+        "line 6: trust[0].repository is missing",
+        "line 7: trust[0].key must be a text, not integer",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+}
+
+#[test]
+fn the_environment_wins_and_its_slips_are_told() {
+    let given = |names: &[(&str, &str)]| {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("agent.toml");
+        fs::write(&file, "page_hashes = false\n[staging]\ntmpfs = '/a'\n").unwrap();
+        let args = ServeArgs { config: Some(file), ..ServeArgs::default() };
+        let names = names.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let config = args.validate_with(names.collect::<Vec<_>>().into_iter());
+        config.map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let config = given(&[
+        ("KYBERNATE_AGENT_STAGING_TMPFS", "/b"),
+        ("KYBERNATE_AGENT_PAGE_HASHES", "true"),
+        ("KYBERNATE_AGENT_METRICS", "unix:/run/m.sock"),
+        ("KYBERNATE_AGENT_LOG_FORMAT", "json"),
+        ("KYBERNATE_AGENT_CONFIG", "/x"),
+        ("KYBERNATE_LOG", "info"),
+    ]);
+    let config = config.unwrap();
+    assert_eq!(config.staging.tmpfs, Path::new("/b"));
+    assert!(config.page_hashes && config.log_format == LogFormat::Json);
+    assert_eq!(config.metrics, Some(Address::Unix("/run/m.sock".into())));
+    let wrong = given(&[
+        ("KYBERNATE_AGENT_STAGING_SIZE", "1"),
+        ("KYBERNATE_AGENT_PAGE_HASHES", "yes"),
+        ("KYBERNATE_AGENT_METRICS", "9464"),
+    ]);
+    let wrong = wrong.unwrap_err().join("\n");
+    for part in [
+        "KYBERNATE_AGENT_STAGING_SIZE of the environment is not a setting",
+        "KYBERNATE_AGENT_PAGE_HASHES must be true or false",
+        "metrics must be IP:PORT or unix:PATH",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+}
+
+fn example() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/agent/example.toml");
+    fs::read_to_string(path).unwrap()
+}
+
+/// Returns the names of all settings of a schema, as `staging.tmpfs` and `trust.key`.
+fn settings(schema: &serde_json::Value, node: &serde_json::Value, place: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, property) in node["properties"].as_object().unwrap() {
+        let text = property.to_string();
+        let inner = text.split("#/$defs/").nth(1).and_then(|rest| rest.split('"').next());
+        let inner = inner.map(|inner| &schema["$defs"][inner]);
+        match inner.filter(|inner| inner.get("properties").is_some()) {
+            Some(inner) => found.extend(settings(schema, inner, &format!("{place}{name}."))),
+            None => found.push(format!("{place}{name}")),
+        }
+    }
+    found
+}
+
+/// Takes the `#` away from every setting.
+fn uncommented() -> String {
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(setting) if !setting.starts_with(' ') && !setting.is_empty() => setting.to_owned(),
+        _ => line.to_owned(),
+    };
+    example().lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_example_lists_every_setting_and_no_other() {
+    let text = uncommented();
+    let table: toml::Table = text.parse().unwrap();
+    let mut listed = Vec::new();
+    for (name, value) in &table {
+        let inner = value.as_table().or_else(|| value.as_array()?.first()?.as_table());
+        match inner {
+            Some(inner) => listed.extend(inner.keys().map(|key| format!("{name}.{key}"))),
+            None => listed.push(name.clone()),
+        }
+    }
+    let schema = Config::schema();
+    let mut known = settings(&schema, &schema, "");
+    listed.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(listed, known);
+    let _typed: schema::File = toml::from_str(&text).unwrap();
+    // What is read is what the schema has: nothing but the keys, which are not here, is wrong.
+    let wrong = check(&text).unwrap_err();
+    assert!(wrong.iter().all(|wrong| wrong.contains("cannot be used")), "{wrong:?}");
+    assert_eq!(wrong.len(), 2);
+}
+
+#[test]
+fn the_example_states_the_defaults() {
+    let shipped = check(&example()).unwrap();
+    let defaults = check("").unwrap();
+    let text = uncommented();
+    let (scalars, _) = text.split_once("[[sign_keys]]").unwrap();
+    let stated: Vec<&str> = scalars
+        .lines()
+        .filter(|line| !["node", "cluster", "metrics"].iter().any(|name| line.starts_with(name)))
+        .collect();
+    let stated = check(&stated.join("\n")).unwrap();
+    for config in [&shipped, &stated] {
+        assert_eq!(format!("{config:?}"), format!("{defaults:?}"));
+    }
+}
+
+#[test]
+fn the_unit_and_the_program_agree() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/agent/kybernate-agent.service");
+    let unit = fs::read_to_string(path).unwrap();
+    let set = |key: &str| {
+        let mut lines = unit.lines();
+        lines.find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default()
+    };
+    let program = "/usr/bin/kybernate-agent";
+    assert_eq!(set("ExecStartPre"), format!("{program} verify {DEFAULT_FILE}"));
+    assert_eq!(set("ExecStart"), format!("{program} serve --config {DEFAULT_FILE}"));
+    let defaults = check("").unwrap();
+    assert_eq!(Path::new("/var/lib").join(set("StateDirectory")), defaults.root);
+    let runtime = Path::new("/run").join(set("RuntimeDirectory"));
+    assert!(defaults.socket.starts_with(&runtime) && defaults.staging.tmpfs.starts_with(&runtime));
+    // A mount namespace of its own would hide the staging tmpfs from containerd.
+    for own in ["PrivateTmp", "PrivateDevices", "ProtectSystem", "ProtectHome", "PrivateMounts"] {
+        assert_eq!(set(own), "", "{own}");
+    }
+    let stop: u64 = set("TimeoutStopSec").trim_end_matches('s').parse().unwrap();
+    assert!(stop > 30, "it is killed while it undoes");
+}

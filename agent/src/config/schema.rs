@@ -1,0 +1,91 @@
+//! What a configuration file may have, for `kybernate-agent schema` and for the example in
+//! `deploy/agent`. Tests hold both to what is read.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// The configuration of kybernate-agent. Each setting that is not in a list also has a name in the
+/// environment, which wins: `[staging] tmpfs` is `KYBERNATE_AGENT_STAGING_TMPFS`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts: `Config` has the values")]
+#[schemars(title = "kybernate-agent")]
+pub(super) struct File {
+    /// Name of this node; the host's name by default.
+    node: Option<String>,
+    /// Name of the cluster, written into checkpoints.
+    cluster: Option<String>,
+    /// Directory for everything the agent keeps.
+    root: Option<String>,
+    /// Unix socket to serve on; only root can use it.
+    socket: Option<String>,
+    /// Socket of containerd.
+    containerd: Option<String>,
+    /// Where figures for Prometheus are, at /metrics: `IP:PORT` or `unix:PATH`. Nowhere by default.
+    metrics: Option<String>,
+    /// How log lines look: `text` or `json`.
+    log_format: Option<LogFormat>,
+    /// Longest time a source is paused, unless the request says otherwise, from `1s` to `1h`.
+    pause_deadline: Option<String>,
+    /// Whether every checkpoint carries page hashes, so that a later one can be an increment of it.
+    page_hashes: Option<bool>,
+    /// Whether a request may bring the keys it trusts.
+    allow_request_keys: Option<bool>,
+    /// Whether a request may ask to restore what nobody signed.
+    allow_unsigned: Option<bool>,
+    /// Whether restored processes must have a seccomp filter.
+    require_seccomp: Option<bool>,
+    /// Where dumps lie while they are taken or restored.
+    staging: Option<Staging>,
+    /// Keys to sign with.
+    sign_keys: Option<Vec<SignKey>>,
+    /// Whose checkpoints are restored here, from where to where; nobody's by default.
+    trust: Option<Vec<Trust>>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One object per line.
+    Json,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Staging {
+    /// A directory in memory; the agent mounts a tmpfs there unless one is.
+    tmpfs: Option<String>,
+    /// Share of the free memory that a dump may take there, and of all memory for the mount.
+    memory_share: Option<f64>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct SignKey {
+    /// What requests call it.
+    name: String,
+    /// The private key, as `kyb keygen` writes it.
+    file: String,
+    /// A file with its password.
+    password_file: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Trust {
+    /// The public key (PEM).
+    key: String,
+    /// Repositories it counts for, as `registry.example.com/team/*`.
+    repository: String,
+    /// Namespaces of the sources it counts for; `*` by default.
+    source_namespace: Option<String>,
+    /// Namespaces that may be restored into; the source's own by default.
+    target_namespace: Option<String>,
+}
