@@ -66,3 +66,43 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// Whatever a client writes, no part is empty or beyond the end, and all of them together are
+    /// no longer than the content.
+    #[test]
+    fn any_range_is_parts_of_the_content_or_left_out(
+        header in "(bytes=)?[0-9a,\\- ]{0,60}|.{0,40}", length in prop_oneof![0..200u64, any::<u64>()],
+    ) {
+        let parts = match Wanted::of(Some(&header), length) {
+            Wanted::Whole | Wanted::Unsatisfiable => Vec::new(),
+            Wanted::Part(part) => vec![part],
+            Wanted::Several(parts) => {
+                prop_assert!((2..=RANGES_MAX).contains(&parts.len()));
+                parts
+            }
+        };
+        let mut total = 0u64;
+        for part in parts {
+            prop_assert!(part.start < part.end && part.end <= length, "{part:?}");
+            total = total.checked_add(part.end - part.start).unwrap();
+        }
+        prop_assert!(total <= length);
+    }
+
+    #[test]
+    fn a_chunks_range_is_read_back(start: u64, length in 1..=u64::MAX, size in "(/[0-9*]{1,5})?") {
+        let Some(last) = start.checked_add(length - 1) else { return Ok(()) };
+        for before in ["", "bytes ", "bytes=", " "] {
+            let read = ContentRange::parse(&format!("{before}{start}-{last}{size}"));
+            prop_assert_eq!(read, Some(ContentRange { start, length }));
+        }
+    }
+
+    #[test]
+    fn any_chunks_range_is_read_or_refused(header in "(bytes[ =])?[0-9]{0,22}-?[0-9]{0,22}|.{0,40}") {
+        if let Some(ContentRange { start, length }) = ContentRange::parse(&header) {
+            prop_assert!(length > 0 && start.checked_add(length - 1).is_some());
+        }
+    }
+}

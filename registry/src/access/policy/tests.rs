@@ -155,3 +155,25 @@ fn covers(pattern: &[&str], name: &[&str]) -> bool {
         _ => false,
     }
 }
+
+proptest! {
+    /// Whatever a policy's file holds, it is read or refused with a place that it has.
+    #[test]
+    fn any_file_is_a_policy_or_is_refused(
+        pieces in prop::collection::vec(prop::sample::select(vec![
+            "[[rule]]\n", "[groups]\n", "repositories = ", "subjects = ", "actions = ", "a = ",
+            "[\"**\"]\n", "[\"user:x\", \"group:a\"]\n", "[\"pull\"]\n", "[\"claim:ci:a=b\"]\n",
+            "[\"token:ci:\"]\n", "[]\n", "\"[\"\n", "anonymous", "= 1\n", "\u{0}", "[\"\u{e9}*/**\"]\n", "\n",
+        ]), 0..14),
+    ) {
+        let text: String = pieces.concat();
+        if let Err(wrong) = read(&text) {
+            prop_assert!(!wrong.is_empty());
+            let lines = text.matches('\n').count() + 1;
+            for mistake in wrong {
+                let (line, column) = mistake.place.at.unwrap_or((1, 1));
+                prop_assert!((1..=lines).contains(&line) && column > 0, "{} {:?}", mistake, text);
+            }
+        }
+    }
+}

@@ -226,3 +226,38 @@ proptest! {
         prop_assert!(prove(keys, &changed).is_err(), "{} {}", at, letter);
     }
 }
+
+proptest! {
+    /// Whatever an issuer publishes, keys are found in it or it is refused, within its lines, and
+    /// nothing of it is repeated.
+    #[test]
+    fn any_key_set_is_read_or_refused(
+        before in "[{\\[\"a-z: \n]{0,20}",
+        keys in prop::collection::vec(prop::collection::hash_map(
+            prop::sample::select(vec!["kty", "crv", "alg", "use", "kid", "x", "y", "n", "e", "k"]),
+            prop_oneof![
+                prop::sample::select(vec!["EC", "RSA", "OKP", "oct", "P-256", "Ed25519", "ES256",
+                    "RS256", "EdDSA", "none", "sig", "AQAB", "-_=", ""]).prop_map(Value::from),
+                "[A-Za-z0-9_-]{43}".prop_map(Value::from),
+                any::<i64>().prop_map(Value::from),
+                Just(Value::Null),
+            ],
+            0..8,
+        ), 0..70),
+        whole in any::<bool>(),
+    ) {
+        let text = serde_json::to_string_pretty(&json!({ "keys": keys })).unwrap();
+        let text = if whole { text } else { before + &text };
+        match KeySet::read(Path::new("keys.json"), text.as_bytes(), &SECRET) {
+            Ok(set) => prop_assert!((1..=KEYS_MAX).contains(&set.keys.len())),
+            Err(wrong) => {
+                prop_assert!(!wrong.is_empty());
+                let lines = text.matches('\n').count() + 1;
+                for mistake in wrong {
+                    let line = mistake.place.at.map_or(1, |(line, _)| line);
+                    prop_assert!((1..=lines).contains(&line), "{} {}", mistake, text);
+                }
+            }
+        }
+    }
+}

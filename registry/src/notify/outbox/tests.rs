@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::config::NotifyAction;
 use crate::notify::queue::tests::{endpoints, event};
@@ -126,5 +128,35 @@ fn the_push_of_a_blob_stays_one_when_it_is_read_again() {
             inner.queue.entries().map(|(_, entry)| entry.event.pushed_blob).collect();
         // The endpoint has not asked for blobs, and what it waits for is kept with the rest.
         assert_eq!(blobs, [true, false]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Whatever became of the file, what is whole in it is kept, in order, and nothing else comes
+    /// out of it; and what is read is written so that it is read again.
+    #[test]
+    fn any_damage_costs_no_more_than_the_lines_it_hits(
+        at in any::<prop::sample::Index>(),
+        junk in prop::collection::vec(any::<u8>(), 0..40),
+        cut in 0..400usize,
+    ) {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("notify");
+        let outbox = open(&directory, true);
+        outbox.intend(vec![push(), push(), push()]).settle(true);
+        let all = waiting(&outbox);
+        drop(outbox);
+        let path = directory.join("outbox.log");
+        let mut bytes = fs::read(&path).unwrap();
+        let start = at.index(bytes.len());
+        let end = (start + cut).min(bytes.len());
+        bytes.splice(start..end, junk);
+        fs::write(&path, bytes).unwrap();
+        let left = waiting(&open(&directory, true));
+        let mut kept = all.iter();
+        prop_assert!(left.iter().all(|id| kept.any(|known| known == id)), "{:?} of {:?}", left, all);
+        prop_assert_eq!(waiting(&open(&directory, true)), left);
     }
 }
