@@ -121,11 +121,14 @@ async fn dispatch(State(served): State<Served>, request: Request) -> Response {
     let id = RequestId::of(request.headers());
     // Above every level that a filter may choose: the lines inside carry the id.
     let span = tracing::error_span!("request", request.id = id.as_str(), trace_id = Empty);
-    let traced = RequestSpan::begin(&request, &served.peer, &id);
+    let Some(traced) = RequestSpan::begin(&request, &served.peer, &id) else {
+        return respond(served, request, id).instrument(span).await;
+    };
     if let Some(trace) = traced.trace_id() {
         span.record("trace_id", trace);
     }
-    traced.around(respond(served, request, id)).instrument(span).await
+    // Boxed, so that where nothing is traced no room is carried along for it.
+    Box::pin(traced.around(respond(served, request, id)).instrument(span)).await
 }
 
 async fn respond(served: Served, request: Request, id: RequestId) -> Response {
@@ -139,8 +142,11 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
         Some(route) if route.is_for_operators() => Caller::Anyone,
         Some(_) => {
             let identifying = app.access.identify(&parts.headers, peer.certificate.as_ref());
-            let tries = parts.headers.contains_key(AUTHORIZATION);
-            trace::part_of(tries.then_some("access.identify"), identifying).await
+            if trace::is_on() && parts.headers.contains_key(AUTHORIZATION) {
+                Box::pin(trace::part_of("access.identify", identifying)).await
+            } else {
+                identifying.await
+            }
         }
     };
     let call = Call { app: &app, parts: &parts, peer: &peer, caller: &caller, id: &id };

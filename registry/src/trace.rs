@@ -132,14 +132,16 @@ pub(crate) fn part<T, E>(name: &'static str, work: impl FnOnce() -> Result<T, E>
     outcome
 }
 
-/// Returns `work` as a part of the request under way, where it has a name.
-pub(crate) fn part_of<F: Future>(
-    name: Option<&'static str>,
-    work: F,
-) -> impl Future<Output = F::Output> {
+/// Whether the process traces.
+pub(crate) fn is_on() -> bool {
+    TRACER.get().is_some()
+}
+
+/// Returns `work` as a part of the request under way.
+pub(crate) fn part_of<F: Future>(name: &'static str, work: F) -> impl Future<Output = F::Output> {
     // No `async` here: it would hold the work twice.
-    match name.and_then(|name| Some((name, recorded()?))) {
-        Some((name, parent)) => Either::Left(work.with_context(begin(name, parent))),
+    match recorded() {
+        Some(parent) => Either::Left(work.with_context(begin(name, parent))),
         None => Either::Right(work),
     }
 }

@@ -326,7 +326,7 @@ impl Uploads {
             repository,
             allowance: &mut turn.held.allowance,
         };
-        trace::part_of(Some("upload.receive"), append(target, before, arrival, superseded)).await
+        trace::part_of("upload.receive", append(target, before, arrival, superseded)).await
     }
 
     /// Returns the session of an upload, also of one that was begun before a restart.

@@ -3,7 +3,6 @@
 use axum::response::Response;
 use axum::{body::Body, extract::Request};
 use futures::FutureExt as _;
-use futures::future::Either;
 use http::header::{HOST, USER_AGENT};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Version};
@@ -21,19 +20,20 @@ use crate::route::{Route, without_secrets};
 /// Longest text of a client that is exported.
 const TEXT_MAX: usize = 256;
 
-/// The span of a request, or nothing while nothing is traced.
+/// The span of a request.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestSpan(Option<Context>);
+pub(crate) struct RequestSpan(Context);
 
 impl RequestSpan {
-    /// Begins the span of a request, in the client's trace when it names one.
-    pub(crate) fn begin(request: &Request, peer: &Peer, id: &RequestId) -> Self {
-        let Some(tracer) = TRACER.get() else { return Self(None) };
+    /// Begins the span of a request, in the client's trace when it names one; nothing while nothing
+    /// is traced.
+    pub(crate) fn begin(request: &Request, peer: &Peer, id: &RequestId) -> Option<Self> {
+        let tracer = TRACER.get()?;
         let path = request.uri().path();
         let route = Route::of(path);
         // Probes and scrapers ask every few seconds, and always get the same.
         if route.as_ref().is_some_and(Route::is_for_operators) {
-            return Self(None);
+            return None;
         }
         let headers = request.headers();
         let parent =
@@ -66,13 +66,12 @@ impl RequestSpan {
         }
         let span = tracer.span_builder(name).with_kind(SpanKind::Server);
         let span = span.with_attributes(attributes).start_with_context(tracer, &parent);
-        Self(Some(parent.with_span(span)))
+        Some(Self(parent.with_span(span)))
     }
 
     /// Returns the trace, for logs, where it is recorded.
     pub(crate) fn trace_id(&self) -> Option<String> {
-        let context = self.0.as_ref()?;
-        let span = context.span();
+        let span = self.0.span();
         let of = span.span_context();
         of.is_sampled().then(|| of.trace_id().to_string())
     }
@@ -83,13 +82,8 @@ impl RequestSpan {
         answer: impl Future<Output = Response>,
     ) -> impl Future<Output = Response> {
         // No `async` here: it would hold the answer's future twice.
-        match self.0 {
-            None => Either::Right(answer),
-            Some(context) => {
-                let answer = answer.with_context(context.clone());
-                Either::Left(answer.map(|response| answered(response, context)))
-            }
-        }
+        let Self(context) = self;
+        answer.with_context(context.clone()).map(|response| answered(response, context))
     }
 }
 
