@@ -5,9 +5,6 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-/// `f_type` of a cgroup v2 mount (statfs(2)).
-const CGROUP2_MAGIC: u64 = 0x6367_7270;
-
 /// The version of the hierarchy that container runtimes use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
@@ -34,20 +31,9 @@ struct Hierarchy {
 }
 
 impl Version {
-    /// Returns which version runtimes use here: what is mounted at /sys/fs/cgroup decides.
+    /// Returns which version runtimes use here.
     pub(crate) fn here() -> Self {
-        let found = rustix::fs::statfs("/sys/fs/cgroup");
-        match found.map(|found| u64::try_from(found.f_type)) {
-            Ok(Ok(CGROUP2_MAGIC)) => Self::V2,
-            _ => Self::V1,
-        }
-    }
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::V1 => "v1",
-            Self::V2 => "v2",
-        }
+        if kybernate_packager::node::is_cgroup_v2() { Self::V2 } else { Self::V1 }
     }
 }
 

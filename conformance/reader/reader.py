@@ -206,6 +206,8 @@ def sort_layers(manifest):
 
 TEXT, FLAG, NUMBER, DIGEST = "text", "flag", "number", "digest"
 MOUNT = {"destination": TEXT, "type": TEXT, "options": [TEXT], "external": FLAG}
+XSAVE = {"features": NUMBER, "bytes": NUMBER, "bytesMax": NUMBER}
+GPU = {"uuid": TEXT, "model": TEXT, "memoryBytes": NUMBER, "computeCapability": TEXT}
 FACTS = {
     "version": TEXT, "created": TEXT, "notAfter": TEXT,
     "source": {
@@ -215,8 +217,9 @@ FACTS = {
     "lineage": {"generation": NUMBER, "base": DIGEST},
     "node": {
         "architecture": TEXT, "kernel": TEXT, "pageBytes": NUMBER, "cgroup": TEXT, "lsm": TEXT,
-        "cpu": {"vendor": TEXT, "model": TEXT, "features": [TEXT]},
-        "criu": TEXT, "runtime": TEXT, "containerd": TEXT, "os": TEXT,
+        "cpu": {"vendor": TEXT, "model": TEXT, "features": [TEXT], "xsave": XSAVE},
+        "criu": TEXT, "runtime": TEXT, "containerd": TEXT, "os": TEXT, "seccomp": FLAG,
+        "devices": [TEXT], "gpu": {"driver": TEXT, "cuda": TEXT, "devices": [GPU]},
     },
     "needs": {
         "mounts": [MOUNT], "devices": [TEXT], "hostNamespaces": [TEXT],
@@ -225,7 +228,7 @@ FACTS = {
             "noNewPrivileges": FLAG, "seccomp": FLAG,
         },
     },
-    "device": {"storage": ("none", "pages")},
+    "device": {"storage": ("none", "pages"), "gpus": [TEXT]},
     "sizes": {
         "processes": NUMBER, "threads": NUMBER, "dumpBytes": NUMBER, "bulkBytes": NUMBER,
         "pageBytes": NUMBER,

@@ -3,14 +3,17 @@
 mod agent;
 mod cancel;
 mod checkpoint;
+mod compat;
 mod copy;
 mod diff;
+mod facts;
 mod failure;
 mod identifier;
 mod inspect;
 mod keygen;
 mod keys;
 mod ls;
+mod offer;
 mod pack;
 mod page;
 mod preflight;
@@ -39,7 +42,7 @@ A reference is host[:port]/name[:tag][@digest], or oci:DIR[:tag] for an image la
 Credentials come from Docker's config.json and its helpers.
 
 Exit codes: 0 done, 1 failed, 2 refused by a rule (signature, integrity, compatibility, \
-identity, policy), 64 wrong usage.
+identity, policy), 64 wrong usage. `kyb compat` also ends with 3: not known.
 
 With --json, stdout holds one JSON document, also when a command fails: \
 {\"error\": {\"kind\", \"rule\", \"reason\", \"message\"}, \"exit\": CODE}.";
@@ -73,6 +76,8 @@ enum Command {
     Rm(rm::Rm),
     Sign(sign::Sign),
     Verify(verify::Verify),
+    Facts(facts::Facts),
+    Compat(compat::Compat),
     Keygen(keygen::Keygen),
     Completion(shell::Completion),
     Man(shell::Man),
@@ -110,6 +115,8 @@ impl Cli {
             Command::Rm(command) => command.run(terminal).await,
             Command::Sign(command) => command.run(terminal).await,
             Command::Verify(command) => command.run(terminal).await,
+            Command::Facts(command) => Box::pin(command.run(terminal)).await,
+            Command::Compat(command) => Box::pin(command.run(terminal)).await,
             Command::Keygen(command) => command.run(terminal).await,
             Command::Completion(command) => command.run(terminal),
             Command::Man(command) => command.run(terminal),

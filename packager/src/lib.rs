@@ -4,7 +4,7 @@
 //! [`pack`] makes an artifact from a dump directory, [`artifact`] opens one, and [`unpack`] makes a
 //! dump directory of it again; [`inspect`] and [`inside`] look into one,
 //! [`difference`] and [`listing`] at several; [`criu`] and
-//! [`images_pack`] know the files of a dump; [`compat`] tells whether a node can restore it;
+//! [`images_pack`] know the files of a dump; [`compat`] tells whether a [`node`] can restore it;
 //! [`agent_api`] is the node agent's API.
 
 pub mod agent_api;
@@ -22,6 +22,7 @@ pub mod key;
 pub mod layout;
 mod leftovers;
 pub mod listing;
+pub mod node;
 pub mod outline;
 pub mod pack;
 pub mod progress;

@@ -78,6 +78,9 @@ impl Terminal {
 
     /// Says why it did not work: to people on stderr, to scripts as the only document on stdout.
     pub(crate) fn fail(&self, failure: &Failure) {
+        if matches!(failure, Failure::Answered(..)) {
+            return;
+        }
         let note = self.note.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if !matches!(failure, Failure::Shown(_)) {
             say(&failure.to_string());

@@ -85,8 +85,9 @@ pub struct Lineage {
     pub base: Option<Digest>,
 }
 
-/// What a node is, as far as it decides a restore.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// What a node is, as far as it decides a restore. An empty text, and a page size of 0, are facts
+/// that could not be found out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFacts {
     /// CPU architecture, in Go's words (`amd64`).
@@ -110,6 +111,16 @@ pub struct NodeFacts {
     /// Name and version of the operating system.
     #[serde(default)]
     pub os: String,
+    /// Whether the kernel has seccomp filters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seccomp: Option<bool>,
+    /// Character devices that containers can be given, by path; terminals and what every container
+    /// has are left out. Not part of a checkpoint: the source's are in `needs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<BTreeSet<String>>,
+    /// The GPUs; an empty list when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuFacts>,
 }
 
 /// The CPU of a node.
@@ -122,6 +133,48 @@ pub struct CpuFacts {
     pub model: String,
     /// Features a program may have chosen its code by, as /proc/cpuinfo names them.
     pub features: BTreeSet<String>,
+    /// How it saves the registers of its extensions; absent where it has no XSAVE.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xsave: Option<XsaveFacts>,
+}
+
+/// How an x86 CPU saves the registers of its extensions, as cpuid's leaf 13 has it. A frame that
+/// one CPU has written can be read only by one that lays it out alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct XsaveFacts {
+    /// State components that user code can have, one bit each, as in XCR0.
+    pub features: u64,
+    /// Bytes of a frame with what is switched on.
+    pub bytes: u32,
+    /// Bytes of a frame with everything the CPU has.
+    pub bytes_max: u32,
+}
+
+/// The GPUs of a node, and what drives them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GpuFacts {
+    /// Version of the driver, as `580.105.08`.
+    pub driver: String,
+    /// Newest version of CUDA that the driver serves, as `13.0`.
+    pub cuda: String,
+    /// The GPUs, in the driver's order.
+    pub devices: Vec<Gpu>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Gpu {
+    /// Its UUID, as `GPU-5a17…`.
+    pub uuid: String,
+    /// Name of the product.
+    pub model: String,
+    /// Its memory, in bytes.
+    pub memory_bytes: u64,
+    /// Compute capability, as `9.0`.
+    pub compute_capability: String,
 }
 
 /// What the process needs around it.
@@ -177,6 +230,10 @@ pub struct Identity {
 pub struct DeviceFacts {
     /// Where device memory is.
     pub storage: DeviceStorage,
+    /// UUIDs of the GPUs the processes used, which are described in the node's facts. All of the
+    /// node's when empty although there is device memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<String>,
 }
 
 /// Where device memory is.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kybernate_packager::pack::SourceImage;
 use kybernate_packager::store::{StoreError, StoreErrorKind, StoredManifest};
-use kybernate_spec::checkpoint::{CheckpointConfig, Needs};
+use kybernate_spec::checkpoint::{CheckpointConfig, Needs, NodeFacts};
 use kybernate_spec::{
     Descriptor, Index, Location, MANIFEST_BYTES_MAX, Reference, RepositoryName, checkpoint,
 };
@@ -34,7 +34,8 @@ pub(super) async fn of(
             image_digest: image.map(|image| image.manifest.descriptor.digest.clone()),
             ..checkpoint::Source::default()
         },
-        node: Some(app.report().await.facts),
+        // What devices the source had is among its needs; its node may have had many more.
+        node: Some(NodeFacts { devices: None, ..app.report().await.facts }),
         needs: Needs { identity: summary.identity(), ..source.spec.needs() },
         ..CheckpointConfig::default()
     }

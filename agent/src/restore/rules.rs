@@ -2,7 +2,7 @@
 //! request does not allow.
 
 use kybernate_packager::artifact::Checkpoint;
-use kybernate_packager::compat::{Incompatibility, compare};
+use kybernate_packager::compat::{Finding, Offer, Outcome, Subject, Target, examine};
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::store::Store;
 use kybernate_packager::verify::{VerifyError, verify_signature};
@@ -13,9 +13,6 @@ use super::Order;
 use crate::config::Config;
 use crate::operations::RefusedBy;
 use crate::trust::Question;
-
-/// Mounts from outside that every runtime makes by itself, and that no one has to allow.
-const OWN_MOUNTS: &[&str] = &["/sys/fs/cgroup"];
 
 /// A rule said no.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,62 +101,36 @@ pub(super) fn time(facts: &CheckpointConfig, now: jiff::Timestamp) -> Result<(),
     }
 }
 
-/// Compares the facts with this node's.
-pub(super) fn facts(
+/// Compares the checkpoint with this node and with what the request gives to the new container.
+/// Every rule that does not hold is told.
+pub(super) fn compatible(
     order: &Order,
-    facts: &CheckpointConfig,
+    subject: &Subject<'_>,
     here: &NodeFacts,
 ) -> Result<(), Refusal> {
-    let reasons = compare(facts, here);
-    let reasons: Vec<String> = reasons
-        .iter()
-        .filter(|reason| {
-            !(order.allow.unknown_facts && matches!(reason, Incompatibility::UnknownFacts))
-        })
-        .map(|reason| match reason {
-            Incompatibility::UnknownFacts => {
-                format!("{reason} (allow.unknown_facts, --allow-unknown-facts)")
-            }
-            other => other.to_string(),
-        })
-        .collect();
-    if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: RefusedBy::Compatibility, reasons }) }
-}
-
-/// Refuses what the source had beyond the defaults and the request does not allow. `volumes` are
-/// the mounts whose content is part of the artifact.
-pub(super) fn needs(
-    order: &Order,
-    facts: &CheckpointConfig,
-    volumes: &[&str],
-) -> Result<(), Refusal> {
     let allow = &order.allow;
-    let mut reasons = Vec::new();
-    for mount in facts.needs.mounts.iter().filter(|mount| mount.external) {
-        let place = &*mount.destination;
-        let allowed = allow.mounts.iter().any(|allowed| allowed.destination == place)
-            || volumes.contains(&place)
-            || OWN_MOUNTS.contains(&place);
-        if !allowed {
-            reasons.push(format!(
-                "the source had something of its node on {place:?} \
-                 (allow.mounts, --allow-mount SOURCE:{place})"
-            ));
-        }
+    let offer = Offer {
+        mounts: allow.mounts.iter().map(|mount| mount.destination.clone()).collect(),
+        devices: allow.devices.clone(),
+        host_namespaces: allow.host_namespaces.clone(),
+    };
+    let report = examine(subject, &Target { node: here, image: None, offer });
+    let is_unknown = |found: &Finding| found.outcome == Outcome::Unknown;
+    let obstacles: Vec<&Finding> =
+        report.obstacles().filter(|found| !(allow.unknown_facts && is_unknown(found))).collect();
+    if obstacles.is_empty() {
+        return Ok(());
     }
-    for device in facts.needs.devices.iter().filter(|device| !allow.devices.contains(device)) {
-        reasons.push(format!(
-            "the source had device {device:?} (allow.devices, --allow-device {device})"
-        ));
-    }
-    let hosts = &facts.needs.host_namespaces;
-    for name in hosts.iter().filter(|name| !allow.host_namespaces.contains(name)) {
-        reasons.push(format!(
-            "the source was in its host's {name} namespace \
-             (allow.host_namespaces, --allow-host-namespace {name})"
-        ));
-    }
-    if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: RefusedBy::Policy, reasons }) }
+    // What the request could have allowed is the node's policy; anything else no request changes.
+    let policy = obstacles.iter().all(|found| found.rule.is_about_the_request());
+    let by = if policy { RefusedBy::Policy } else { RefusedBy::Compatibility };
+    let reason = |found: &&Finding| {
+        let Finding { rule, message, .. } = found;
+        let hint =
+            if is_unknown(found) { " (allow.unknown_facts, --allow-unknown-facts)" } else { "" };
+        format!("{rule}: {message}{hint}")
+    };
+    Err(Refusal { by, reasons: obstacles.iter().map(reason).collect() })
 }
 
 /// Returns the name of the repository as trust policies write it.
@@ -179,6 +150,7 @@ mod tests {
     use crate::trust::{Glob, Rule};
     use kybernate_packager::agent_api as api;
     use kybernate_packager::key::SigningKey;
+    use kybernate_spec::Digest;
     use kybernate_spec::checkpoint::{CpuFacts, NeededMount, Source};
 
     fn order(change: impl FnOnce(&mut api::RestoreRequest)) -> Order {
@@ -189,6 +161,23 @@ mod tests {
         };
         change(&mut request);
         Order::parse(request).unwrap()
+    }
+
+    fn node() -> NodeFacts {
+        NodeFacts {
+            architecture: "arm64".to_owned(),
+            kernel: "6.12".to_owned(),
+            page_bytes: 4096,
+            cgroup: "v2".to_owned(),
+            lsm: "none".to_owned(),
+            cpu: CpuFacts {
+                vendor: "0x41".to_owned(),
+                features: ["fp".to_owned()].into(),
+                ..CpuFacts::default()
+            },
+            criu: "4.1".to_owned(),
+            ..NodeFacts::default()
+        }
     }
 
     fn taken_in(namespace: &str) -> CheckpointConfig {
@@ -246,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_the_source_had_must_be_allowed_by_name() {
-        let mut facts = CheckpointConfig::default();
+        let mut facts = CheckpointConfig { node: Some(node()), ..CheckpointConfig::default() };
         let mount = |destination: &str| NeededMount {
             destination: destination.to_owned(),
             kind: "bind".to_owned(),
@@ -257,7 +246,15 @@ mod tests {
         facts.needs.devices = vec!["/dev/kvm".to_owned()];
         facts.needs.host_namespaces = vec!["network".to_owned()];
 
-        let refused = needs(&order(|_| {}), &facts, &["/dev/shm"]).unwrap_err();
+        let runnable = Digest::of(b"runnable");
+        let subject = Subject {
+            config: &facts,
+            index: None,
+            runnable: Some(&runnable),
+            volumes: vec!["/dev/shm"],
+        };
+        let here = NodeFacts { devices: Some(["/dev/kvm".to_owned()].into()), ..node() };
+        let refused = compatible(&order(|_| {}), &subject, &here).unwrap_err();
         assert_eq!((refused.by, refused.reasons.len()), (RefusedBy::Policy, 3));
         for flag in ["--allow-mount SOURCE:/data", "--allow-device", "--allow-host-namespace"] {
             assert!(refused.to_string().contains(flag), "{flag} is missing in {refused}");
@@ -274,28 +271,34 @@ mod tests {
                 ..api::Allowances::default()
             });
         });
-        needs(&allowed, &facts, &["/dev/shm"]).unwrap();
+        compatible(&allowed, &subject, &here).unwrap();
+        // What no request changes goes before.
+        let nowhere = NodeFacts { devices: Some([].into()), ..node() };
+        let refused = compatible(&order(|_| {}), &subject, &nowhere).unwrap_err();
+        assert_eq!((refused.by, refused.reasons.len()), (RefusedBy::Compatibility, 4));
     }
 
     #[test]
     fn unknown_facts_must_be_allowed() {
-        let here = NodeFacts {
-            architecture: "amd64".to_owned(),
-            kernel: "6.12".to_owned(),
-            page_bytes: 4096,
-            cgroup: "v2".to_owned(),
-            lsm: "none".to_owned(),
-            cpu: CpuFacts::default(),
-            criu: "4.1".to_owned(),
-            runtime: String::new(),
-            containerd: String::new(),
-            os: String::new(),
-        };
         let unknown = CheckpointConfig::default();
-        let refused = facts(&order(|_| {}), &unknown, &here).unwrap_err();
-        assert_eq!(refused.by, RefusedBy::Compatibility);
-        assert!(refused.to_string().contains("--allow-unknown-facts"));
-        let allowed = order(|r| r.allow.get_or_insert_default().unknown_facts = true);
-        facts(&allowed, &unknown, &here).unwrap();
+        let partly = CheckpointConfig {
+            node: Some(NodeFacts { criu: String::new(), ..node() }),
+            ..CheckpointConfig::default()
+        };
+        let runnable = Digest::of(b"runnable");
+        for (config, rule) in [(&unknown, "facts: "), (&partly, "criu: ")] {
+            let (runnable, volumes) = (Some(&runnable), Vec::new());
+            let subject = Subject { config, index: None, runnable, volumes };
+            let refused = compatible(&order(|_| {}), &subject, &node()).unwrap_err();
+            assert_eq!((refused.by, refused.reasons.len()), (RefusedBy::Compatibility, 1));
+            assert!(refused.to_string().starts_with(rule), "{refused}");
+            assert!(refused.to_string().contains("--allow-unknown-facts"));
+            let allowed = order(|r| r.allow.get_or_insert_default().unknown_facts = true);
+            compatible(&allowed, &subject, &node()).unwrap();
+            // What is known to be wrong is not allowed by that.
+            let subject = Subject { runnable: None, ..subject };
+            let refused = compatible(&allowed, &subject, &node()).unwrap_err();
+            assert!(refused.to_string().starts_with("image: "), "{refused}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kybernate_packager::artifact::{ArtifactError, Checkpoint};
+use kybernate_packager::compat::Subject;
 use kybernate_packager::store::{ConnectOptions, Store, StoreError, StoreErrorKind};
 use kybernate_packager::unpack::{Limits, UnpackError, unpack_images, unpack_pages};
 use kybernate_packager::verify::VerifyError;
@@ -210,15 +211,9 @@ impl Restoring<'_> {
         rules::time(&checkpoint.config, jiff::Timestamp::now())?;
         self.driver.step("compare");
         let report = self.app.report().await;
-        rules::facts(order, &checkpoint.config, &report.facts)?;
-        let volumes: Vec<&str> =
-            checkpoint.volumes.iter().map(|volume| &*volume.destination).collect();
-        rules::needs(order, &checkpoint.config, &volumes)?;
-        if checkpoint.runnable.is_none() {
-            let reason = "the artifact has no runnable image, so its files are not known here";
-            return Err(Refusal::one(RefusedBy::Compatibility, reason).into());
-        }
-        let expected = spec::expected(&order.allow, &volumes, config, &report.facts.lsm);
+        let subject = Subject::of(&checkpoint);
+        rules::compatible(order, &subject, &report.facts)?;
+        let expected = spec::expected(&order.allow, &subject.volumes, config, &report.facts.lsm);
         let container = self.name(&checkpoint).await?;
         Ok(Accepted { store, checkpoint, container, expected })
     }

@@ -35,6 +35,11 @@ pub(super) struct AgentSocket {
 }
 
 impl AgentSocket {
+    /// Whether there is a socket; what answers is found out by [`Self::connect`].
+    pub(super) fn is_there(&self) -> bool {
+        self.agent_socket.exists()
+    }
+
     /// Connects to the agent.
     pub(super) async fn connect(&self) -> Result<AgentClient<Channel>, Failure> {
         let path = self.agent_socket.clone();

@@ -35,6 +35,8 @@ pub(crate) enum Failure {
     Usage(AnyError),
     /// The command line cannot be understood, and people have been told with an example.
     Shown(AnyError),
+    /// The answer to a question is not yes, and has been printed. Its exit code says which it is.
+    Answered(u8, AnyError),
 }
 
 /// The rules that refuse.
@@ -70,6 +72,7 @@ impl Failure {
             Self::Failed(_) => 1,
             Self::Refused(..) => 2,
             Self::Usage(_) | Self::Shown(_) => USAGE,
+            Self::Answered(code, _) => *code,
         }
     }
 }
@@ -104,6 +107,7 @@ impl Failure {
             Self::Failed(error) => ("failed", None, error),
             Self::Refused(rule, error) => ("refused", Some(*rule), error),
             Self::Usage(error) | Self::Shown(error) => ("usage", None, error),
+            Self::Answered(_, error) => ("answered", None, error),
         };
         let message = chain(&**error).to_string();
         let error = ToldError { kind, rule, reason: reason(&**error), message };
@@ -128,6 +132,7 @@ impl fmt::Display for Failure {
             Self::Failed(error) => write!(f, "error: {}", chain(&**error)),
             Self::Refused(rule, error) => write!(f, "refused ({rule}): {}", chain(&**error)),
             Self::Usage(error) | Self::Shown(error) => write!(f, "usage: {}", chain(&**error)),
+            Self::Answered(_, error) => write!(f, "answer: {}", chain(&**error)),
         }
     }
 }

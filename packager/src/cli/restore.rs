@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kybernate_packager::agent_api::{Allowances, Mount, RestoreRequest};
+use kybernate_packager::agent_api::{Allowances, RestoreRequest};
 use kybernate_spec::Location;
 use serde_json::json;
 
 use super::agent::{AgentSocket, refused, time_out, times};
 use super::identifier::identifier;
+use super::offer::Offer;
 use super::{Connection, Failure, keys};
 use crate::terminal::{Terminal, bytes};
 
@@ -52,26 +53,18 @@ pub(super) struct Restore {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Allowances")]
 struct Allow {
-    /// Mount a directory or file of the host.
-    #[arg(long = "allow-mount", value_name = "SRC:DST[:ro]", value_parser = mount)]
-    mounts: Vec<Mount>,
-    /// Use a device of the host.
-    #[arg(long = "allow-device", value_name = "PATH")]
-    devices: Vec<String>,
+    #[command(flatten)]
+    offer: Offer,
     /// Keep a capability, as `CAP_NET_ADMIN`.
     #[arg(long = "allow-cap", value_name = "CAP")]
     capabilities: Vec<String>,
-    /// Join a namespace of the host: network, pid, ipc or uts.
-    #[arg(long = "allow-host-namespace", value_name = "NAMESPACE",
-        value_parser = ["network", "pid", "ipc", "uts"])]
-    host_namespaces: Vec<String>,
     /// Run without a seccomp filter.
     #[arg(long = "allow-no-seccomp")]
     no_seccomp: bool,
     /// Be able to gain privileges.
     #[arg(long = "allow-new-privileges")]
     new_privileges: bool,
-    /// Have been packed without facts.
+    /// Have been packed without facts, or without one that a rule needs.
     #[arg(long = "allow-unknown-facts")]
     unknown_facts: bool,
 }
@@ -88,10 +81,10 @@ impl Restore {
             containerd_namespace: self.namespace,
             name: self.name.unwrap_or_default(),
             allow: Some(Allowances {
-                mounts: allow.mounts,
-                devices: allow.devices,
+                mounts: allow.offer.mounts,
+                devices: allow.offer.devices,
                 capabilities: allow.capabilities,
-                host_namespaces: allow.host_namespaces,
+                host_namespaces: allow.offer.host_namespaces,
                 no_seccomp: allow.no_seccomp,
                 new_privileges: allow.new_privileges,
                 unknown_facts: allow.unknown_facts,
@@ -126,22 +119,5 @@ impl Restore {
             bytes(sizes.transferred_bytes),
         );
         terminal.print(&facts, &text).map_err(Failure::failed)
-    }
-}
-
-fn mount(text: &str) -> Result<Mount, String> {
-    let (paths, read_only) = match text.strip_suffix(":ro") {
-        Some(paths) => (paths, true),
-        None => (text.strip_suffix(":rw").unwrap_or(text), false),
-    };
-    match paths.split_once(':') {
-        Some((source, destination))
-            if source.starts_with('/')
-                && destination.starts_with('/')
-                && !destination.contains(':') =>
-        {
-            Ok(Mount { source: source.to_owned(), destination: destination.to_owned(), read_only })
-        }
-        _ => Err("it must be /host/path:/container/path, then :ro if read only".to_owned()),
     }
 }

@@ -14,6 +14,7 @@ use kybernate_packager::agent_api::{
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
+use kybernate_spec::checkpoint::NodeFacts;
 use rustix::process::Signal;
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
@@ -111,7 +112,13 @@ impl Agent for Fake {
     }
 
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<Node>, Status> {
-        Ok(Response::new(Node { sign_keys: self.0.keys.clone(), ..Node::default() }))
+        let facts = NodeFacts { kernel: "6.12-told".to_owned(), ..NodeFacts::default() };
+        Ok(Response::new(Node {
+            sign_keys: self.0.keys.clone(),
+            facts_json: serde_json::to_string(&facts).unwrap(),
+            problems: vec!["no CRIU at all".to_owned()],
+            ..Node::default()
+        }))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
@@ -303,6 +310,19 @@ async fn the_agents_only_key_is_the_default() {
     let signers: Vec<_> = asked.iter().map(|one| (&*one.sign_key, one.unsigned)).collect();
     assert_eq!(signers, [("node", false), ("other", false), ("", true)]);
     assert_eq!(asked[0].reference, "localhost:1/a/b:latest");
+}
+
+#[tokio::test]
+async fn facts_are_the_agents_where_there_is_one() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let told = kyb(scratch.path(), ["facts", "--json", "--agent-socket", socket]).await;
+    assert_eq!(told.json()["kernel"], "6.12-told");
+    assert!(told.told.contains("no CRIU at all"), "{told:?}");
+    let line = ["facts", "--json", "--agent-socket", socket, "--no-agent"];
+    let looked = kyb(scratch.path(), line).await;
+    assert_ne!(looked.json()["kernel"], "6.12-told");
 }
 
 #[tokio::test]

@@ -214,6 +214,8 @@ async fn help_is_as_it_was() {
         "rm",
         "sign",
         "verify",
+        "facts",
+        "compat",
         "keygen",
         "completion",
         "man",

@@ -7,6 +7,7 @@
 mod agent;
 mod artifact;
 mod commands;
+mod compat;
 mod copying;
 mod cosign;
 mod door;
