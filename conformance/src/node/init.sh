@@ -60,7 +60,9 @@ cat >/etc/containerd/config.toml <<'CONFIG'
 version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 CONFIG
-containerd >/var/lib/kybernate/containerd.log 2>&1 </dev/null &
+# Here and now: the shell that becomes containerd may open it later than we look into it.
+: >/var/lib/kybernate/containerd.log
+containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &
 containerd=$!
 tries=0
 until ctr --connect-timeout 1s version >/dev/null 2>&1; do
