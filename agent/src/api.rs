@@ -49,6 +49,24 @@ impl Agent for Service {
         Ok(Response::new(self.app.restore(request).await?))
     }
 
+    async fn stage(
+        &self,
+        request: Request<api::StageRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        let limit = deadline(request.metadata())?;
+        let mut request = request.into_inner();
+        request.timeout_seconds = shorter(request.timeout_seconds, limit);
+        Ok(Response::new(self.app.stage(request).await?))
+    }
+
+    async fn evict(
+        &self,
+        request: Request<api::EvictRequest>,
+    ) -> Result<Response<api::EvictResponse>, Status> {
+        let evicted = self.app.evict(request.get_ref()).await?;
+        Ok(Response::new(api::EvictResponse { evicted }))
+    }
+
     async fn get_node(
         &self,
         _: Request<api::GetNodeRequest>,
@@ -62,6 +80,7 @@ impl Agent for Service {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             sign_keys: keys.map(|key| key.name.clone()).collect(),
             problems: report.problems,
+            tiers: self.app.staging.to_api(),
         }))
     }
 
@@ -86,7 +105,8 @@ impl Agent for Service {
         }
         containers.retain(|one| filter.container.is_empty() || one.id == filter.container);
         let operations = self.app.operations.list(&filter);
-        Ok(Response::new(api::ListResponse { containers, operations, containers_problem }))
+        let tiers = self.app.staging.to_api();
+        Ok(Response::new(api::ListResponse { containers, operations, containers_problem, tiers }))
     }
 
     async fn watch(

@@ -14,7 +14,9 @@ use crate::operations::{CancelError, Operations, OperationsError, RefusedBy};
 use crate::preflight::Finding;
 use crate::restore;
 use crate::runtime::{Containerd, RuntimeError, TaskState};
+use crate::serve::ServeError;
 use crate::stage::StageError;
+use crate::staging::{self, EvictError, Staging};
 use crate::tasks::Tasks;
 
 /// The agent. Built once.
@@ -23,6 +25,7 @@ pub struct App {
     pub(crate) config: Config,
     pub(crate) containerd: Containerd,
     pub(crate) operations: Arc<Operations>,
+    pub(crate) staging: Arc<Staging>,
     pub(crate) tasks: Tasks,
     node: NodeCache,
     // Held for a look-up only, never across an `.await`.
@@ -76,6 +79,9 @@ pub enum Rejection {
     /// There is no room for the dump.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// A staged checkpoint stays.
+    #[error(transparent)]
+    Evict(#[from] EvictError),
     /// The name is taken.
     #[error("container {0:?} exists already")]
     Taken(String),
@@ -95,11 +101,13 @@ pub enum Rejection {
 
 impl App {
     /// Puts the agent together. Nothing runs yet.
-    pub fn new(config: Config) -> Result<Arc<Self>, OperationsError> {
+    pub fn new(config: Config) -> Result<Arc<Self>, ServeError> {
         let operations = Operations::open(&config.operations())?;
+        let staging = Staging::open(&config.staging, operations.metrics.staging.clone())?;
         Ok(Arc::new(Self {
             containerd: Containerd::at(&config.containerd),
             operations,
+            staging,
             tasks: Tasks::default(),
             node: NodeCache::default(),
             busy: Mutex::default(),
@@ -161,6 +169,34 @@ impl App {
             driver.close(conclusion).await;
         });
         Ok(accepted)
+    }
+
+    /// Starts to stage a checkpoint.
+    pub(crate) async fn stage(
+        self: &Arc<Self>,
+        request: api::StageRequest,
+    ) -> Result<api::Operation, Rejection> {
+        let order = staging::Order::parse(request)?;
+        self.ready().await?;
+        let driver = self.operations.begin(order.subject()).await?;
+        driver.update(|record| record.tier = Some(order.tier())).await?;
+        let accepted = driver.to_api();
+        let app = Arc::clone(self);
+        self.tasks.spawn(move |cancel| async move {
+            let conclusion =
+                driver.bounded(Box::pin(staging::run(&app, &driver, order, cancel))).await;
+            driver.close(conclusion).await;
+        });
+        Ok(accepted)
+    }
+
+    /// Takes staged checkpoints away.
+    pub(crate) async fn evict(
+        &self,
+        request: &api::EvictRequest,
+    ) -> Result<Vec<api::StagedCheckpoint>, Rejection> {
+        let wanted = staging::Wanted::parse(request)?;
+        Ok(self.staging.evict(&wanted).await?)
     }
 
     /// Returns what this node is.
@@ -244,9 +280,9 @@ impl From<Rejection> for tonic::Status {
             Rejection::Invalid(_) | Rejection::Reference(_) | Rejection::Tag(_) => {
                 Code::InvalidArgument
             }
-            Rejection::NoOperation(_) | Rejection::Cancel(CancelError::NoOperation(_)) => {
-                Code::NotFound
-            }
+            Rejection::NoOperation(_)
+            | Rejection::Cancel(CancelError::NoOperation(_))
+            | Rejection::Evict(EvictError::NotStaged(_)) => Code::NotFound,
             Rejection::Runtime(error) if error.is_not_found() => Code::NotFound,
             Rejection::Cancel(
                 CancelError::Ended(..) | CancelError::Undoing(_) | CancelError::TooLate(..),
@@ -254,12 +290,14 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Node(_)
             | Rejection::Preflight { .. }
             | Rejection::Container { .. }
+            | Rejection::Evict(EvictError::InUse(..))
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
             Rejection::Busy(_) => Code::Aborted,
             Rejection::ShuttingDown => Code::Unavailable,
             Rejection::Runtime(_)
             | Rejection::Operations(_)
+            | Rejection::Evict(EvictError::Staging(_))
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
         let mut status = Self::new(code, chain(&rejection).to_string());

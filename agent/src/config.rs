@@ -12,9 +12,11 @@ use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
 
 mod reader;
 mod schema;
+mod staging;
 
 use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;
+pub use self::staging::{StagingConfig, TierConfig};
 use crate::metrics::Address;
 use crate::trust::{Glob, Rule};
 
@@ -89,15 +91,6 @@ pub struct Config {
     pub page_hashes: bool,
 }
 
-/// Where dumps are staged.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StagingConfig {
-    /// A directory on a tmpfs, used while a dump fits there.
-    pub tmpfs: PathBuf,
-    /// Share of the available memory that a dump may take there.
-    pub memory_share: f64,
-}
-
 /// A key the agent signs with.
 #[derive(Clone)]
 pub struct NamedKey {
@@ -134,6 +127,9 @@ pub enum ConfigError {
     /// A name is given twice.
     #[error("{0} is given twice: {1:?}")]
     Twice(String, String),
+    /// Two directories are one, or one is in the other.
+    #[error("{0} must be a directory of its own: {1:?} and {2:?} are in one another")]
+    Overlap(String, PathBuf, PathBuf),
     /// A key cannot be used.
     #[error("{0} cannot be used")]
     Key(String, #[source] Box<KeyError>),
@@ -176,10 +172,10 @@ impl ServeArgs {
         let mut file = Reader::new(table, "", sources);
         let written = file.text("node");
         let node = self.node.or(written);
+        let root = path(&mut file, "root", self.root, "/var/lib/kybernate");
         let config = Config {
             node: node.unwrap_or_else(host_name),
             cluster: file.text("cluster"),
-            root: path(&mut file, "root", self.root, "/var/lib/kybernate"),
             socket: path(&mut file, "socket", self.socket, AGENT_SOCKET),
             containerd: path(
                 &mut file,
@@ -189,7 +185,7 @@ impl ServeArgs {
             ),
             metrics: metrics(&mut file),
             log_format: self.log_format.or(log_format(&mut file)).unwrap_or_default(),
-            staging: staging(&mut file),
+            staging: staging::read(&mut file, &root),
             sign_keys: file.each("sign_keys", sign_key).into_iter().flatten().collect(),
             trust: file.each("trust", rule).into_iter().flatten().collect(),
             allow_request_keys: file.flag("allow_request_keys").unwrap_or(false),
@@ -197,6 +193,7 @@ impl ServeArgs {
             require_seccomp: file.flag("require_seccomp").unwrap_or(false),
             pause_deadline: pause_deadline(&mut file),
             page_hashes: file.flag("page_hashes").unwrap_or(false),
+            root,
         };
         for (position, key) in config.sign_keys.iter().enumerate() {
             if config.sign_keys.iter().take(position).any(|other| other.name == key.name) {
@@ -267,20 +264,6 @@ fn path(file: &mut Reader<'_>, key: &str, flag: Option<PathBuf>, default: &str) 
         file.wrong(ConfigError::RelativePath(place, path.clone()));
     }
     path
-}
-
-fn staging(file: &mut Reader<'_>) -> StagingConfig {
-    const DEFAULT_SHARE: f64 = 0.5;
-    let mut table = file.table("staging");
-    let tmpfs = path(&mut table, "tmpfs", None, "/run/kybernate/stage");
-    let memory_share = table.number("memory_share").unwrap_or(DEFAULT_SHARE);
-    if !(0.0..=1.0).contains(&memory_share) {
-        let place = table.place("memory_share");
-        let written = memory_share.to_string();
-        table.wrong(ConfigError::Bounds(place, "between 0 and 1", written));
-    }
-    table.finish();
-    StagingConfig { tmpfs, memory_share }
 }
 
 fn sign_key(table: &mut Reader<'_>) -> Option<NamedKey> {

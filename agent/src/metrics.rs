@@ -26,6 +26,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::operations::{Kind, Record};
 use crate::stage;
+use crate::staging::Figures;
 use crate::tasks::Tasks;
 
 /// What the page is.
@@ -56,6 +57,7 @@ pub(crate) struct Metrics {
     refused: Family<Reason, Counter>,
     paused: Histogram,
     guardian_resumes: Counter,
+    pub(crate) staging: Figures,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -92,6 +94,7 @@ impl Default for Metrics {
             refused: Family::default(),
             paused: Histogram::new(PAUSE_SECONDS),
             guardian_resumes: Counter::default(),
+            staging: Figures::default(),
         }
     }
 }
@@ -152,6 +155,7 @@ impl Metrics {
         all.register_with_unit("paused", help, Unit::Seconds, self.paused.clone());
         let help = "Sources that their guardian brought back";
         all.register("guardian_resumes", help, self.guardian_resumes.clone());
+        self.staging.register(all);
         let mut page = String::new();
         text::encode(&mut page, &registry)?;
         Ok(page)
@@ -163,6 +167,7 @@ impl Kind {
         match self {
             Self::Checkpoint => "checkpoint",
             Self::Restore => "restore",
+            Self::Stage => "stage",
         }
     }
 }

@@ -12,8 +12,10 @@ use kybernate_packager::criu::is_capability;
 use kybernate_packager::key::PublicKey;
 use kybernate_spec::Location;
 
+pub(crate) mod admission;
 mod image;
 mod launch;
+pub(crate) mod materialise;
 mod rules;
 mod spec;
 mod steps;
@@ -45,6 +47,16 @@ pub(crate) struct Order {
     unsigned: bool,
     keys: Vec<PublicKey>,
     time_out: Option<Duration>,
+    purpose: Purpose,
+}
+
+/// What a checkpoint is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To be restored now.
+    Now,
+    /// To be ready: what a restore may ask for is not known yet.
+    Later,
 }
 
 /// What the new container may have beyond the defaults.
@@ -93,7 +105,18 @@ impl Order {
             unsigned: request.insecure_no_signature,
             keys,
             time_out: time_out(request.timeout_seconds),
+            purpose: Purpose::Now,
         })
+    }
+
+    /// Returns the same for a checkpoint that is only to be ready.
+    pub(crate) fn for_later(self) -> Self {
+        Self { purpose: Purpose::Later, ..self }
+    }
+
+    /// Returns what is to be restored, as it was written.
+    pub(crate) fn reference(&self) -> String {
+        self.location.to_string()
     }
 
     /// Returns what the operation is about.

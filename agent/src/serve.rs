@@ -19,6 +19,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::criu_config::RESTORED;
 use crate::operations::OperationsError;
+use crate::staging::StagingError;
 use crate::{metrics, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
@@ -33,6 +34,9 @@ pub enum ServeError {
     /// Another agent uses the same directory.
     #[error("another agent runs on {0:?}")]
     Locked(PathBuf),
+    /// What is staged cannot be kept.
+    #[error(transparent)]
+    Staging(#[from] StagingError),
     /// The operations cannot be kept.
     #[error(transparent)]
     Operations(#[from] OperationsError),

@@ -63,22 +63,34 @@ pub(crate) fn mount(staging: &StagingConfig) -> io::Result<()> {
         return Ok(());
     }
     // A share of the memory in percent: what tmpfs's `size` takes.
-    let size = format!("size={:.0}%", (staging.memory_share * 100.0).max(1.0));
-    let options = [format!("mode=0700,{size},huge=within_size"), format!("mode=0700,{size}")];
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let mut refused = None;
-    // A kernel without huge pages refuses the first.
-    for options in options {
-        let options = CString::new(options)?;
-        match rustix::mount::mount("kybernate", directory, "tmpfs", flags, &*options) {
-            Ok(()) => return Ok(()),
-            Err(error) => refused = Some(io::Error::from(error)),
-        }
-    }
-    if let Some(error) = refused {
+    let size = format!("{:.0}%", (staging.memory_share * 100.0).max(1.0));
+    if let Err(error) = mount_tmpfs(directory, &size) {
         tracing::warn!(error = %chain(&error), ?directory, "no tmpfs of our own for staging");
     }
     Ok(())
+}
+
+/// Makes sure that a directory is in memory, and mounts a tmpfs there that holds `bytes` unless it is.
+pub(crate) fn mount_memory(directory: &Path, bytes: u64) -> io::Result<()> {
+    if !is_mount_point(directory)? && fs::read_dir(directory)?.next().is_none() {
+        mount_tmpfs(directory, &bytes.saturating_add(MARGIN_BYTES).to_string())?;
+    }
+    if is_tmpfs(directory) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{} is not in memory: mount a tmpfs there", directory.display())))
+}
+
+/// Mounts a tmpfs of huge pages where the kernel has them, and of small ones else.
+fn mount_tmpfs(directory: &Path, size: &str) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let mount = |options: String| {
+        let options = CString::new(options)?;
+        Ok(rustix::mount::mount("kybernate", directory, "tmpfs", flags, &*options)?)
+    };
+    let small = format!("mode=0700,size={size}");
+    // A kernel without huge pages refuses the first.
+    mount(format!("{small},huge=within_size")).or_else(|_: io::Error| mount(small))
 }
 
 /// Makes a directory that only root can look into, and those above it.

@@ -13,6 +13,7 @@ mod inspect;
 mod keygen;
 mod keys;
 mod ls;
+mod node;
 mod offer;
 mod pack;
 mod page;
@@ -22,6 +23,7 @@ mod restore;
 mod rm;
 mod shell;
 mod sign;
+mod stage;
 mod unpack;
 mod verify;
 
@@ -66,6 +68,9 @@ enum Command {
     Ps(ps::Ps),
     Cancel(cancel::Cancel),
     Preflight(preflight::Preflight),
+    Stage(stage::Stage),
+    Evict(stage::Evict),
+    Node(node::Node),
     Pack(pack::Pack),
     Unpack(unpack::Unpack),
     Copy(copy::Copy),
@@ -105,6 +110,9 @@ impl Cli {
             Command::Ps(command) => command.run(terminal).await,
             Command::Cancel(command) => command.run(terminal).await,
             Command::Preflight(command) => command.run(terminal).await,
+            Command::Stage(command) => command.run(terminal).await,
+            Command::Evict(command) => command.run(terminal).await,
+            Command::Node(command) => command.run(terminal).await,
             Command::Pack(command) => Box::pin(command.run(terminal)).await,
             Command::Unpack(command) => Box::pin(command.run(terminal)).await,
             Command::Copy(command) => command.run(terminal).await,

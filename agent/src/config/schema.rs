@@ -62,6 +62,21 @@ struct Staging {
     tmpfs: Option<String>,
     /// Share of the free memory that a dump may take there, and of all memory for the mount.
     memory_share: Option<f64>,
+    /// Checkpoints that are kept ready in memory (`kyb stage --tier ram`); none without a budget.
+    ram: Option<Tier>,
+    /// Checkpoints that are kept ready on disk (`kyb stage --tier nvme`); none without a budget.
+    nvme: Option<Tier>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Tier {
+    /// A directory for this alone. The one in memory is a tmpfs, which the agent mounts there unless
+    /// one is.
+    directory: Option<String>,
+    /// Most bytes of all checkpoints there together, as `8GiB`.
+    budget: Option<String>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -66,6 +66,26 @@ fn a_file_that_was_named_must_exist() {
 }
 
 #[test]
+fn a_tier_is_there_with_a_budget_and_has_a_directory_of_its_own() {
+    let config = check("root = '/srv/k'\n[staging.nvme]\nbudget = '2GiB'\n").unwrap();
+    let nvme = TierConfig { directory: "/srv/k/nvme".into(), budget: 2 << 30 };
+    assert_eq!((config.staging.ram, config.staging.nvme), (None, Some(nvme)));
+    let wrong = check(
+        "[staging]\ntmpfs = '/run/s'\n[staging.ram]\ndirectory = '/run/s/ram'\nbudget = '1GiB'\n\
+         [staging.nvme]\ndirectory = 'near'\nbudget = '7'\nsize = 1\n",
+    );
+    let wrong = wrong.unwrap_err().join("\n");
+    for part in [
+        "line 4: staging.ram.directory must be a directory of its own",
+        "line 7: staging.nvme.directory must be an absolute path",
+        "line 8: staging.nvme.budget must be a size like \"8GiB\", 1MiB at least, not \"7\"",
+        "line 9: staging.nvme.size is not a setting",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+}
+
+#[test]
 fn mistakes_have_a_line() {
     let wrong = check("node = 'a'\n\n[staging]\nsize = 1\nmemory_share = 2\n[[trust]]\nkey = 3\n");
     let wrong = wrong.unwrap_err().join("\n");
@@ -146,18 +166,21 @@ fn uncommented() -> String {
     example().lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// Returns the names of all settings in a file.
+fn names(table: &toml::Table, place: &str) -> Vec<String> {
+    let inner = |(name, value): (&String, &toml::Value)| {
+        let inner = value.as_table().or_else(|| value.as_array()?.first()?.as_table());
+        let place = format!("{place}{name}");
+        inner.map_or_else(|| vec![place.clone()], |inner| names(inner, &format!("{place}.")))
+    };
+    table.iter().flat_map(inner).collect()
+}
+
 #[test]
 fn the_example_lists_every_setting_and_no_other() {
     let text = uncommented();
     let table: toml::Table = text.parse().unwrap();
-    let mut listed = Vec::new();
-    for (name, value) in &table {
-        let inner = value.as_table().or_else(|| value.as_array()?.first()?.as_table());
-        match inner {
-            Some(inner) => listed.extend(inner.keys().map(|key| format!("{name}.{key}"))),
-            None => listed.push(name.clone()),
-        }
-    }
+    let mut listed = names(&table, "");
     let schema = Config::schema();
     let mut known = settings(&schema, &schema, "");
     listed.sort_unstable();
@@ -178,7 +201,9 @@ fn the_example_states_the_defaults() {
     let (scalars, _) = text.split_once("[[sign_keys]]").unwrap();
     let stated: Vec<&str> = scalars
         .lines()
-        .filter(|line| !["node", "cluster", "metrics"].iter().any(|name| line.starts_with(name)))
+        .filter(|line| {
+            !["node", "cluster", "metrics", "budget"].iter().any(|name| line.starts_with(name))
+        })
         .collect();
     let stated = check(&stated.join("\n")).unwrap();
     for config in [&shipped, &stated] {

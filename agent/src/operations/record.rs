@@ -8,6 +8,7 @@ use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::CancelCause;
+use crate::staging::Tier;
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,9 @@ pub(crate) struct Record {
     /// What was taken away again, in that order, for people.
     #[serde(default)]
     pub(crate) undone: Vec<String>,
+    /// Where it was staged, or taken from.
+    #[serde(default)]
+    pub(crate) tier: Option<Tier>,
 }
 
 /// How an operation ended.
@@ -74,6 +78,7 @@ pub(crate) struct Conclusion {
 pub(crate) enum Kind {
     Checkpoint,
     Restore,
+    Stage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,6 +249,7 @@ impl Record {
             deadline: None,
             cancelled: None,
             undone: Vec::new(),
+            tier: None,
         }
     }
 
@@ -272,6 +278,7 @@ impl Record {
             Kind::Checkpoint => (api::OperationKind::Checkpoint, ""),
             Kind::Restore if self.restored_pid == 0 => (api::OperationKind::Restore, ""),
             Kind::Restore => (api::OperationKind::Restore, &*self.container),
+            Kind::Stage => (api::OperationKind::Stage, ""),
         };
         let state = match self.state {
             State::Running => api::OperationState::Running,
@@ -319,6 +326,7 @@ impl Record {
             undone: self.undone.clone(),
             cancelling: self.cancelled.is_some() && !self.is_finished(),
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
+            tier: self.tier.map_or(api::Tier::Unspecified, Tier::to_api).into(),
         }
     }
 }

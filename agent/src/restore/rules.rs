@@ -9,7 +9,7 @@ use kybernate_packager::verify::{VerifyError, verify_signature};
 use kybernate_spec::checkpoint::{CheckpointConfig, NodeFacts};
 use kybernate_spec::{Location, chain};
 
-use super::Order;
+use super::{Order, Purpose};
 use crate::config::Config;
 use crate::operations::RefusedBy;
 use crate::trust::Question;
@@ -116,8 +116,13 @@ pub(super) fn compatible(
     };
     let report = examine(subject, &Target { node: here, image: None, offer });
     let is_unknown = |found: &Finding| found.outcome == Outcome::Unknown;
-    let obstacles: Vec<&Finding> =
-        report.obstacles().filter(|found| !(allow.unknown_facts && is_unknown(found))).collect();
+    // What is staged may be restored by a request that gives more.
+    let is_asked =
+        |found: &Finding| order.purpose == Purpose::Now || !found.rule.is_about_the_request();
+    let obstacles: Vec<&Finding> = report
+        .obstacles()
+        .filter(|found| !(allow.unknown_facts && is_unknown(found)) && is_asked(found))
+        .collect();
     if obstacles.is_empty() {
         return Ok(());
     }

@@ -1,31 +1,32 @@
 //! The steps of a restore, in the order of `ARCHITECTURE.md`, "A checkpoint is restored".
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use kybernate_packager::artifact::{ArtifactError, Checkpoint};
+use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::Subject;
-use kybernate_packager::store::{ConnectOptions, Store, StoreError, StoreErrorKind};
-use kybernate_packager::unpack::{Limits, UnpackError, unpack_images, unpack_pages};
-use kybernate_packager::verify::VerifyError;
+use kybernate_packager::store::Store;
 use kybernate_spec::chain;
 use tokio_util::sync::CancellationToken;
 
+use super::admission::{AdmissionError, Admitted, admit};
 use super::image::{ImageError, Wanted, ensure};
 use super::launch::{LaunchError, Plan};
-use super::rules::{self, Refusal};
+use super::materialise::{self, MaterialiseError, materialise};
+use super::rules;
 use super::spec::{self, Ingredients};
 use super::volume::{self, VolumeError};
 use super::{Order, user};
 use crate::app::{App, Busy, Rejection};
 use crate::criu_config;
-use crate::gate::{self, Expected, GateError, Summary};
+use crate::gate::{Expected, Summary};
 use crate::operations::{
     Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
 };
 use crate::runtime::{Namespace, RuntimeError};
 use crate::stage::{self, StageError};
+use crate::staging::Use;
 use crate::undo::{Undoing, undo};
 
 /// Why a restore cannot be cancelled any more.
@@ -35,21 +36,13 @@ const COMMITTED: &str = "the container runs: end it instead";
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Admission(#[from] AdmissionError),
+    #[error(transparent)]
+    Materialise(#[from] MaterialiseError),
     #[error(transparent)]
     Rejected(#[from] Rejection),
     #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Artifact(#[from] ArtifactError),
-    #[error(transparent)]
-    Verify(#[from] VerifyError),
-    #[error(transparent)]
-    Unpack(#[from] UnpackError),
-    #[error(transparent)]
     Volume(#[from] VolumeError),
-    #[error(transparent)]
-    Gate(#[from] GateError),
     #[error(transparent)]
     Stage(#[from] StageError),
     #[error("failed to make a place for the dump")]
@@ -75,18 +68,10 @@ impl RestoreError {
     fn refused_by(&self) -> Option<RefusedBy> {
         let integrity = |yes: bool| yes.then_some(RefusedBy::Integrity);
         match self {
-            Self::Refused(refusal) => Some(refusal.by),
-            Self::Store(error) | Self::Artifact(ArtifactError::Store(error)) => {
-                integrity(matches!(error.kind, StoreErrorKind::Mismatch(_)))
-            }
-            Self::Artifact(ArtifactError::Version(_)) => Some(RefusedBy::Compatibility),
-            Self::Artifact(ArtifactError::Shape(..) | ArtifactError::Malformed(..)) => {
-                Some(RefusedBy::Integrity)
-            }
-            Self::Unpack(error) => integrity(error.is_integrity()),
+            Self::Admission(error) => error.refused_by(),
+            Self::Materialise(error) => error.refused_by(),
             Self::Volume(error) => integrity(error.is_integrity()),
             Self::Image(error) => integrity(error.is_integrity()),
-            Self::Gate(GateError::Refused(_)) => Some(RefusedBy::Identity),
             _ => None,
         }
     }
@@ -106,7 +91,8 @@ pub(crate) async fn run(
     order: Order,
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
-    let mut restoring = Restoring { app, driver, order: &order, container: None, busy: None };
+    let mut restoring =
+        Restoring { app, driver, order: &order, container: None, busy: None, staged: None };
     let steps = async {
         tokio::select! {
             restored = restoring.steps() => restored,
@@ -154,12 +140,13 @@ struct Restoring<'a> {
     order: &'a Order,
     container: Option<String>,
     busy: Option<Busy>,
+    /// The dump, when it was staged: it stays until everything is undone that reads it.
+    staged: Option<Use>,
 }
 
 /// A checkpoint that may be restored, as far as its facts tell.
 struct Accepted {
-    store: Store,
-    checkpoint: Checkpoint,
+    admitted: Admitted,
     container: String,
     expected: Expected,
 }
@@ -175,9 +162,22 @@ struct Place {
 impl Restoring<'_> {
     async fn steps(&mut self) -> Result<Restored, RestoreError> {
         let accepted = self.accept().await?;
-        let directory = self.stage(&accepted.checkpoint).await?;
-        let images = directory.join("images");
-        let summary = self.materialise(&accepted, &images).await?;
+        let Accepted { admitted, expected, .. } = &accepted;
+        let digest = &admitted.checkpoint.stored.descriptor.digest;
+        self.staged = self.app.staging.take(digest, self.driver.id()).await;
+        let directory = self.stage(&admitted.checkpoint).await?;
+        let (images, summary) = if let Some(staged) = &self.staged {
+            let tier = staged.tier;
+            self.driver.update(|record| record.tier = Some(tier)).await?;
+            self.driver.step("gate");
+            let images = staged.images();
+            let summary = materialise::inspect(&images, Some(expected)).await?;
+            (images, summary)
+        } else {
+            let images = directory.join("images");
+            let summary = materialise(admitted, &images, self.driver, Some(expected)).await?;
+            (images, summary)
+        };
         let plain = self.app.containerd.namespace(&self.order.namespace);
         let lease = format!("kybernate-{}", self.driver.id());
         self.driver.will_make(Made::Lease(lease.clone())).await?;
@@ -187,7 +187,7 @@ impl Restoring<'_> {
         let place = Place { images, work: directory.join("work"), criu_config };
         let pid = self.launch(&accepted, &leased, place).await?;
         self.driver.commit(COMMITTED)?;
-        let sizes = &accepted.checkpoint.config.sizes;
+        let sizes = &accepted.admitted.checkpoint.config.sizes;
         let sizes = Sizes {
             dump_bytes: sizes.dump_bytes,
             page_bytes: sizes.page_bytes,
@@ -198,24 +198,13 @@ impl Restoring<'_> {
 
     /// Everything that is decided before anything large moves.
     async fn accept(&mut self) -> Result<Accepted, RestoreError> {
-        let (order, config) = (self.order, &self.app.config);
-        self.driver.step("resolve");
-        let connect = ConnectOptions { plain_http: order.plain_http, notes: None };
-        let store = Store::open(&order.location, &connect).await?;
-        let checkpoint = Checkpoint::open(&store, &order.location).await?;
-        let digest = checkpoint.stored.descriptor.digest.clone();
-        self.driver.update(|record| record.digest = Some(digest)).await?;
-        self.driver.step("verify");
-        let keys = rules::keys(order, config, &checkpoint.config)?;
-        rules::signature(&store, &checkpoint, keys).await??;
-        rules::time(&checkpoint.config, jiff::Timestamp::now())?;
-        self.driver.step("compare");
-        let report = self.app.report().await;
-        let subject = Subject::of(&checkpoint);
-        rules::compatible(order, &subject, &report.facts)?;
-        let expected = spec::expected(&order.allow, &subject.volumes, config, &report.facts.lsm);
-        let container = self.name(&checkpoint).await?;
-        Ok(Accepted { store, checkpoint, container, expected })
+        let (order, app) = (self.order, self.app);
+        let admitted = admit(app, self.driver, order).await?;
+        let report = app.report().await;
+        let volumes = Subject::of(&admitted.checkpoint).volumes;
+        let expected = spec::expected(&order.allow, &volumes, &app.config, &report.facts.lsm);
+        let container = self.name(&admitted.checkpoint).await?;
+        Ok(Accepted { admitted, container, expected })
     }
 
     /// Decides how the container is called, and makes sure that nobody else is.
@@ -236,8 +225,7 @@ impl Restoring<'_> {
     }
 
     async fn stage(&self, checkpoint: &Checkpoint) -> Result<PathBuf, RestoreError> {
-        let bytes = checkpoint.shards.iter().map(|shard| shard.size).sum::<u64>();
-        let bytes = bytes.saturating_add(checkpoint.images.size);
+        let bytes = if self.staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
         let app = Arc::clone(self.app);
         let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
         let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
@@ -252,30 +240,6 @@ impl Restoring<'_> {
         Ok(directory)
     }
 
-    /// Unpacks the dump. The gate looks twice: before the pages come, since it is cheap, and when
-    /// everything is there, since any file may come with the pages.
-    async fn materialise(
-        &self,
-        accepted: &Accepted,
-        images: &Path,
-    ) -> Result<Summary, RestoreError> {
-        let Accepted { store, checkpoint, expected, .. } = accepted;
-        let progress = &self.driver.progress;
-        self.driver.step("gate");
-        unpack_images(store, checkpoint, images, progress).await?;
-        match gate::inspect(images).await {
-            Ok(summary) => judge(&summary, expected)?,
-            // A file it needs may be so large that it comes with the pages.
-            Err(GateError::Refused(_)) if checkpoint.config.sizes.bulk_bytes > 0 => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.driver.step("materialise");
-        unpack_pages(store, checkpoint, images, Limits::default(), progress).await?;
-        let summary = gate::inspect(images).await?;
-        judge(&summary, expected)?;
-        Ok(summary)
-    }
-
     async fn launch(
         &self,
         accepted: &Accepted,
@@ -283,7 +247,7 @@ impl Restoring<'_> {
         place: Place,
     ) -> Result<u32, RestoreError> {
         let Place { images, work, criu_config } = place;
-        let Accepted { store, checkpoint, container, .. } = accepted;
+        let Accepted { admitted: Admitted { store, checkpoint }, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
         driver.step("pull");
@@ -357,9 +321,4 @@ impl Restoring<'_> {
         let directory = volume::directory(self.app, &self.order.namespace, container);
         Ok(volume::unpack(store, checkpoint, &directory).await?)
     }
-}
-
-fn judge(summary: &Summary, expected: &Expected) -> Result<(), Refusal> {
-    let reasons = gate::judge(summary, expected);
-    if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: RefusedBy::Identity, reasons }) }
 }

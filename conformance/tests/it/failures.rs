@@ -10,7 +10,7 @@ use kybernate_conformance::process::Service;
 use kybernate_conformance::scenario::Scenario;
 
 mod cancels;
-mod deaths;
+pub(crate) mod deaths;
 mod restores;
 
 use crate::harness::{checkpoint, restore, said, start};

@@ -17,5 +17,6 @@ mod nodes;
 mod oci;
 mod preflights;
 mod refusals;
+mod stagings;
 mod vectors;
 mod workspace;

@@ -240,7 +240,7 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 18] = [
+    const STEPS: [&str; 20] = [
         "preflight",
         "dump",
         "capture",
@@ -258,6 +258,8 @@ fn known_step(step: &str) -> &'static str {
         "materialise",
         "create",
         "restore",
+        "reserve",
+        "publish",
         "undo",
     ];
     STEPS.into_iter().find(|known| *known == step).unwrap_or("other")

@@ -58,7 +58,8 @@ impl FactsSource {
     }
 }
 
-fn text(facts: &NodeFacts) -> String {
+/// Writes facts for people, one a line.
+pub(super) fn text(facts: &NodeFacts) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         let value = if value.is_empty() { "not known" } else { value };

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 use super::Failure;
 use super::agent::{AgentSocket, refused};
 use super::identifier::identifier;
+use super::node::tier;
+use super::stage::word;
 use crate::terminal::Terminal;
 
 /// List the containers of this node and what the agent is doing.
@@ -71,6 +73,7 @@ impl Ps {
             "containersProblem": Some(&list.containers_problem).filter(|text| !text.is_empty()),
             "containers": list.containers.iter().map(container).collect::<Vec<_>>(),
             "operations": list.operations.iter().map(operation).collect::<Vec<_>>(),
+            "tiers": list.tiers.iter().map(tier).collect::<Vec<_>>(),
         });
         let mut text = String::new();
         if !self.operations {
@@ -126,6 +129,7 @@ fn operation(one: &Operation) -> Value {
         "reference": one.reference,
         "state": state(one),
         "kind": kind(one),
+        "tier": word(one.tier()),
         "step": one.step,
         "progress": progress(one),
         "cancelling": one.cancelling,

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::agent::{AgentSocket, refused, time_out, times};
 use super::identifier::identifier;
 use super::offer::Offer;
+use super::stage::word;
 use super::{Connection, Failure, keys};
 use crate::terminal::{Terminal, bytes};
 
@@ -104,6 +105,7 @@ impl Restore {
             "digest": done.digest,
             "container": done.restored_container,
             "pid": done.restored_pid,
+            "staged": word(done.tier()),
             "timesMicroseconds": times(&done),
             "sizes": {
                 "dumpBytes": sizes.dump_bytes,
@@ -112,11 +114,14 @@ impl Restore {
             },
         });
         let text = format!(
-            "restored {}\nas       {}, process {}, {} received",
+            "restored {}\nas       {}, process {}, {} received{}",
             done.digest,
             done.restored_container,
             done.restored_pid,
             bytes(sizes.transferred_bytes),
+            word(done.tier())
+                .map(|tier| format!(", the dump was ready in {tier}"))
+                .unwrap_or_default(),
         );
         terminal.print(&facts, &text).map_err(Failure::failed)
     }

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 use futures::stream::{self, Stream, StreamExt};
 use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
 use kybernate_packager::agent_api::{
-    CancelRequest, CheckpointRequest, Container, Finding, GetNodeRequest, GetOperationRequest,
-    ListRequest, ListResponse, Node, Operation, OperationState, PreflightRequest,
-    PreflightResponse, Progress, REFUSED_BY, ReportTaggedRequest, RestoreRequest, Severity,
-    StepTime, TagState, TcpPolicy, WatchRequest,
+    CancelRequest, CheckpointRequest, Container, EvictRequest, EvictResponse, Finding,
+    GetNodeRequest, GetOperationRequest, ListRequest, ListResponse, Node, NodeTier, Operation,
+    OperationState, PreflightRequest, PreflightResponse, Progress, REFUSED_BY, ReportTaggedRequest,
+    RestoreRequest, Severity, StageRequest, StagedCheckpoint, StepTime, TagState, TcpPolicy, Tier,
+    WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
@@ -34,6 +35,7 @@ struct Script {
     end: Operation,
     checkpoints: Mutex<Vec<CheckpointRequest>>,
     restores: Mutex<Vec<RestoreRequest>>,
+    stages: Mutex<Vec<StageRequest>>,
     watches: Mutex<usize>,
     tagged: Mutex<Vec<String>>,
     cancels: Mutex<Vec<String>>,
@@ -74,6 +76,17 @@ impl Scripted {
     }
 }
 
+fn staged() -> StagedCheckpoint {
+    StagedCheckpoint {
+        digest: format!("sha256:{}", "a".repeat(64)),
+        references: vec!["localhost:5000/job:v1".to_owned()],
+        bytes: 1 << 20,
+        tier: Tier::Ram.into(),
+        pinned: true,
+        used_at: "2026-01-01T00:00:00Z".to_owned(),
+    }
+}
+
 fn began() -> Operation {
     Operation {
         id: "op-1".to_owned(),
@@ -111,12 +124,36 @@ impl Agent for Fake {
         Ok(Response::new(began()))
     }
 
+    async fn stage(&self, request: Request<StageRequest>) -> Result<Response<Operation>, Status> {
+        self.0.stages.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(began()))
+    }
+
+    async fn evict(
+        &self,
+        request: Request<EvictRequest>,
+    ) -> Result<Response<EvictResponse>, Status> {
+        let request = request.into_inner();
+        if request.tier() == Tier::Nvme {
+            return Err(Status::not_found(format!("{} is not staged here", request.reference)));
+        }
+        let staged = StagedCheckpoint { references: vec![request.reference], ..staged() };
+        Ok(Response::new(EvictResponse { evicted: vec![staged] }))
+    }
+
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<Node>, Status> {
         let facts = NodeFacts { kernel: "6.12-told".to_owned(), ..NodeFacts::default() };
         Ok(Response::new(Node {
             sign_keys: self.0.keys.clone(),
             facts_json: serde_json::to_string(&facts).unwrap(),
             problems: vec!["no CRIU at all".to_owned()],
+            tiers: vec![NodeTier {
+                tier: Tier::Ram.into(),
+                directory: "/run/ram".to_owned(),
+                budget_bytes: 2 << 30,
+                used_bytes: 1 << 20,
+                staged: vec![staged()],
+            }],
             ..Node::default()
         }))
     }
@@ -479,4 +516,55 @@ async fn preflight_tells_what_stands_in_the_way() {
 
     let line = ["checkpoint", "odd", "localhost:1/a/b", "--unsigned", "--agent-socket", socket];
     kyb(scratch.path(), line).await.ended(2, "refused (compatibility): it has a device open");
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_staged_and_evicted() {
+    let scratch = tempfile::tempdir().unwrap();
+    let end = Operation {
+        state: OperationState::Done.into(),
+        digest: staged().digest,
+        tier: Tier::Ram.into(),
+        ..Operation::default()
+    };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["stage", "localhost:1/a/b:v1", "--tier=ram", "--json", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await.json();
+    assert_eq!((&told["tier"], &told["digest"]), (&"ram".into(), &staged().digest.into()));
+    let asked = agent.script.stages.lock().unwrap().remove(0);
+    assert_eq!((&*asked.reference, asked.tier()), ("localhost:1/a/b:v1", Tier::Ram));
+    assert_eq!(asked.containerd_namespace, "default");
+    let line = ["stage", "localhost:1/a/b:v1", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(64, "--tier");
+
+    // A restore says where its dump was.
+    let line = ["restore", "localhost:1/a/b:v1", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await;
+    assert!(told.out.contains("the dump was ready in ram"), "{told:?}");
+
+    let digest = staged().digest;
+    let line = ["evict", &*digest, "--json", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await.json();
+    assert_eq!(told["evicted"][0]["references"][0], staged().digest);
+    let line = ["evict", "localhost:1/a/b:v1", "--tier=nvme", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(1, "is not staged here");
+    let line = ["evict", "no reference", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(64, "no reference");
+}
+
+#[tokio::test]
+async fn a_node_shows_its_facts_and_its_tiers() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let json = kyb(scratch.path(), ["node", "--json", "--agent-socket", socket]).await.json();
+    assert_eq!(json["facts"]["kernel"], "6.12-told");
+    assert_eq!(json["tiers"][0]["tier"], "ram");
+    assert_eq!(json["tiers"][0]["budgetBytes"], 2_u64 << 30);
+    assert_eq!(json["tiers"][0]["staged"][0]["pinned"], true);
+    let told = kyb(scratch.path(), ["node", "--agent-socket", socket]).await;
+    for part in ["1.00 MiB of 2.00 GiB used", "localhost:5000/job:v1", "in use", "6.12-told"] {
+        assert!(told.out.contains(part), "{part} is missing in {told:?}");
+    }
 }

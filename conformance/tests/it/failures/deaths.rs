@@ -22,7 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(8);
 /// What a tick and its being seen may take on top of it, on a loaded machine.
 const SLACK: Duration = Duration::from_secs(4);
 /// How long whoever is left may take to put everything right: they wait for what may come back.
-pub(super) const END_LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const END_LIMIT: Duration = Duration::from_mins(1);
 /// After a moment is seen, at most this passes before someone dies.
 const JITTER_MICROS: u64 = 4000;
 /// The workload's memory: long enough to dump that moments can be told apart.
@@ -122,7 +122,7 @@ impl Dump {
 }
 
 /// Waits for a moment as closely as this machine can.
-pub(super) fn catch(mut what: impl FnMut() -> bool) -> bool {
+pub(crate) fn catch(mut what: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + DEADLINE;
     while !what() {
         if Instant::now() > end {

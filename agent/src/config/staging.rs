@@ -1,0 +1,83 @@
+//! `[staging]`: where dumps lie while they are taken or restored, and where checkpoints are kept
+//! ready for a restore.
+
+use std::path::{Path, PathBuf};
+
+use bytesize::ByteSize;
+
+use super::reader::Reader;
+use super::{ConfigError, path};
+
+/// Smallest budget: room for one small container.
+const BUDGET_MIN: u64 = 1 << 20;
+
+/// Where dumps are staged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StagingConfig {
+    /// A directory on a tmpfs, used while a dump fits there.
+    pub tmpfs: PathBuf,
+    /// Share of the available memory that a dump may take there.
+    pub memory_share: f64,
+    /// Where checkpoints are kept ready in memory.
+    pub ram: Option<TierConfig>,
+    /// Where checkpoints are kept ready on disk.
+    pub nvme: Option<TierConfig>,
+}
+
+/// A place where checkpoints are kept ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierConfig {
+    /// The directory, for this alone.
+    pub directory: PathBuf,
+    /// Most bytes of all checkpoints there together.
+    pub budget: u64,
+}
+
+/// Reads the table. `root` is the agent's directory.
+pub(super) fn read(file: &mut Reader<'_>, root: &Path) -> StagingConfig {
+    const DEFAULT_SHARE: f64 = 0.5;
+    let mut table = file.table("staging");
+    let tmpfs = path(&mut table, "tmpfs", None, "/run/kybernate/stage");
+    let memory_share = table.number("memory_share").unwrap_or(DEFAULT_SHARE);
+    if !(0.0..=1.0).contains(&memory_share) {
+        let place = table.place("memory_share");
+        let written = memory_share.to_string();
+        table.wrong(ConfigError::Bounds(place, "between 0 and 1", written));
+    }
+    let ram = tier(&mut table, "ram", "/run/kybernate/ram");
+    let nvme = tier(&mut table, "nvme", &root.join("nvme").display().to_string());
+    // What lies in these is removed when the agent starts, or is the agent's own.
+    let mut taken = vec![tmpfs.clone(), root.join("stage"), root.join("operations")];
+    for (name, tier) in [("ram", &ram), ("nvme", &nvme)] {
+        let Some(tier) = tier else { continue };
+        let own = &tier.directory;
+        if let Some(other) = taken.iter().find(|t| t.starts_with(own) || own.starts_with(t)) {
+            let place = table.place(&format!("{name}.directory"));
+            let wrong = ConfigError::Overlap(place, own.clone(), other.clone());
+            table.wrong(wrong);
+        }
+        taken.push(own.clone());
+    }
+    table.finish();
+    StagingConfig { tmpfs, memory_share, ram, nvme }
+}
+
+/// Reads one tier; there is none without a budget.
+fn tier(staging: &mut Reader<'_>, name: &str, default: &str) -> Option<TierConfig> {
+    let mut table = staging.table(name);
+    let directory = path(&mut table, "directory", None, default);
+    let budget = size(&mut table, "budget");
+    table.finish();
+    Some(TierConfig { directory, budget: budget? })
+}
+
+fn size(table: &mut Reader<'_>, key: &str) -> Option<u64> {
+    let text = table.text(key)?;
+    let size = text.parse::<ByteSize>().ok().map(|size| size.0);
+    let size = size.filter(|size| *size >= BUDGET_MIN);
+    if size.is_none() {
+        let place = table.place(key);
+        table.wrong(ConfigError::Bounds(place, "a size like \"8GiB\", 1MiB at least", text));
+    }
+    size
+}

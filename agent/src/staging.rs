@@ -1,0 +1,367 @@
+//! Checkpoints that lie ready: dump directories in memory or on disk, within a budget each.
+//!
+//! Reading order: here is what is known while the agent runs, and who may use what; [`ledger`] does
+//! the sums and says what has to go, [`shelf`] has the files, [`record`] what is written beside
+//! them, [`order`] and [`run`] are `Stage`, [`evict`] is `Evict`, [`tell`] what clients are told.
+//!
+//! A checkpoint is staged under its digest, so whose reference led to it does not matter: a restore
+//! checks the signature for its own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kybernate_spec::{Digest, chain};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+mod evict;
+mod figures;
+mod ledger;
+mod order;
+mod record;
+mod run;
+mod shelf;
+mod tell;
+
+pub use self::evict::EvictError;
+pub(crate) use self::evict::Wanted;
+pub(crate) use self::figures::Figures;
+use self::ledger::{Entry, Ledger, Room};
+pub(crate) use self::order::Order;
+pub(crate) use self::run::run;
+use self::shelf::Shelf;
+use crate::config::StagingConfig;
+
+/// Where a checkpoint lies ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Tier {
+    /// A tmpfs.
+    Ram,
+    /// A directory on disk.
+    Nvme,
+}
+
+/// All tiers of this node.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    tiers: BTreeMap<Tier, Kept>,
+    /// Counts the changes, for whoever waits for one.
+    changes: watch::Sender<u64>,
+    figures: Figures,
+}
+
+/// One tier.
+#[derive(Debug)]
+struct Kept {
+    shelf: Arc<Shelf>,
+    // Held for a few sums only, never across an `.await` or a file access.
+    ledger: Mutex<Ledger>,
+}
+
+/// Why something is not staged.
+#[derive(Debug, thiserror::Error)]
+pub enum StagingError {
+    /// The node's configuration has no such tier.
+    #[error("this node has no {0} tier: its configuration gives it no budget")]
+    NoTier(&'static str),
+    /// It would never fit, or not as long as what is there is in use.
+    #[error("the {tier} tier has a budget of {budget} bytes, and about {needed} are needed{}",
+        in_use(.pinned))]
+    Budget {
+        /// The tier.
+        tier: &'static str,
+        /// Bytes it may hold.
+        budget: u64,
+        /// Bytes that are asked for.
+        needed: u64,
+        /// What is there and cannot go.
+        pinned: Vec<String>,
+    },
+    /// The machine's memory does not allow it now.
+    #[error("about {needed} bytes of memory are needed, and {available} are available")]
+    Memory {
+        /// Bytes that are asked for.
+        needed: u64,
+        /// Bytes that can be had.
+        available: u64,
+    },
+    /// A file could not be read, written or removed.
+    #[error("failed to {0} the {1} tier")]
+    Io(&'static str, &'static str, #[source] io::Error),
+}
+
+/// A staged checkpoint that someone reads: it stays until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Use {
+    staging: Arc<Staging>,
+    pub(crate) tier: Tier,
+    digest: Digest,
+    user: String,
+    directory: PathBuf,
+}
+
+/// Room in a tier for a checkpoint that is being staged; given back when this is dropped.
+#[derive(Debug)]
+struct Reservation {
+    staging: Arc<Staging>,
+    tier: Tier,
+    digest: Digest,
+}
+
+/// What is asked of a tier.
+#[derive(Clone, Debug)]
+struct Wish {
+    tier: Tier,
+    digest: Digest,
+    /// About how many bytes it will take.
+    bytes: u64,
+    /// Who stages it.
+    operation: String,
+    reference: String,
+}
+
+/// What became of a wish.
+#[derive(Debug)]
+enum Granted {
+    /// It is there.
+    Present,
+    /// There is room for it, and nobody else stages it.
+    Room(Reservation),
+}
+
+impl Tier {
+    /// Returns the word of the API and of the configuration.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Nvme => "nvme",
+        }
+    }
+}
+
+impl Staging {
+    /// Prepares the directories, removes what was not finished, and finds the rest again. Blocks.
+    pub(crate) fn open(
+        config: &StagingConfig,
+        figures: Figures,
+    ) -> Result<Arc<Self>, StagingError> {
+        let changes = watch::Sender::new(0);
+        let mut tiers = BTreeMap::new();
+        for (tier, config) in [(Tier::Ram, &config.ram), (Tier::Nvme, &config.nvme)] {
+            let Some(config) = config else { continue };
+            let shelf = Shelf::new(tier, config.clone());
+            let wrong = |source| StagingError::Io("prepare", tier.name(), source);
+            let found = shelf.open().map_err(wrong)?;
+            figures.budget(tier, config.budget);
+            let ledger = Ledger::new(config.budget, found);
+            figures.bytes(tier, ledger.used());
+            tiers.insert(tier, Kept { shelf: Arc::new(shelf), ledger: Mutex::new(ledger) });
+        }
+        Ok(Arc::new(Self { tiers, changes, figures }))
+    }
+
+    /// Returns a staged checkpoint for `user` to read, from the quickest tier that has it whole.
+    /// One that was changed since it was staged is removed.
+    pub(crate) async fn take(self: &Arc<Self>, digest: &Digest, user: &str) -> Option<Use> {
+        for (tier, kept) in &self.tiers {
+            if !kept.ledger().begin_use(digest, user) {
+                continue;
+            }
+            let found = Use {
+                staging: Arc::clone(self),
+                tier: *tier,
+                digest: digest.clone(),
+                user: user.to_owned(),
+                directory: kept.shelf.path(digest),
+            };
+            let (files, wanted) = (Arc::clone(&kept.shelf), digest.clone());
+            let checked = tokio::task::spawn_blocking(move || files.check(&wanted)).await;
+            match checked.map_err(io::Error::other).and_then(|checked| checked) {
+                Ok(()) => {
+                    self.figures.hit(*tier);
+                    return Some(found);
+                }
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), %digest, tier = tier.name(),
+                        "a staged checkpoint is not as it was, and is removed");
+                    drop(found);
+                    if let Err(error) = self.drop_entry(*tier, digest).await {
+                        tracing::error!(error = %chain(&error), "failed to remove it");
+                    }
+                }
+            }
+        }
+        if !self.tiers.is_empty() {
+            self.figures.miss();
+        }
+        None
+    }
+
+    /// Waits until the checkpoint is there or it is ours to stage. What was used least recently
+    /// goes, where room has to be made.
+    async fn reserve(self: &Arc<Self>, wish: &Wish) -> Result<Granted, StagingError> {
+        let kept = self.kept(wish.tier)?;
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let room = kept.ledger().reserve(wish);
+            match room.map_err(|pinned| self.crowded(wish, pinned))? {
+                Room::Present => {
+                    self.note_reference(wish).await;
+                    return Ok(Granted::Present);
+                }
+                Room::Reserved => {
+                    self.changed(wish.tier);
+                    let (staging, digest) = (Arc::clone(self), wish.digest.clone());
+                    return Ok(Granted::Room(Reservation { staging, tier: wish.tier, digest }));
+                }
+                Room::Evict(victims) => self.remove_all(wish.tier, &victims).await?,
+                // The sender is ours, so the wait ends with a change.
+                Room::Wait => changes.changed().await.unwrap_or_default(),
+            }
+        }
+    }
+
+    /// Makes room for more than was thought.
+    async fn enlarge(
+        &self,
+        reservation: &Reservation,
+        wish: &Wish,
+        bytes: u64,
+    ) -> Result<(), StagingError> {
+        let kept = self.kept(reservation.tier)?;
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let room = kept.ledger().enlarge(&reservation.digest, bytes);
+            let larger = Wish { bytes, ..wish.clone() };
+            match room.map_err(|pinned| self.crowded(&larger, pinned))? {
+                Room::Present | Room::Reserved => return Ok(()),
+                Room::Evict(victims) => self.remove_all(reservation.tier, &victims).await?,
+                Room::Wait => changes.changed().await.unwrap_or_default(),
+            }
+        }
+    }
+
+    /// Removes a checkpoint nobody uses, if it is there.
+    async fn drop_entry(&self, tier: Tier, digest: &Digest) -> Result<(), StagingError> {
+        let leaves = self.kept(tier)?.ledger().leave(digest);
+        if leaves { self.remove_all(tier, std::slice::from_ref(digest)).await } else { Ok(()) }
+    }
+
+    /// Removes what the ledger has let go.
+    async fn remove_all(&self, tier: Tier, victims: &[Digest]) -> Result<(), StagingError> {
+        let kept = self.kept(tier)?;
+        for digest in victims {
+            let (files, victim) = (Arc::clone(&kept.shelf), digest.clone());
+            let removed = tokio::task::spawn_blocking(move || files.remove(&victim)).await;
+            let removed = removed.map_err(io::Error::other).and_then(|removed| removed);
+            kept.ledger().left(digest, removed.is_ok());
+            self.changed(tier);
+            removed.map_err(|source| StagingError::Io("make room in", tier.name(), source))?;
+            self.figures.evicted(tier);
+            tracing::info!(%digest, tier = tier.name(), "a staged checkpoint was removed");
+        }
+        Ok(())
+    }
+
+    /// Keeps by which name a checkpoint was asked for that was there.
+    async fn note_reference(&self, wish: &Wish) {
+        let Ok(kept) = self.kept(wish.tier) else { return };
+        let Some(references) = kept.ledger().refer(&wish.digest, &wish.reference) else { return };
+        let (files, digest) = (Arc::clone(&kept.shelf), wish.digest.clone());
+        let noted = tokio::task::spawn_blocking(move || files.refer(&digest, references)).await;
+        if let Err(error) = noted.map_err(io::Error::other).and_then(|noted| noted) {
+            tracing::warn!(error = %chain(&error), "failed to note a reference");
+        }
+    }
+
+    /// Returns where an operation makes a checkpoint of a tier.
+    fn temporary(&self, tier: Tier, operation: &str) -> Result<PathBuf, StagingError> {
+        Ok(self.kept(tier)?.shelf.temporary(operation))
+    }
+
+    fn crowded(&self, wish: &Wish, pinned: Vec<String>) -> StagingError {
+        let budget = self.kept(wish.tier).map_or(0, |kept| kept.shelf.budget());
+        StagingError::Budget { tier: wish.tier.name(), budget, needed: wish.bytes, pinned }
+    }
+
+    fn kept(&self, tier: Tier) -> Result<&Kept, StagingError> {
+        self.tiers.get(&tier).ok_or(StagingError::NoTier(tier.name()))
+    }
+
+    /// Tells whoever waits that something about a tier has changed.
+    fn changed(&self, tier: Tier) {
+        if let Ok(kept) = self.kept(tier) {
+            self.figures.bytes(tier, kept.ledger().used());
+        }
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+impl Kept {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Use {
+    /// Returns the directory with CRIU's images. Nobody may write there.
+    pub(crate) fn images(&self) -> PathBuf {
+        self.directory.join(shelf::IMAGES)
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if let Ok(kept) = self.staging.kept(self.tier) {
+            kept.ledger().end_use(&self.digest, &self.user);
+        }
+        self.staging.changed(self.tier);
+    }
+}
+
+impl Reservation {
+    /// Makes what lies in `temporary` the staged checkpoint. Its files are on the disk when this
+    /// returns.
+    async fn publish(&self, temporary: &Path, wish: &Wish) -> Result<(), StagingError> {
+        let staging = &self.staging;
+        let kept = staging.kept(self.tier)?;
+        let wrong = |source| StagingError::Io("write to", self.tier.name(), source);
+        let directory = temporary.to_owned();
+        let (digest, reference) = (self.digest.clone(), wish.reference.clone());
+        let sealed =
+            tokio::task::spawn_blocking(move || Shelf::seal(&directory, digest, reference)).await;
+        let record = sealed.map_err(io::Error::other).and_then(|sealed| sealed).map_err(wrong)?;
+        staging.enlarge(self, wish, record.bytes).await?;
+        let (files, directory) = (Arc::clone(&kept.shelf), temporary.to_owned());
+        let digest = self.digest.clone();
+        let moved = tokio::task::spawn_blocking(move || files.publish(&directory, &digest)).await;
+        moved.map_err(io::Error::other).and_then(|moved| moved).map_err(wrong)?;
+        kept.ledger().keep(&self.digest, Entry::new(record));
+        staging.changed(self.tier);
+        Ok(())
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Ok(kept) = self.staging.kept(self.tier) {
+            kept.ledger().release(&self.digest);
+        }
+        self.staging.changed(self.tier);
+    }
+}
+
+fn in_use(pinned: &[String]) -> String {
+    if pinned.is_empty() {
+        return String::new();
+    }
+    format!("; what is there is in use: {}", pinned.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! The files of one tier. Everything here blocks.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use kybernate_spec::{Digest, chain};
+
+use super::Tier;
+use super::record::{Record, own};
+use crate::config::TierConfig;
+use crate::{process, stage};
+
+/// Name of the directory with CRIU's images in a checkpoint's.
+pub(super) const IMAGES: &str = "images";
+
+/// How the names of what is not finished begin: being made, and being removed.
+const NEW: &str = "new-";
+const OLD: &str = "old-";
+
+/// Where the checkpoints of one tier are.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    tier: Tier,
+    config: TierConfig,
+}
+
+impl Shelf {
+    pub(super) const fn new(tier: Tier, config: TierConfig) -> Self {
+        Self { tier, config }
+    }
+
+    pub(super) const fn budget(&self) -> u64 {
+        self.config.budget
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.config.directory
+    }
+
+    /// Makes the directory when it is not there, removes what is not whole and returns the rest.
+    pub(super) fn open(&self) -> io::Result<Vec<Record>> {
+        let directory = &self.config.directory;
+        self.prepare()?;
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            if !entry.file_name().to_str().is_some_and(is_ours) {
+                // A slip in the configuration must not cost anybody his files.
+                let text = format!("{} is not the agent's", entry.path().display());
+                return Err(io::Error::other(text));
+            }
+        }
+        fs::set_permissions(directory, Permissions::from_mode(0o700))?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            match find(&entry) {
+                Ok(record) => found.push(record),
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), tier = self.tier.name(),
+                        "removing what is no whole checkpoint");
+                    discard(&entry.path())?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes sure that the directory is ours alone, and in memory when it is to be.
+    fn prepare(&self) -> io::Result<()> {
+        let directory = &self.config.directory;
+        stage::make(directory)?;
+        if !own(directory)?.is_dir() {
+            return Err(io::Error::other(format!(
+                "{} is no directory of its own",
+                directory.display()
+            )));
+        }
+        if self.tier == Tier::Ram {
+            stage::mount_memory(directory, self.config.budget)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the directory of a checkpoint.
+    pub(super) fn path(&self, digest: &Digest) -> PathBuf {
+        self.config.directory.join(name(digest))
+    }
+
+    /// Returns where an operation makes one.
+    pub(super) fn temporary(&self, operation: &str) -> PathBuf {
+        self.config.directory.join(format!("{NEW}{operation}"))
+    }
+
+    /// Makes sure that a checkpoint is as it was staged, and notes that it is used.
+    pub(super) fn check(&self, digest: &Digest) -> io::Result<()> {
+        let directory = self.path(digest);
+        Record::read(&directory)?.check(&directory.join(IMAGES))?;
+        Record::touch(&directory)
+    }
+
+    /// Adds the names of a checkpoint to its record.
+    pub(super) fn refer(&self, digest: &Digest, references: Vec<String>) -> io::Result<()> {
+        let directory = self.path(digest);
+        Record::read(&directory)?.named(references).write(&directory)
+    }
+
+    /// Writes the record of what was made in `temporary` and brings all of it to the disk.
+    pub(super) fn seal(temporary: &Path, digest: Digest, reference: String) -> io::Result<Record> {
+        let record = Record::describe(&temporary.join(IMAGES), digest, reference)?;
+        record.write(temporary)?;
+        // One call for all files: a tmpfs has nothing to do.
+        rustix::fs::syncfs(fs::File::open(temporary)?.file())?;
+        Ok(record)
+    }
+
+    /// Gives what was made its place.
+    pub(super) fn publish(&self, temporary: &Path, digest: &Digest) -> io::Result<()> {
+        fs::rename(temporary, self.path(digest))?;
+        fs::File::open(&self.config.directory)?.sync_all()
+    }
+
+    /// Removes a checkpoint. From the first moment on it is none, should we die.
+    pub(super) fn remove(&self, digest: &Digest) -> io::Result<()> {
+        let directory = self.path(digest);
+        if let Some(pid) = process::writer(&directory) {
+            let text = format!("process {pid}, a CRIU, has files of {} open", directory.display());
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+        }
+        let old = self.config.directory.join(format!("{OLD}{}", digest.hex()));
+        match fs::rename(&directory, &old) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            moved => moved?,
+        }
+        stage::remove(&old)
+    }
+}
+
+/// Reads a directory entry as a staged checkpoint.
+fn find(entry: &fs::DirEntry) -> io::Result<Record> {
+    let path = entry.path();
+    let wrong = |text: &str| io::Error::other(format!("{} {text}", path.display()));
+    if !own(&path)?.is_dir() {
+        return Err(wrong("is no directory"));
+    }
+    let record = Record::read(&path)?;
+    if entry.file_name().to_str() != Some(&*name(&record.digest)) {
+        return Err(wrong("has the record of something else"));
+    }
+    record.check(&path.join(IMAGES))?;
+    Ok(record)
+}
+
+/// Whether something in the directory has a name as we give them.
+fn is_ours(name: &str) -> bool {
+    let digest = || name.replacen('-', ":", 1).parse::<Digest>().is_ok();
+    name.starts_with(NEW) || name.starts_with(OLD) || digest()
+}
+
+/// Removes what should not be there: a link, not what it leads to.
+fn discard(path: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+}
+
+fn name(digest: &Digest) -> String {
+    digest.to_string().replace(':', "-")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// A shelf with one checkpoint on it.
+struct Fixture {
+    top: tempfile::TempDir,
+    shelf: Shelf,
+    digest: Digest,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let top = tempfile::tempdir().unwrap();
+        let shelf = shelf(top.path());
+        assert_eq!(shelf.open().unwrap(), []);
+        let digest = Digest::of(b"index");
+        put(&shelf, &digest);
+        Self { top, shelf, digest }
+    }
+
+    fn images(&self) -> PathBuf {
+        self.shelf.path(&self.digest).join(IMAGES)
+    }
+
+    /// Opens it as the next agent does.
+    fn found(&self) -> Vec<Digest> {
+        let found = shelf(self.top.path()).open().unwrap();
+        found.into_iter().map(|record| record.digest).collect()
+    }
+}
+
+fn shelf(top: &Path) -> Shelf {
+    let config = TierConfig { directory: top.join("nvme"), budget: 1 << 20 };
+    Shelf::new(Tier::Nvme, config)
+}
+
+fn put(shelf: &Shelf, digest: &Digest) {
+    let temporary = shelf.temporary("op");
+    stage::make(&temporary.join(IMAGES)).unwrap();
+    fs::write(temporary.join(IMAGES).join("pages-1.img"), [7; 5000]).unwrap();
+    fs::write(temporary.join(IMAGES).join("inventory.img"), "x").unwrap();
+    let record = Shelf::seal(&temporary, digest.clone(), "a/b:v1".to_owned()).unwrap();
+    assert!(record.bytes >= 5000, "{record:?}");
+    shelf.publish(&temporary, digest).unwrap();
+}
+
+#[test]
+fn a_whole_checkpoint_is_found_again() {
+    let fixture = Fixture::new();
+    let found = shelf(fixture.top.path()).open().unwrap();
+    assert_eq!((found.len(), &found[0].references), (1, &vec!["a/b:v1".to_owned()]));
+    fixture.shelf.refer(&fixture.digest, vec!["c".to_owned()]).unwrap();
+    let again = shelf(fixture.top.path()).open().unwrap();
+    assert_eq!((&*again[0].references, again[0].bytes), (&["c".to_owned()][..], found[0].bytes));
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(fixture.shelf.directory()), 0o700);
+    assert_eq!(mode(&fixture.shelf.path(&fixture.digest).join("record.json")), 0o600);
+}
+
+#[test]
+fn the_last_use_outlives_the_agent() {
+    let fixture = Fixture::new();
+    let record = fixture.shelf.path(&fixture.digest).join("record.json");
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    fs::OpenOptions::new().write(true).open(record).unwrap().set_modified(long_ago).unwrap();
+    let used_at = || shelf(fixture.top.path()).open().unwrap()[0].used_at;
+    assert_eq!(used_at(), jiff::Timestamp::UNIX_EPOCH);
+    fixture.shelf.check(&fixture.digest).unwrap();
+    assert!(used_at() > jiff::Timestamp::UNIX_EPOCH);
+}
+
+#[test]
+fn what_was_not_finished_is_removed() {
+    let fixture = Fixture::new();
+    stage::make(&fixture.shelf.temporary("dead").join(IMAGES)).unwrap();
+    stage::make(&fixture.shelf.directory().join("old-x")).unwrap();
+    let torn = Digest::of(b"torn");
+    stage::make(&fixture.shelf.path(&torn).join(IMAGES)).unwrap();
+    fs::write(fixture.shelf.path(&torn).join("record.json"), "{").unwrap();
+    assert_eq!(fixture.found(), std::slice::from_ref(&fixture.digest));
+    assert_eq!(fs::read_dir(fixture.shelf.directory()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_dump_that_was_changed_is_no_staged_checkpoint() {
+    type Change = fn(&Path);
+    let changes: [(&str, Change); 5] = [
+        ("written to", |images| fs::write(images.join("pages-1.img"), [8; 5000]).unwrap()),
+        ("shorter", |images| fs::write(images.join("inventory.img"), "").unwrap()),
+        ("more", |images| fs::write(images.join("stats-restore"), "x").unwrap()),
+        ("fewer", |images| fs::remove_file(images.join("inventory.img")).unwrap()),
+        ("a link", |images| {
+            fs::rename(images.join("pages-1.img"), images.join("../moved")).unwrap();
+            symlink("../moved", images.join("pages-1.img")).unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        let fixture = Fixture::new();
+        change(&fixture.images());
+        assert!(fixture.shelf.check(&fixture.digest).is_err(), "{what}");
+        assert_eq!(fixture.found(), [], "{what}");
+        assert!(!fixture.images().exists(), "{what}");
+    }
+}
+
+#[test]
+fn links_and_other_owners_are_refused() {
+    let fixture = Fixture::new();
+    let elsewhere = fixture.top.path().join("elsewhere");
+    fs::rename(fixture.shelf.path(&fixture.digest), &elsewhere).unwrap();
+    symlink(&elsewhere, fixture.shelf.path(&fixture.digest)).unwrap();
+    assert_eq!(fixture.found(), []);
+    assert!(elsewhere.join("record.json").exists(), "what a link leads to was removed");
+
+    fs::rename(&elsewhere, fixture.shelf.path(&fixture.digest)).unwrap();
+    assert_eq!(fixture.found(), std::slice::from_ref(&fixture.digest));
+    let moved = fixture.top.path().join("moved");
+    fs::rename(fixture.shelf.directory(), &moved).unwrap();
+    symlink(&moved, fixture.shelf.directory()).unwrap();
+    let error = shelf(fixture.top.path()).open().unwrap_err().to_string();
+    assert!(error.contains("no directory"), "{error}");
+    fs::remove_file(fixture.shelf.directory()).unwrap();
+    fs::rename(&moved, fixture.shelf.directory()).unwrap();
+    if rustix::process::geteuid().is_root() {
+        let nobody = Some(65534);
+        std::os::unix::fs::chown(fixture.images().join("pages-1.img"), nobody, nobody).unwrap();
+        assert_eq!(fixture.found(), []);
+        std::os::unix::fs::chown(fixture.shelf.directory(), nobody, nobody).unwrap();
+        let error = shelf(fixture.top.path()).open().unwrap_err().to_string();
+        assert!(error.contains("belongs to user 65534"), "{error}");
+    }
+}
+
+#[test]
+fn a_directory_with_somebodys_files_is_not_taken() {
+    let top = tempfile::tempdir().unwrap();
+    let shelf = shelf(top.path());
+    fs::create_dir(shelf.directory()).unwrap();
+    fs::write(shelf.directory().join("thesis.txt"), "x").unwrap();
+    let error = shelf.open().unwrap_err().to_string();
+    assert!(error.contains("thesis.txt"), "{error}");
+    assert!(shelf.directory().join("thesis.txt").exists());
+}
+
+#[test]
+fn what_was_removed_can_be_staged_again() {
+    let fixture = Fixture::new();
+    fixture.shelf.remove(&fixture.digest).unwrap();
+    fixture.shelf.remove(&fixture.digest).unwrap();
+    assert_eq!(fixture.found(), []);
+    put(&fixture.shelf, &fixture.digest);
+    assert_eq!(fixture.found(), std::slice::from_ref(&fixture.digest));
+}

@@ -1,0 +1,123 @@
+use futures::future::join_all;
+use kybernate_packager::agent_api as api;
+
+use super::shelf::IMAGES;
+use super::*;
+use crate::config::TierConfig;
+use crate::stage;
+
+const BUDGET: u64 = 1 << 20;
+
+fn open(top: &Path) -> Arc<Staging> {
+    let nvme = TierConfig { directory: top.join("nvme"), budget: BUDGET };
+    let config =
+        StagingConfig { tmpfs: top.join("tmpfs"), memory_share: 0.5, ram: None, nvme: Some(nvme) };
+    Staging::open(&config, Figures::default()).unwrap()
+}
+
+fn wish(name: &str, bytes: u64) -> Wish {
+    Wish {
+        tier: Tier::Nvme,
+        digest: Digest::of(name.as_bytes()),
+        bytes,
+        operation: name.to_owned(),
+        reference: format!("localhost:5000/{name}:v1"),
+    }
+}
+
+/// Stages as an operation does; returns whether it was the one who made it.
+async fn put(staging: &Arc<Staging>, wish: &Wish) -> Result<bool, StagingError> {
+    let Granted::Room(reservation) = staging.reserve(wish).await? else { return Ok(false) };
+    let directory = staging.temporary(wish.tier, &wish.operation).unwrap();
+    stage::make(&directory.join(IMAGES)).unwrap();
+    let content = vec![1; usize::try_from(wish.bytes).unwrap()];
+    fs_err::write(directory.join(IMAGES).join("pages-1.img"), content).unwrap();
+    reservation.publish(&directory, wish).await?;
+    Ok(true)
+}
+
+fn evict(reference: &str) -> Wanted {
+    let request =
+        api::EvictRequest { reference: reference.to_owned(), ..api::EvictRequest::default() };
+    Wanted::parse(&request).unwrap()
+}
+
+#[tokio::test]
+async fn two_who_want_the_same_get_it_once() {
+    let top = tempfile::tempdir().unwrap();
+    let staging = open(top.path());
+    let wish = wish("a", 4096);
+    let made = join_all((0..8).map(|_| put(&staging, &wish))).await;
+    assert_eq!(made.into_iter().filter(|made| *made.as_ref().unwrap()).count(), 1);
+    // Who was to make it failed: the next one does.
+    let other = Wish { digest: Digest::of(b"b"), ..wish.clone() };
+    let Granted::Room(reservation) = staging.reserve(&other).await.unwrap() else { panic!() };
+    let (made, ()) = tokio::join!(put(&staging, &other), async { drop(reservation) });
+    assert!(made.unwrap());
+}
+
+#[tokio::test]
+async fn what_is_read_stays_until_it_was() {
+    let top = tempfile::tempdir().unwrap();
+    let staging = open(top.path());
+    let (a, b) = (wish("a", 700 << 10), wish("b", 600 << 10));
+    assert!(put(&staging, &a).await.unwrap());
+    let reading = staging.take(&a.digest, "restore-1").await.unwrap();
+    assert!(reading.images().join("pages-1.img").exists());
+    let told = put(&staging, &b).await.unwrap_err().to_string();
+    let needed = b.bytes.to_string();
+    for part in ["nvme", "1048576", &needed, "in use", "restore-1", a.digest.hex()] {
+        assert!(told.contains(part), "{part} is missing in {told}");
+    }
+    let refused = staging.evict(&evict(&a.reference)).await.unwrap_err();
+    assert!(matches!(refused, EvictError::InUse(..)), "{refused}");
+    assert!(staging.to_api()[0].staged[0].pinned);
+    drop(reading);
+    assert!(put(&staging, &b).await.unwrap());
+    assert!(staging.take(&a.digest, "restore-2").await.is_none(), "it had to go");
+    assert!(staging.to_api()[0].used_bytes <= BUDGET);
+}
+
+#[tokio::test]
+async fn it_is_evicted_by_every_name_it_has() {
+    let top = tempfile::tempdir().unwrap();
+    let staging = open(top.path());
+    let a = wish("a", 4096);
+    let by_digest = format!("elsewhere.example/x@{}", a.digest);
+    for name in [&a.reference, &a.digest.to_string(), &by_digest] {
+        assert!(put(&staging, &a).await.unwrap());
+        let gone = staging.evict(&evict(name)).await.unwrap();
+        assert_eq!(gone[0].digest, a.digest.to_string());
+        let again = staging.evict(&evict(name)).await.unwrap_err();
+        assert!(matches!(again, EvictError::NotStaged(_)), "{again}");
+    }
+    assert_eq!(staging.to_api()[0].used_bytes, 0);
+    // A second name that it was asked for by.
+    assert!(put(&staging, &a).await.unwrap());
+    let other = Wish { reference: "localhost:5000/b:v2".to_owned(), ..a.clone() };
+    assert!(!put(&staging, &other).await.unwrap());
+    assert_eq!(open(top.path()).to_api()[0].staged[0].references, [other.reference, a.reference]);
+    assert_eq!(staging.evict(&evict("localhost:5000/b:v2")).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_dump_that_somebody_wrote_to_is_not_given_out() {
+    let top = tempfile::tempdir().unwrap();
+    let staging = open(top.path());
+    let a = wish("a", 4096);
+    assert!(put(&staging, &a).await.unwrap());
+    let reading = staging.take(&a.digest, "one").await.unwrap();
+    fs_err::write(reading.images().join("pages-1.img"), "worse").unwrap();
+    drop(reading);
+    assert!(staging.take(&a.digest, "two").await.is_none());
+    assert_eq!(staging.to_api()[0].staged, []);
+    assert!(put(&staging, &a).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_tier_without_a_budget_is_told_of() {
+    let top = tempfile::tempdir().unwrap();
+    let wish = Wish { tier: Tier::Ram, ..wish("a", 1) };
+    let told = put(&open(top.path()), &wish).await.unwrap_err().to_string();
+    assert!(told.contains("no ram tier"), "{told}");
+}

@@ -1,0 +1,167 @@
+//! Checkpoints that lie ready in memory or on disk: restored without a byte on the way, found again
+//! by the next agent, and nothing half made.
+
+use std::process::Stdio;
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Scenario, counter};
+use serde_json::Value;
+
+use crate::failures::deaths::{END_LIMIT, catch};
+use crate::harness::{checkpoint, said, start};
+
+/// Memory of the workload.
+const MIB: u64 = 48;
+/// In memory two of them fit, on disk none.
+const TIERS: &str = "metrics = \"unix:/run/kybernate/metrics.sock\"
+[staging.ram]
+budget = \"128MiB\"
+[staging.nvme]
+budget = \"16MiB\"
+";
+const RAM: &str = "/run/kybernate/ram";
+
+/// Starts everything, with tiers on node b and a checkpoint of node a's.
+fn scene() -> (Scenario, String, Value) {
+    let mut scenario = start();
+    drop(scenario.agent_b.take());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS).unwrap());
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", u32::try_from(MIB).unwrap(), &[]).unwrap();
+    let reference = scenario.reference("staging/job:v1");
+    checkpoint(&scenario, a, "job", &reference);
+    let taken = scenario.wait_for_ticks(a, "job").unwrap();
+    (scenario, reference, taken)
+}
+
+fn stage(scenario: &Scenario, reference: &str, tier: &str) -> Value {
+    let words = ["stage", reference, "--tier", tier, "--plain-http"];
+    scenario.kyb_json(&scenario.testbed.b, &words).unwrap()
+}
+
+/// Restores on node b and returns what kyb told and what the workload says.
+fn restored(scenario: &Scenario, reference: &str, name: &str) -> (Value, Value) {
+    let b = &scenario.testbed.b;
+    let words = ["restore", reference, "--plain-http", "--name", name];
+    let told = scenario.kyb_json(b, &words).unwrap();
+    (told, scenario.wait_for_ticks(b, name).unwrap())
+}
+
+/// Returns everything that lies in a tier's directory.
+fn files(node: &Node, directory: &str) -> String {
+    let list = format!(
+        "cd {directory} && find . -mindepth 1 -not -name record.json -printf '%p %s %T@\\n' | sort"
+    );
+    node.run(&["sh", "-c", &list]).unwrap()
+}
+
+fn tier(node: &Value, name: &str) -> Value {
+    let mut tiers = node["tiers"].as_array().unwrap().iter();
+    tiers.find(|tier| tier["tier"] == name).unwrap().clone()
+}
+
+#[test]
+fn a_staged_checkpoint_is_restored_where_it_lies() {
+    let (mut scenario, reference, taken) = scene();
+    // Two ask at once, and its bytes come once.
+    let words = ["kyb", "stage", &reference, "--tier=ram", "--plain-http", "--json"];
+    let ask = || scenario.testbed.b.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut moved = Vec::new();
+    for asked in [ask(), ask()] {
+        let output = asked.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        moved.push(told["sizes"]["transferredBytes"].as_u64().unwrap());
+    }
+    moved.sort_unstable();
+    assert!(moved[0] == 0 && moved[1] > MIB << 20, "{moved:?}");
+
+    let before = files(&scenario.testbed.b, RAM);
+    let (told, after) = restored(&scenario, &reference, "one");
+    assert_eq!(told["staged"], "ram", "{told}");
+    assert!(told["timesMicroseconds"].get("materialise").is_none(), "{told}");
+    assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < MIB << 19, "{told}");
+    assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
+    assert!(after["checksum_ok"] == true && counter(&after) > Some(0), "{after}");
+    assert_eq!(files(&scenario.testbed.b, RAM), before, "a restore changed what is staged");
+
+    // The next agent finds it.
+    scenario.agent_b.take().unwrap().kill();
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS).unwrap());
+    let b = &scenario.testbed.b;
+    let node = scenario.kyb_json(b, &["node"]).unwrap();
+    let ram = tier(&node, "ram");
+    assert_eq!(ram["staged"][0]["references"][0], reference.as_str(), "{node}");
+    assert_eq!(ram["staged"][0]["pinned"], false);
+    assert!(ram["usedBytes"].as_u64().unwrap() > MIB << 20, "{node}");
+    let (told, _) = restored(&scenario, &reference, "two");
+    assert_eq!(told["staged"], "ram", "{told}");
+    let page = ["curl", "-s", "--unix-socket", "/run/kybernate/metrics.sock", "http://x/metrics"];
+    let page = b.run(&page).unwrap();
+    assert!(page.contains("kybernate_agent_staging_hits_total{tier=\"ram\"} 1"), "{page}");
+
+    let told = scenario.kyb_json(b, &["evict", &reference]).unwrap();
+    assert_eq!(told["evicted"][0]["tier"], "ram", "{told}");
+    assert_eq!(files(b, RAM), "");
+    let output = scenario.kyb(b, &["evict", &reference]).unwrap();
+    assert!(said(&output).contains("is not staged here"), "{}", said(&output));
+    let (told, _) = restored(&scenario, &reference, "three");
+    assert!(told["staged"].is_null(), "{told}");
+    scenario.end().unwrap();
+}
+
+#[test]
+fn what_cannot_be_staged_leaves_nothing() {
+    let (mut scenario, reference, _) = scene();
+    let ask = |scenario: &Scenario, reference: &str, tier: &str| {
+        let words = ["stage", reference, "--tier", tier, "--plain-http"];
+        scenario.kyb(&scenario.testbed.b, &words).unwrap()
+    };
+    // The budget, and who signed: both before any page moves.
+    let output = ask(&scenario, &reference, "nvme");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("budget of 16777216 bytes"), "{}", said(&output));
+    let unsigned = scenario.reference("staging/unsigned:v1");
+    let words = ["checkpoint", "job", &unsigned, "--plain-http", "--unsigned"];
+    scenario.kyb_json(&scenario.testbed.a, &words).unwrap();
+    let output = ask(&scenario, &unsigned, "ram");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("not signed"), "{}", said(&output));
+    assert_eq!(files(&scenario.testbed.b, RAM), "");
+
+    // The agent dies in the middle.
+    let mut kyb =
+        scenario.testbed.b.command(&["kyb", "stage", &reference, "--tier=ram", "--plain-http"]);
+    let mut kyb = kyb.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let place = scenario.testbed.b.path(RAM);
+    let new = || {
+        let mut entries = fs::read_dir(&place).unwrap().filter_map(Result::ok);
+        entries.any(|entry| entry.path().join("images/pages-1.img").exists())
+    };
+    assert!(catch(new), "no page came");
+    scenario.agent_b.take().unwrap().kill();
+    kyb.kill().unwrap();
+    kyb.wait().unwrap();
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS).unwrap());
+    let left = || files(&scenario.testbed.b, RAM);
+    assert!(wait_until(END_LIMIT, || !left().contains("new-")), "{}", left());
+    let whole = !left().is_empty();
+    let node = scenario.kyb_json(&scenario.testbed.b, &["node"]).unwrap();
+    assert_eq!(tier(&node, "ram")["staged"].as_array().unwrap().len(), usize::from(whole));
+    stage(&scenario, &reference, "ram");
+
+    // The memory behind the tier is full.
+    drop(scenario.agent_b.take());
+    let b = &scenario.testbed.b;
+    let mount = "mkdir -p /run/small && mount -t tmpfs -o size=8m,mode=0700 small /run/small";
+    b.run(&["sh", "-c", mount]).unwrap();
+    let small = "[staging.ram]\nbudget = \"128MiB\"\ndirectory = \"/run/small\"\n";
+    scenario.agent_b = Some(scenario.start_agent(b, small).unwrap());
+    let output = ask(&scenario, &reference, "ram");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("No space left"), "{}", said(&output));
+    assert_eq!(files(&scenario.testbed.b, "/run/small"), "");
+    scenario.end().unwrap();
+}
