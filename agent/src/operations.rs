@@ -40,6 +40,8 @@ pub(crate) struct Operations {
     journal: Journal,
     // Held to look up or change one entry, never across an `.await` or a file access.
     entries: Mutex<BTreeMap<String, Entry>>,
+    // Held while a record is written.
+    writing: Arc<tokio::sync::Mutex<()>>,
     changes: broadcast::Sender<String>,
     pub(crate) metrics: Metrics,
 }
@@ -117,6 +119,7 @@ impl Operations {
         Ok(Arc::new(Self {
             journal,
             entries: Mutex::new(entries.collect()),
+            writing: Arc::default(),
             changes: broadcast::Sender::new(CHANGES_BEHIND_MAX),
             metrics,
         }))
@@ -151,7 +154,7 @@ impl Operations {
             forgotten
         };
         self.metrics.began(record.kind);
-        self.write(record, forgotten).await?;
+        self.write(&record.id, forgotten).await?;
         driver.publish();
         Ok(driver)
     }
@@ -225,13 +228,19 @@ impl Operations {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn write(&self, record: Record, forgotten: Vec<String>) -> Result<(), OperationsError> {
+    /// Keeps an operation as it is now. Two may want that at once: each returns when a record is
+    /// on the disk that has its change, and no older one ever replaces a younger.
+    async fn write(&self, id: &str, forgotten: Vec<String>) -> Result<(), OperationsError> {
+        let alone = Arc::clone(&self.writing).lock_owned().await;
+        let record = self.entries().get(id).map(|entry| entry.record.clone());
         let journal = self.journal.clone();
         let written = tokio::task::spawn_blocking(move || {
+            // Held here, since whoever waits may go away before it is written.
+            let _alone = alone;
             for id in forgotten {
                 journal.remove(&id)?;
             }
-            journal.write(&record)
+            record.map_or(Ok(()), |record| journal.write(&record))
         });
         let written = written.await.map_err(io::Error::other).and_then(|written| written);
         written.map_err(|source| OperationsError {
@@ -308,14 +317,13 @@ impl Driver {
         &self,
         change: impl FnOnce(&mut Record),
     ) -> Result<(), OperationsError> {
-        let record = {
+        {
             let mut entries = self.operations.entries();
             let Some(entry) = entries.get_mut(&*self.id) else { return Ok(()) };
             change(&mut entry.record);
-            entry.record.clone()
-        };
+        }
         self.publish();
-        self.operations.write(record, Vec::new()).await
+        self.operations.write(&self.id, Vec::new()).await
     }
 
     /// Notes that something is about to be made that has to be undone should we die.

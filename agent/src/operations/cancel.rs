@@ -59,7 +59,7 @@ impl Operations {
         id: &str,
         cause: CancelCause,
     ) -> Result<api::Operation, CancelError> {
-        let (record, token) = {
+        let token = {
             let mut entries = self.entries();
             let unknown = || CancelError::NoOperation(id.to_owned());
             let entry = entries.get_mut(id).ok_or_else(unknown)?;
@@ -80,13 +80,13 @@ impl Operations {
                 return Ok(entry.to_api());
             }
             record.cancelled = Some(cause);
-            (record.clone(), entry.cancel.clone())
+            entry.cancel.clone()
         };
         tracing::info!(operation.id = id, ?cause, "cancelling an operation");
         // It ends whether or not that can be written down.
         token.cancel();
         self.tell(id);
-        self.write(record, Vec::new()).await?;
+        self.write(id, Vec::new()).await?;
         self.present(id).ok_or_else(|| CancelError::NoOperation(id.to_owned()))
     }
 }

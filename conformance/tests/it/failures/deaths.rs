@@ -175,6 +175,8 @@ struct Place<'a> {
     node: &'a Node,
     agent: Option<Agent>,
     dump: Dump,
+    /// Whether CRIU had ended when someone died.
+    dumped: bool,
     /// How many moments were tried, and at how many of them nobody died.
     moments: u32,
     missed: u32,
@@ -183,7 +185,8 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     fn new(scenario: &'a Scenario, node: &'a Node, agent: Option<Agent>) -> Self {
         scenario.run_workload(node, "job", MIB, &[]).unwrap();
-        Self { scenario, node, agent, dump: Dump::of(node, "job"), moments: 0, missed: 0 }
+        let dump = Dump::of(node, "job");
+        Self { scenario, node, agent, dump, dumped: false, moments: 0, missed: 0 }
     }
 
     /// Lets someone die at a moment. Where this machine is too slow for it, or CRIU is busy inside
@@ -214,9 +217,9 @@ impl<'a> Place<'a> {
         assert!(caught, "{what}: it did not come to that\n{}", self.told());
         let before = self.dump.counter();
         let began = Instant::now();
-        let mut dumped = ended || self.dump.says("Dumping finished");
+        self.dumped = ended || self.dump.says("Dumping finished");
         let died = !ended && self.dies(victim, &program);
-        dumped |= victim.is_criu() && (!died || self.dump.says("Dumping finished"));
+        self.dumped |= victim.is_criu() && (!died || self.dump.says("Dumping finished"));
         self.ticks(before, &what);
         println!("{what}: ran on after {:?}, died: {died}", began.elapsed());
         self.comes_back(victim, &program);
@@ -226,7 +229,7 @@ impl<'a> Place<'a> {
             status.is_some()
         });
         let status = status.unwrap_or_else(|| panic!("{what}: kyb waits\n{}", self.told()));
-        assert!(dumped || !status.success(), "{what}: a dump that did not end is a success");
+        assert!(self.dumped || !status.success(), "{what}: a dump that did not end is a success");
         self.runs_on(&what);
         assert_eq!(self.dump.directory(), None, "{what}: a dump is left\n{}", self.told());
         let reference = self.scenario.reference(&format!("deaths/{}:next", self.node.name()));
@@ -270,17 +273,20 @@ impl<'a> Place<'a> {
             dither();
         }
         match victim {
-            Victim::AgentForGood | Victim::HungCriu => self.agent.take().unwrap().kill(),
-            Victim::Agent => {
+            Victim::Agent | Victim::AgentForGood | Victim::HungCriu => {
                 self.agent.take().unwrap().kill();
-                self.start_agent();
             }
-            Victim::Criu | Victim::ContainerdForGood => signal(program, Signal::KILL),
-            Victim::Containerd => {
+            Victim::Criu | Victim::ContainerdForGood | Victim::Containerd => {
                 signal(program, Signal::KILL);
-                self.start_containerd();
             }
             Victim::HungContainerd => signal(program, Signal::STOP),
+        }
+        // What had ended by then may be a success.
+        self.dumped |= self.dump.says("Dumping finished");
+        match victim {
+            Victim::Agent => self.start_agent(),
+            Victim::Containerd => self.start_containerd(),
+            _ => {}
         }
         true
     }
