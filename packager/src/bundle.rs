@@ -174,3 +174,6 @@ fn wanted(found: &str, wanted: &'static str) -> Result<(), BundleError> {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod vectors;

@@ -24,6 +24,7 @@ mod rm;
 mod shell;
 mod sign;
 mod stage;
+mod trust;
 mod unpack;
 mod verify;
 

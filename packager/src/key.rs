@@ -1,4 +1,7 @@
 //! Key pairs as cosign has them: the private key encrypted in PEM, the public key in SPKI PEM.
+//!
+//! P-256 is for both. With Ed25519 cosign 3 verifies what we sign; what it signs itself with such a
+//! key, nobody verifies (`spec/artifact.md`, "Signature").
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -10,9 +13,10 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use kybernate_spec::Digest;
 use sha2::{Digest as _, Sha256};
 use sigstore::crypto::Signature;
+use sigstore::crypto::signing_key::Signer;
 use sigstore::crypto::signing_key::ecdsa::EllipticCurve;
 use sigstore::crypto::signing_key::ecdsa::ec::{EcdsaKeys, EcdsaSigner};
-use sigstore::crypto::signing_key::{KeyPair as _, Signer as _};
+use sigstore::crypto::signing_key::ed25519::{Ed25519Keys, Ed25519Signer};
 use sigstore::crypto::verification_key::CosignVerificationKey;
 use sigstore::errors::SigstoreError;
 
@@ -22,10 +26,20 @@ const KEY_BYTES_MAX: u64 = 64 << 10;
 /// The line a private key in the clear begins with.
 const CLEAR: &str = "-----BEGIN PRIVATE KEY-----";
 
-/// A private key that signs: P-256.
+/// A private key that signs: P-256 or Ed25519.
 pub struct SigningKey {
-    signer: EcdsaSigner,
+    signer: Box<dyn Signer + Send + Sync>,
     public: PublicKey,
+}
+
+/// The kinds of keys that sign.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyType {
+    /// ECDSA on P-256 with SHA-256; cosign's.
+    #[default]
+    P256,
+    /// Ed25519 (RFC 8032).
+    Ed25519,
 }
 
 /// A public key that signatures are checked with: P-256, or another kind that cosign signs with.
@@ -74,26 +88,37 @@ pub enum KeyErrorKind {
 impl SigningKey {
     /// Makes a new P-256 key.
     pub fn generate() -> Result<Self, KeyError> {
-        let failed = |error| unusable("make", "a P-256 key", error);
-        Self::of(&EcdsaKeys::new(EllipticCurve::P256).map_err(failed)?, "a P-256 key")
+        Self::generate_of(KeyType::P256)
+    }
+
+    /// Makes a new key.
+    pub fn generate_of(kind: KeyType) -> Result<Self, KeyError> {
+        let made = match kind {
+            KeyType::P256 => EcdsaKeys::new(EllipticCurve::P256).and_then(|keys| ecdsa(&keys)),
+            KeyType::Ed25519 => Ed25519Keys::new().and_then(|keys| ed25519(&keys)),
+        };
+        Self::of(made.map_err(|error| unusable("make", "a key", error))?, "a new key")
     }
 
     /// Opens a key in cosign's encrypted PEM, or in PKCS #8 PEM in the clear.
     pub fn from_pem(pem: &[u8], password: &[u8]) -> Result<Self, KeyError> {
         const WHICH: &str = "the private key";
-        let keys = if is_encrypted(pem) {
-            EcdsaKeys::from_encrypted_pem(pem, password)
+        let opened = if is_encrypted(pem) {
+            // What it is shows only once it is open; the second derivation costs 0.1 s.
+            either(EcdsaKeys::from_encrypted_pem(pem, password), || {
+                Ed25519Keys::from_encrypted_pem(pem, password)
+            })
         } else {
-            EcdsaKeys::from_pem(pem)
+            either(EcdsaKeys::from_pem(pem), || Ed25519Keys::from_pem(pem))
         };
-        let keys = keys.map_err(|error| match error {
+        let signer = opened.map_err(|error| match error {
             // What the secret box says when it does not open.
             SigstoreError::PrivateKeyEncryptError(_) => {
                 KeyError { operation: "open", key: WHICH.to_owned(), kind: KeyErrorKind::Password }
             }
             other => unusable("open", WHICH, other),
         })?;
-        Self::of(&keys, WHICH)
+        Self::of(signer, WHICH)
     }
 
     /// Opens a key file. `password` is asked only when the key is encrypted.
@@ -116,14 +141,14 @@ impl SigningKey {
         &self.public
     }
 
-    /// Signs `message`; returns the signature in DER.
+    /// Signs `message`; returns the signature: DER for P-256, 64 bytes for Ed25519.
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
         self.signer.sign(message).map_err(|error| unusable("sign with", "the private key", error))
     }
 
     /// Returns the private key in cosign's encrypted PEM.
     pub fn to_encrypted_pem(&self, password: &[u8]) -> Result<String, KeyError> {
-        let pem = self.signer.ecdsa_keys().private_key_to_encrypted_pem(password);
+        let pem = self.signer.key_pair().private_key_to_encrypted_pem(password);
         pem.map(|pem| pem.to_string())
             .map_err(|error| unusable("encrypt", "the private key", error))
     }
@@ -147,17 +172,16 @@ impl SigningKey {
         Ok([private, public])
     }
 
-    fn of(keys: &EcdsaKeys, which: &str) -> Result<Self, KeyError> {
+    fn of(signer: Box<dyn Signer + Send + Sync>, which: &str) -> Result<Self, KeyError> {
         let failed = |error| unusable("use", which, error);
-        let spki = keys.public_key_to_der().map_err(failed)?;
+        let spki = signer.key_pair().public_key_to_der().map_err(failed)?;
         let key = CosignVerificationKey::try_from_der(&spki).map_err(failed)?;
-        let p256 = matches!(key, CosignVerificationKey::ECDSA_P256_SHA256_ASN1(_));
-        if !p256 {
-            let text = "only P-256 keys sign checkpoints".to_owned();
+        let public = PublicKey { key, spki };
+        if public.key_type().is_none() {
+            let text = "only P-256 and Ed25519 keys sign checkpoints".to_owned();
             return Err(failed(SigstoreError::KeyParseError(text)));
         }
-        let signer = EcdsaSigner::from_ecdsa_keys(keys).map_err(failed)?;
-        Ok(Self { signer, public: PublicKey { key, spki } })
+        Ok(Self { signer, public })
     }
 }
 
@@ -181,6 +205,15 @@ impl PublicKey {
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
         let pem = read_file(path)?;
         Self::from_pem(&pem).map_err(|error| of_file("read", path, error.kind))
+    }
+
+    /// Returns its kind, when it is one that signs here.
+    pub const fn key_type(&self) -> Option<KeyType> {
+        match &self.key {
+            CosignVerificationKey::ECDSA_P256_SHA256_ASN1(_) => Some(KeyType::P256),
+            CosignVerificationKey::ED25519(_) => Some(KeyType::Ed25519),
+            _ => None,
+        }
     }
 
     /// Returns the key in SPKI PEM.
@@ -225,23 +258,49 @@ impl fmt::Debug for PublicKey {
     }
 }
 
+type Opened = Result<Box<dyn Signer + Send + Sync>, SigstoreError>;
+
+fn ecdsa(keys: &EcdsaKeys) -> Opened {
+    Ok(Box::new(EcdsaSigner::from_ecdsa_keys(keys)?))
+}
+
+fn ed25519(keys: &Ed25519Keys) -> Opened {
+    Ok(Box::new(Ed25519Signer::from_ed25519_keys(keys)?))
+}
+
+/// Takes an ECDSA key, or the Ed25519 key that it is instead.
+fn either(
+    first: Result<EcdsaKeys, SigstoreError>,
+    second: impl FnOnce() -> Result<Ed25519Keys, SigstoreError>,
+) -> Opened {
+    match first {
+        Ok(keys) => ecdsa(&keys),
+        Err(error @ SigstoreError::PrivateKeyEncryptError(_)) => Err(error),
+        // When it is neither, the first words tell what is wrong.
+        Err(error) => second().map_or(Err(error), |keys| ed25519(&keys)),
+    }
+}
+
 fn is_encrypted(pem: &[u8]) -> bool {
     !String::from_utf8_lossy(pem).contains(CLEAR)
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, KeyError> {
-    let wrong = |kind| of_file("read", path, kind);
-    // Devices and pipes tell no size: what is read is bounded, not what they claim.
-    let read = || {
-        let mut content = Vec::new();
-        fs_err::File::open(path)?.take(KEY_BYTES_MAX + 1).read_to_end(&mut content)?;
-        Ok(content)
-    };
-    let content = read().map_err(|error| wrong(KeyErrorKind::Io(error)))?;
-    if u64::try_from(content.len()).is_ok_and(|length| length <= KEY_BYTES_MAX) {
+    read_bounded(path, KEY_BYTES_MAX).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => of_file("read", path, KeyErrorKind::TooLarge),
+        _ => of_file("read", path, KeyErrorKind::Io(error)),
+    })
+}
+
+/// Reads a file of at most `limit` bytes. Devices and pipes tell no size: what is read is bounded,
+/// not what they claim.
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    fs_err::File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    if u64::try_from(content.len()).is_ok_and(|length| length <= limit) {
         Ok(content)
     } else {
-        Err(wrong(KeyErrorKind::TooLarge))
+        Err(io::ErrorKind::FileTooLarge.into())
     }
 }
 
@@ -273,56 +332,4 @@ fn unusable(operation: &'static str, key: &str, error: SigstoreError) -> KeyErro
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use super::*;
-
-    #[test]
-    fn a_written_pair_is_read_back_and_works() {
-        let directory = tempfile::tempdir().unwrap();
-        let made = SigningKey::generate().unwrap();
-        let [private, public] =
-            made.write_files(&directory.path().join("node"), b"secret").unwrap();
-        let permissions = fs_err::metadata(&private).unwrap().permissions().mode();
-        assert_eq!(permissions & 0o777, 0o600);
-        let read = SigningKey::from_file(&private, || Ok(Some("secret".to_owned()))).unwrap();
-        let public = PublicKey::from_file(&public).unwrap();
-        assert_eq!(public.fingerprint(), read.public().fingerprint());
-        let signature = read.sign(b"message").unwrap();
-        assert!(public.verifies(&signature, b"message"));
-        assert!(!public.verifies(&signature, b"massage"));
-    }
-
-    #[test]
-    fn a_wrong_password_is_told_apart() {
-        let pem = SigningKey::generate().unwrap().to_encrypted_pem(b"right").unwrap();
-        let error = SigningKey::from_pem(pem.as_bytes(), b"wrong").unwrap_err();
-        assert!(matches!(error.kind, KeyErrorKind::Password), "{error:?}");
-        let error = SigningKey::from_pem(b"no key", b"").unwrap_err();
-        assert!(matches!(error.kind, KeyErrorKind::Unusable(_)), "{error:?}");
-    }
-
-    #[test]
-    fn a_key_file_is_never_replaced() {
-        let directory = tempfile::tempdir().unwrap();
-        let public = directory.path().join("node.pub");
-        fs_err::write(&public, "precious").unwrap();
-        let key = SigningKey::generate().unwrap();
-        let error = key.write_files(&directory.path().join("node"), b"").unwrap_err();
-        assert!(matches!(error.kind, KeyErrorKind::Exists), "{error:?}");
-        assert_eq!(fs_err::read_to_string(&public).unwrap(), "precious");
-        assert!(!directory.path().join("node.key").exists());
-    }
-
-    #[test]
-    fn the_hint_is_cosigns() {
-        let pem = "-----BEGIN PUBLIC KEY-----\n\
-            MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEUXItgZRxH0mF239AZ0oIUUmMHi3a\n\
-            CJXDDRK7074nPNBl6Ee2ke2vuX/HCeZi1D4owcaCIYXWmE/CcQmLT60HNw==\n\
-            -----END PUBLIC KEY-----\n";
-        let key = PublicKey::from_pem(pem.as_bytes()).unwrap();
-        assert_eq!(key.hint(), "KYcgMOCfqr4N6SYs32bLLa4qkUWD+kz61QYjA/dJPUg=");
-        assert_eq!(key.to_pem(), pem);
-    }
-}
+mod tests;

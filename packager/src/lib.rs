@@ -3,7 +3,7 @@
 //! Reading order: [`store`] is where artifacts are kept ([`remote`] and [`layout`] are its kinds);
 //! [`pack`] makes an artifact from a dump directory, [`artifact`] opens one, and [`unpack`] makes a
 //! dump directory of it again; [`inspect`] and [`inside`] look into one,
-//! [`difference`] and [`listing`] at several; [`criu`] and
+//! [`difference`] and [`listing`] at several; [`policy`] says whose signature counts; [`criu`] and
 //! [`images_pack`] know the files of a dump; [`compat`] tells whether a [`node`] can restore it;
 //! [`agent_api`] is the node agent's API.
 
@@ -25,6 +25,7 @@ pub mod listing;
 pub mod node;
 pub mod outline;
 pub mod pack;
+pub mod policy;
 pub mod progress;
 pub mod remote;
 pub mod sign;

@@ -15,6 +15,7 @@ use kybernate_spec::page_index::{PageIndexError, index_bytes_max};
 use kybernate_spec::{Descriptor, Digest, Reason};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
+pub mod deep;
 pub(crate) mod pages;
 mod place;
 mod plan;
@@ -156,21 +157,40 @@ async fn unpack_images_where(
     progress: &Progress,
 ) -> Result<(), UnpackError> {
     progress.expect(checkpoint.images.size);
-    let stream = store.blob(&checkpoint.images).await?;
-    let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let directory = directory.to_owned();
-    let unpacked = tokio::task::spawn_blocking(move || {
-        images_pack::read(bytes, |name, content| {
+    read_images(
+        store,
+        checkpoint,
+        progress,
+        (keep, directory),
+        |(keep, directory), name, content| {
             if !keep(name) {
                 return Ok(());
             }
             let mut file = create(&directory.join(name))?;
             io::Write::write_all(&mut file, content)
-        })
+        },
+    )
+    .await?;
+    Ok(())
+}
+
+/// Reads the pack to its end and hands each file to `each`, which keeps what it needs in `state`.
+async fn read_images<T: Send + 'static>(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    progress: &Progress,
+    mut state: T,
+    each: fn(&mut T, &str, &[u8]) -> io::Result<()>,
+) -> Result<T, UnpackError> {
+    let stream = store.blob(&checkpoint.images).await?;
+    let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+    let read = tokio::task::spawn_blocking(move || {
+        let read = images_pack::read(bytes, |name, content| each(&mut state, name, content));
+        read.map(|bytes| (state, bytes))
     });
-    let unpacked =
-        unpacked.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))?;
-    let image_bytes = unpacked.map_err(images_error)?;
+    let read = read.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))?;
+    let (state, image_bytes) = read.map_err(images_error)?;
     let sizes = &checkpoint.config.sizes;
     if image_bytes.checked_add(sizes.bulk_bytes) != Some(sizes.dump_bytes) {
         let text = "the files of its pack and its bulk files do not add up to its dump";
@@ -178,7 +198,7 @@ async fn unpack_images_where(
     }
     progress.advance(checkpoint.images.size);
     progress.transfer(checkpoint.images.size);
-    Ok(())
+    Ok(state)
 }
 
 /// Unpacks only the images that say which memory is where, however large they are.
@@ -279,10 +299,7 @@ async fn fetch(
         blocking(move || pages::create_files(&target, &files)).await.map_err(
             |error| match error.kind() {
                 // The directory was empty before: the pack of images has a file of this name.
-                io::ErrorKind::AlreadyExists => {
-                    let text = "the pack of images and the page index have a file of one name";
-                    UnpackError::Contradiction(Reason::FileTwice, text.to_owned())
-                }
+                io::ErrorKind::AlreadyExists => contradiction(),
                 _ => UnpackError::Io("create the dump's files", error),
             },
         )?;
@@ -293,6 +310,12 @@ async fn fetch(
             pages::fetch_shard(store, shard, number, &plan, &files, progress)
         })
         .await
+}
+
+/// The pack and the page index name one file.
+fn contradiction() -> UnpackError {
+    let text = "the pack of images and the page index have a file of one name";
+    UnpackError::Contradiction(Reason::FileTwice, text.to_owned())
 }
 
 /// Creates a file that only we can read, and that was not there.

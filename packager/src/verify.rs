@@ -2,17 +2,13 @@
 
 use std::fmt;
 
-use futures::stream::{self, TryStreamExt as _};
 use kybernate_spec::{Descriptor, Digest, chain, media_type};
 
 use crate::bundle::{self, BundleError, Proof};
-use crate::checked::{collect, length};
-use crate::copy::PARALLEL;
+use crate::checked::collect;
 use crate::key::PublicKey;
 use crate::outline::Outline;
-use crate::progress::Progress;
-use crate::store::{Store, StoreError, StoredManifest};
-use crate::walk::{Follow, Walk, WalkError};
+use crate::store::{Store, StoreError};
 
 /// Referrers looked at. More than that on one checkpoint is a flood, not a need.
 pub const SIGNATURES_MAX: usize = 64;
@@ -122,31 +118,6 @@ pub async fn verify_signature(
         }
         None => Err(VerifyError::OtherKeys { digest: digest.clone(), keys: others, skipped }),
     }
-}
-
-/// Reads every byte of an artifact, its signatures left out, and compares each manifest and blob
-/// with its digest. Returns how many bytes there are.
-pub async fn read_everything(
-    store: &Store,
-    root: StoredManifest,
-    progress: &Progress,
-) -> Result<u64, WalkError> {
-    progress.step("read");
-    let walk = Walk::from(store, root, Follow::Content).await?;
-    let manifests: u64 = walk.manifests.iter().map(|manifest| manifest.descriptor.size).sum();
-    let blobs: u64 = walk.blobs.iter().map(|blob| blob.size).sum();
-    progress.expect(blobs);
-    stream::iter(walk.blobs.iter().map(Ok))
-        .try_for_each_concurrent(PARALLEL, |blob| async move {
-            let mut content = store.blob(blob).await?;
-            while let Some(bytes) = content.try_next().await? {
-                progress.advance(length(&bytes));
-            }
-            Ok::<_, StoreError>(())
-        })
-        .await?;
-    progress.finish();
-    Ok(manifests.saturating_add(blobs))
 }
 
 /// Lists what looks like a signature of `digest`, without checking it.

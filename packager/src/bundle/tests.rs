@@ -1,13 +1,13 @@
 use super::*;
 
 /// Written by cosign 3.1.1 with `sign --key --tlog-upload=false --use-signing-config=false`.
-const COSIGN: &str = r#"{"mediaType":"application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial":{"publicKey":{"hint":"KYcgMOCfqr4N6SYs32bLLa4qkUWD+kz61QYjA/dJPUg="}}, "dsseEnvelope":{"payload":"eyJfdHlwZSI6Imh0dHBzOi8vaW4tdG90by5pby9TdGF0ZW1lbnQvdjEiLCAic3ViamVjdCI6W3siZGlnZXN0Ijp7InNoYTI1NiI6IjQwYWMyYzQyYzA5YjU5OWI4ZWRkOTgwN2M1ODQ2ZWEwOGY3NmJkZTgwOWIyMjkzNTkyZDY1ZDA2ZjI5ZGNhZTIifSwgImFubm90YXRpb25zIjp7fX1dLCAicHJlZGljYXRlVHlwZSI6Imh0dHBzOi8vc2lnc3RvcmUuZGV2L2Nvc2lnbi9zaWduL3YxIiwgInByZWRpY2F0ZSI6e319", "payloadType":"application/vnd.in-toto+json", "signatures":[{"sig":"MEQCIAp5FtZYnEtq91fQ0hNfeRpSadoDJ7c3OClRSi8ccJ9zAiA/d0+g47aDQW9XedHS4DouiX2oPRJ2n6UJ0SHTdUjsIw=="}]}}"#;
-const COSIGN_KEY: &str = "-----BEGIN PUBLIC KEY-----
+pub(super) const COSIGN: &str = r#"{"mediaType":"application/vnd.dev.sigstore.bundle.v0.3+json", "verificationMaterial":{"publicKey":{"hint":"KYcgMOCfqr4N6SYs32bLLa4qkUWD+kz61QYjA/dJPUg="}}, "dsseEnvelope":{"payload":"eyJfdHlwZSI6Imh0dHBzOi8vaW4tdG90by5pby9TdGF0ZW1lbnQvdjEiLCAic3ViamVjdCI6W3siZGlnZXN0Ijp7InNoYTI1NiI6IjQwYWMyYzQyYzA5YjU5OWI4ZWRkOTgwN2M1ODQ2ZWEwOGY3NmJkZTgwOWIyMjkzNTkyZDY1ZDA2ZjI5ZGNhZTIifSwgImFubm90YXRpb25zIjp7fX1dLCAicHJlZGljYXRlVHlwZSI6Imh0dHBzOi8vc2lnc3RvcmUuZGV2L2Nvc2lnbi9zaWduL3YxIiwgInByZWRpY2F0ZSI6e319", "payloadType":"application/vnd.in-toto+json", "signatures":[{"sig":"MEQCIAp5FtZYnEtq91fQ0hNfeRpSadoDJ7c3OClRSi8ccJ9zAiA/d0+g47aDQW9XedHS4DouiX2oPRJ2n6UJ0SHTdUjsIw=="}]}}"#;
+pub(super) const COSIGN_KEY: &str = "-----BEGIN PUBLIC KEY-----
 MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEUXItgZRxH0mF239AZ0oIUUmMHi3a
 CJXDDRK7074nPNBl6Ee2ke2vuX/HCeZi1D4owcaCIYXWmE/CcQmLT60HNw==
 -----END PUBLIC KEY-----
 ";
-const COSIGN_SUBJECT: &str =
+pub(super) const COSIGN_SUBJECT: &str =
     "sha256:40ac2c42c09b599b8edd9807c5846ea08f76bde809b2293592d65d06f29dcae2";
 
 #[test]

@@ -10,9 +10,11 @@ use kybernate_packager::inspect::InspectError;
 use kybernate_packager::key::{KeyError, KeyErrorKind};
 use kybernate_packager::listing::ListError;
 use kybernate_packager::pack::PackError;
+use kybernate_packager::policy::PolicyError;
 use kybernate_packager::sign::SignError;
 use kybernate_packager::store::{StoreError, StoreErrorKind};
 use kybernate_packager::unpack::UnpackError;
+use kybernate_packager::unpack::deep::DeepError;
 use kybernate_packager::verify::VerifyError;
 use kybernate_packager::walk::WalkError;
 use kybernate_spec::{Reason, chain};
@@ -229,12 +231,38 @@ impl From<UnpackError> for Failure {
     }
 }
 
+impl From<DeepError> for Failure {
+    fn from(error: DeepError) -> Self {
+        match error {
+            DeepError::Walk(error) => error.into(),
+            DeepError::Artifact(error) => error.into(),
+            DeepError::Unpack(error) => error.into(),
+            error @ (DeepError::PageHash { .. }
+            | DeepError::Image { .. }
+            | DeepError::Volume(..)) => Self::Refused(Rule::Integrity, error.into()),
+            error @ DeepError::Io(..) => Self::failed(error),
+        }
+    }
+}
+
 impl From<VerifyError> for Failure {
     fn from(error: VerifyError) -> Self {
         if error.is_refusal() {
             return Self::Refused(Rule::Signature, error.into());
         }
         Self::failed(error)
+    }
+}
+
+impl From<PolicyError> for Failure {
+    fn from(error: PolicyError) -> Self {
+        match error {
+            PolicyError::Uncovered(_) | PolicyError::Expired(_) => {
+                Self::Refused(Rule::Policy, error.into())
+            }
+            error if error.is_refusal() => Self::Refused(Rule::Signature, error.into()),
+            error @ PolicyError::Signature { .. } => Self::failed(error),
+        }
     }
 }
 

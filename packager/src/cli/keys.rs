@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
-use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
+use kybernate_packager::key::{KeyError, KeyType, PublicKey, SigningKey};
 
 use super::Failure;
 
@@ -24,7 +24,10 @@ pub(super) async fn read(paths: &[PathBuf]) -> Result<Vec<PublicKey>, Failure> {
 }
 
 /// Makes a key pair.
-pub(super) async fn make(prefix: &Path) -> Result<(SigningKey, [PathBuf; 2]), Failure> {
+pub(super) async fn make(
+    prefix: &Path,
+    kind: KeyType,
+) -> Result<(SigningKey, [PathBuf; 2]), Failure> {
     let prefix = prefix.to_owned();
     let password = tokio::task::spawn_blocking(new_password)
         .await
@@ -34,7 +37,7 @@ pub(super) async fn make(prefix: &Path) -> Result<(SigningKey, [PathBuf; 2]), Fa
             Failure::usage("the key needs a password: set COSIGN_PASSWORD, or run in a terminal")
         })?;
     blocking(move || {
-        let key = SigningKey::generate()?;
+        let key = SigningKey::generate_of(kind)?;
         let paths = key.write_files(&prefix, password.as_bytes())?;
         Ok((key, paths))
     })

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::progress::Progress;
 use kybernate_packager::unpack::{Limits, unpack};
-use kybernate_packager::verify::verify_signature;
 use kybernate_spec::Location;
 use serde_json::json;
 
-use super::{Connection, Failure, keys};
+use super::trust::Trust;
+use super::{Connection, Failure};
 use crate::terminal::{Terminal, bytes};
 
 /// Turn a checkpoint into a dump directory that CRIU can read.
@@ -18,8 +18,13 @@ use crate::terminal::{Terminal, bytes};
 /// Its signature is verified first, then every byte on the way. The directory appears whole or not
 /// at all.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  \
-    kyb unpack registry.example.com/team/job:v1 ./dump --key team.pub")]
+#[command(
+    group = ArgGroup::new("trusted")
+        .args(["keys", "policy", "insecure_no_signature"])
+        .required(true),
+    after_help = "Example:\n  \
+        kyb unpack registry.example.com/team/job:v1 ./dump --key team.pub"
+)]
 pub(super) struct Unpack {
     /// What to unpack.
     #[arg(value_name = "REF")]
@@ -27,11 +32,10 @@ pub(super) struct Unpack {
     /// Where to. Must not exist, or be empty.
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// A public key that is trusted; may be given more than once.
-    #[arg(long = "key", value_name = "FILE", required_unless_present = "insecure_no_signature")]
-    keys: Vec<PathBuf>,
+    #[command(flatten)]
+    trust: Trust,
     /// Unpack whoever made it.
-    #[arg(long, conflicts_with = "keys")]
+    #[arg(long)]
     insecure_no_signature: bool,
     #[command(flatten)]
     connection: Connection,
@@ -39,12 +43,14 @@ pub(super) struct Unpack {
 
 impl Unpack {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
-        let keys = keys::read(&self.keys).await?;
+        let trusted = self.trust.read().await?;
         let store = self.connection.open(&self.reference).await?;
         let stored = store.resolve(&self.reference).await?;
         let digest = stored.descriptor.digest.clone();
+        let mut warning = None;
         if !self.insecure_no_signature {
-            verify_signature(&store, &digest, &keys).await?;
+            let found = trusted.check(&store, &stored, &self.reference).await?;
+            warning = (!found.is_signed()).then(|| found.tell());
         }
         let name = self.reference.to_string();
         let checkpoint = Checkpoint::of(&store, stored, &name).await?;
@@ -57,12 +63,16 @@ impl Unpack {
             "digest": digest,
             "directory": self.directory.display().to_string(),
             "dumpBytes": sizes.dump_bytes,
+            "warning": warning,
         });
-        let text = format!(
+        let mut text = format!(
             "unpacked {digest}\ninto     {}, {}",
             self.directory.display(),
             bytes(sizes.dump_bytes)
         );
+        if let Some(warning) = &warning {
+            text = format!("{text}\n{warning}");
+        }
         terminal.print(&facts, &text).map_err(Failure::failed)
     }
 }

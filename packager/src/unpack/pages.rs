@@ -176,6 +176,14 @@ impl Incoming {
         }
         Ok(content)
     }
+
+    /// Reads on to the end, where nothing more may come; a stream that checks itself does so there.
+    pub(crate) async fn end(mut self) -> Result<(), UnpackError> {
+        while let Some(piece) = self.stream.next().await {
+            piece?;
+        }
+        Ok(())
+    }
 }
 
 fn ended_early(shard: &Descriptor) -> UnpackError {
@@ -199,7 +207,7 @@ pub(crate) fn hash_of(hash: ChunkHash, content: &[u8]) -> [u8; 32] {
 }
 
 /// Returns the extents that touch a chunk.
-fn extents_of(extents: &[Extent], chunk: u32) -> &[Extent] {
+pub(super) fn extents_of(extents: &[Extent], chunk: u32) -> &[Extent] {
     let pages = CHUNK_BYTES / PAGE_BYTES;
     let (first, end) = (chunk * pages, (chunk + 1) * pages);
     let from = extents.partition_point(|extent| extent.shard_page + extent.pages <= first);

@@ -56,6 +56,8 @@ pub(super) struct Extent {
     pub(super) file: u32,
     /// First page in the file.
     pub(super) file_page: u64,
+    /// How many pages the index names before.
+    pub(super) ordinal: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +72,8 @@ struct Place {
     cursor: Cursor,
     file: u32,
     segment: u64,
+    /// How many pages are named before.
+    page: u64,
 }
 
 impl Plan {
@@ -98,9 +102,9 @@ impl Plan {
                     segment = 0;
                 }
                 Record::Segment(runs) => {
-                    pages += runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
                     let file = u32::try_from(plan.files.len()).unwrap_or(u32::MAX) - 1;
-                    let place = Place { cursor, file, segment };
+                    let place = Place { cursor, file, segment, page: pages };
+                    pages += runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
                     let wanted = plan.files.last().is_some_and(|file| file.wanted);
                     for run in runs.iter().filter(|_| wanted) {
                         plan.widen(run.place.shard, place, reader.position());
@@ -140,21 +144,25 @@ impl Plan {
         let cursor = window.from.cursor;
         let input = from(&self.index, cursor.position());
         let mut reader = Reader::resume(input, self.header, cursor, self.shard_pages.clone());
-        let Place { mut file, mut segment, .. } = window.from;
+        let Place { mut file, mut segment, page: mut ordinal, .. } = window.from;
         let mut extents = Vec::new();
         while reader.position() < window.to {
             match reader.next_record()? {
                 Some(Record::Segment(runs)) => {
                     let wanted = usize::try_from(file).ok().and_then(|file| self.files.get(file));
                     let wanted = wanted.is_some_and(|file| file.wanted);
-                    for run in runs.iter().filter(|run| wanted && run.place.shard == number) {
+                    for run in runs {
                         let base = segment * u64::from(PAGES_PER_SEGMENT);
-                        extents.push(Extent {
-                            shard_page: u32::from(run.place.page),
-                            pages: u32::from(run.pages),
-                            file,
-                            file_page: base + u64::from(run.first),
-                        });
+                        if wanted && run.place.shard == number {
+                            extents.push(Extent {
+                                shard_page: u32::from(run.place.page),
+                                pages: u32::from(run.pages),
+                                file,
+                                file_page: base + u64::from(run.first),
+                                ordinal,
+                            });
+                        }
+                        ordinal += u64::from(run.pages);
                     }
                     segment += 1;
                 }

@@ -1,10 +1,11 @@
-//! The schemas of what `kyb … --json` prints.
+//! The schemas of what `kyb … --json` prints, and of policies.
 
 use std::path::Path;
 
 use kybernate_packager::difference::Difference;
 use kybernate_packager::inspect::Inspected;
 use kybernate_packager::listing::{Chain, Listing};
+use kybernate_packager::policy::Policy;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
@@ -29,6 +30,7 @@ fn the_schemas_are_up_to_date() {
         ("diff", schema_of::<Difference>()),
         ("ls", schema_of::<Listing>()),
         ("tree", schema_of::<Chain>()),
+        ("policy", Policy::schema()),
     ] {
         let file = format!("../spec/schema/{name}.json");
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);

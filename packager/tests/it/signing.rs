@@ -1,7 +1,7 @@
 //! Signatures, ours and cosign's.
 
 use bytes::Bytes;
-use kybernate_packager::key::{PublicKey, SigningKey};
+use kybernate_packager::key::{KeyType, PublicKey, SigningKey};
 use kybernate_packager::sign::sign;
 use kybernate_packager::verify::{VerifyError, list_signatures, verify_signature};
 use kybernate_spec::{Annotations, Manifest, media_type};
@@ -15,7 +15,8 @@ async fn one_good_signature_by_a_given_key_is_enough() {
     for registry in Registry::all() {
         let store = registry.open("a/b").await;
         let index = checkpoint(&store, &[noise(1000, 1)]).await;
-        let keys: Vec<SigningKey> = (0..3).map(|_| SigningKey::generate().unwrap()).collect();
+        let kinds = [KeyType::P256, KeyType::Ed25519, KeyType::Ed25519];
+        let keys = kinds.map(|kind| SigningKey::generate_of(kind).unwrap());
         let public: Vec<PublicKey> = keys.iter().map(|key| key.public().clone()).collect();
         let error = verify_signature(&store, &index.digest, &public).await.unwrap_err();
         assert!(matches!(error, VerifyError::NotSigned { .. }), "{error:?}");
@@ -82,26 +83,32 @@ async fn a_signature_of_something_else_does_not_count() {
 async fn cosign_verifies_what_we_signed() {
     let Some(tools) = Tools::find() else { return };
     for registry in Registry::all() {
-        let store = registry.open("a/b").await;
-        let index = checkpoint(&store, &[noise(1000, 1)]).await;
-        let key = SigningKey::generate().unwrap();
-        let signature = sign(&store, &index, &key).await.unwrap();
-        let public = tools.home().join("ours.pub");
-        fs_err::write(&public, key.public().to_pem()).unwrap();
-        let reference = format!("{}/a/b@{}", registry.address(), index.digest);
-        let verify = ["verify", "--insecure-ignore-tlog", "--key"];
-        let arguments = [&verify[..], &[public.to_str().unwrap(), &reference]].concat();
-        let told = tools.succeed("cosign", &arguments);
-        assert!(told.contains(&index.digest.to_string()), "{told}");
-
-        let other = tools.home().join("other.pub");
-        fs_err::write(&other, SigningKey::generate().unwrap().public().to_pem()).unwrap();
-        let arguments = [&verify[..], &[other.to_str().unwrap(), &reference]].concat();
-        assert!(!tools.run("cosign", &arguments).status.success());
-
-        let discovered = tools.succeed("oras", &["discover", "--plain-http", &reference]);
-        assert!(discovered.contains(&signature.digest.to_string()), "{discovered}");
+        for (name, kind) in [("a/p256", KeyType::P256), ("a/ed25519", KeyType::Ed25519)] {
+            cosign_verifies(&tools, &registry, name, kind).await;
+        }
     }
+}
+
+async fn cosign_verifies(tools: &Tools, registry: &Registry, name: &str, kind: KeyType) {
+    let store = registry.open(name).await;
+    let index = checkpoint(&store, &[noise(1000, 1)]).await;
+    let key = SigningKey::generate_of(kind).unwrap();
+    let signature = sign(&store, &index, &key).await.unwrap();
+    let public = tools.home().join("ours.pub");
+    fs_err::write(&public, key.public().to_pem()).unwrap();
+    let reference = format!("{}/{name}@{}", registry.address(), index.digest);
+    let verify = ["verify", "--insecure-ignore-tlog", "--key"];
+    let arguments = [&verify[..], &[public.to_str().unwrap(), &reference]].concat();
+    let told = tools.succeed("cosign", &arguments);
+    assert!(told.contains(&index.digest.to_string()), "{told}");
+
+    let other = tools.home().join("other.pub");
+    fs_err::write(&other, SigningKey::generate_of(kind).unwrap().public().to_pem()).unwrap();
+    let arguments = [&verify[..], &[other.to_str().unwrap(), &reference]].concat();
+    assert!(!tools.run("cosign", &arguments).status.success());
+
+    let discovered = tools.succeed("oras", &["discover", "--plain-http", &reference]);
+    assert!(discovered.contains(&signature.digest.to_string()), "{discovered}");
 }
 
 #[tokio::test]
