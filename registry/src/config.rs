@@ -21,6 +21,7 @@
 //! `KYBERNATE_REGISTRY_X='[{a = 1}]'`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -73,6 +74,9 @@ pub struct Config {
     /// Directory that holds everything; made when it is missing.
     #[schemars(extend("format" = "dir"))]
     pub root: PathBuf,
+    /// How long to wait for another process to let go of the root: a server that still drains, or
+    /// was killed just now. Its clients are let in and wait meanwhile.
+    pub root_wait: Period,
     /// Address to serve on; port 0 takes a free one.
     pub listen: Address,
     /// What is logged, and how.
@@ -107,6 +111,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             root: "/var/lib/kybernate-registry".into(),
+            // More than the default of `[connections] drain`.
+            root_wait: Period(Duration::from_secs(30)),
             listen: Address::loopback(5000),
             log: Log::default(),
             connections: Connections::default(),
@@ -155,6 +161,7 @@ impl Config {
         } else if self.root.exists() && !self.root.is_dir() {
             mistakes.add("root", format!("{} is not a directory; name one", self.root.display()));
         }
+        self.root_wait.check(Duration::ZERO..=Duration::from_hours(1), "root_wait", mistakes);
         self.log.check(&mut mistakes.within("log"));
         self.connections.check(&mut mistakes.within("connections"));
         self.access.check(&mut mistakes.within("access"));

@@ -143,7 +143,7 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
     };
     // Addresses first: where one is taken, nothing is made on the disk.
     let (listener, operations) = runtime.block_on(listen(&config))?;
-    let store = match Store::open(&config.root) {
+    let store = match Store::open_within(&config.root, config.root_wait.0) {
         Err(error) if error.is_usage() => return Ok(wrong_usage(&[error])),
         opened => opened?,
     };

@@ -69,6 +69,7 @@ pub(crate) use self::condemned::Condemned;
 pub(crate) use self::glance::glance;
 pub(crate) use self::house::Barrier;
 pub(crate) use self::layout::file_name;
+pub(crate) use self::open::looks;
 pub(crate) use self::prove::Proof;
 pub(crate) use self::sink::Sink;
 pub(crate) use self::upload_file::UploadFile;

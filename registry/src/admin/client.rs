@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use backon::Retryable as _;
 use fs_err as fs;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Reply, Request, SOCKET, line, server, short};
 use crate::config::Config;
 use crate::janitor::stoppable;
-use crate::store::{OpenError, Store, StoreError};
+use crate::store::{OpenError, Store, StoreError, looks};
 
 /// Why maintenance could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -56,20 +57,37 @@ pub async fn run(
 ) -> Result<Reply, AdminError> {
     let root = &config.root;
     Store::require(root)?;
-    if let Some(stream) = connect(root).await? {
-        return ask(stream, request, told).await;
+    let mut waited = false;
+    let reached = (async || reach(root).await)
+        .retry(looks(config.root_wait.0))
+        .when(|error| matches!(error, AdminError::Open(error) if error.is_locked()))
+        .notify(|_locked, _pause| {
+            if !std::mem::replace(&mut waited, true) {
+                tracing::warn!(?root, wait = %config.root_wait, "another process has the store and does not answer; waiting for it");
+            }
+        });
+    match reached.await {
+        Ok(Reached::Server(stream)) => ask(stream, request, told).await,
+        Ok(Reached::Store(store)) => perform_here(config, store, request, told).await,
+        Err(AdminError::Open(error)) if error.is_locked() => {
+            let refused = io::ErrorKind::ConnectionRefused.into();
+            Err(AdminError::Unreachable(root.join(SOCKET), refused))
+        }
+        Err(error) => Err(error),
     }
-    match Store::open_existing(root).map(Arc::new) {
-        Ok(store) => perform_here(config, store, request, told).await,
-        // It began to serve just now.
-        Err(OpenError::Locked(_)) => match connect(root).await? {
-            Some(stream) => ask(stream, request, told).await,
-            None => Err(AdminError::Unreachable(
-                root.join(SOCKET),
-                io::ErrorKind::ConnectionRefused.into(),
-            )),
-        },
-        Err(error) => Err(error.into()),
+}
+
+/// Who can do the work.
+enum Reached {
+    Server(UnixStream),
+    Store(Arc<Store>),
+}
+
+/// Fails as locked when somebody has the store who does not answer: one who begins or ends to serve.
+async fn reach(root: &Path) -> Result<Reached, AdminError> {
+    match connect(root).await? {
+        Some(stream) => Ok(Reached::Server(stream)),
+        None => Ok(Reached::Store(Arc::new(Store::open_existing(root)?))),
     }
 }
 

@@ -234,7 +234,7 @@ impl clap::Args for Settings {
 
 impl clap::Args for GcSettings {
     fn augment_args(command: Command) -> Command {
-        Settings::options(command, Some(&["root", "log", "gc"]))
+        Settings::options(command, Some(&["root", "root_wait", "log", "gc"]))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -244,7 +244,7 @@ impl clap::Args for GcSettings {
 
 impl clap::Args for ScrubSettings {
     fn augment_args(command: Command) -> Command {
-        Settings::options(command, Some(&["root", "log", "scrub"]))
+        Settings::options(command, Some(&["root", "root_wait", "log", "scrub"]))
     }
 
     fn augment_args_for_update(command: Command) -> Command {

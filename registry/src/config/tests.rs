@@ -202,7 +202,7 @@ fn sizes_and_times_read_back_as_they_are_written() {
     serde_json::from_value::<Size>(json!(-1)).unwrap_err();
     serde_json::from_value::<Size>(json!("ten")).unwrap_err();
     for seconds in [0, 1, 90, 86_400 * 3 + 1] {
-        let period = Period(std::time::Duration::from_secs(seconds));
+        let period = Period(Duration::from_secs(seconds));
         assert_eq!(serde_json::from_value::<Period>(json!(period)).unwrap(), period);
     }
 }

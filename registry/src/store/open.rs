@@ -2,8 +2,9 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
+use backon::{BlockingRetryable as _, ExponentialBuilder};
 use fs_err as fs;
 use kybernate_spec::Algorithm;
 use rustix::fs::{FlockOperation, flock};
@@ -20,6 +21,10 @@ pub(crate) const VERSION_FILE: &str = "kybernate-registry.json";
 const LAYOUT: u32 = 1;
 /// What a store's root may hold before its version file is there: a first start that was killed.
 const OURS: [&str; 6] = ["blobs", "repositories", "uploads", "tmp", "corrupt", "gc"];
+
+/// How soon and how rarely it is looked whether a store that was locked is free. What holds it for a
+/// moment only, such as a look at another process's open files, is gone at the first look.
+const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// Why a directory cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +72,11 @@ impl OpenError {
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Foreign { .. } | Self::NoStore { .. })
     }
+
+    /// Whether another process has the store, so that waiting for it may help.
+    pub fn is_locked(&self) -> bool {
+        matches!(self, Self::Locked(_))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -99,7 +109,34 @@ impl Drop for Lock {
     }
 }
 
+/// When to look again for a store that another process has, for as long as `wait`.
+pub(crate) fn looks(wait: Duration) -> ExponentialBuilder {
+    let [first, longest] = LOOKS;
+    let looks = ExponentialBuilder::new().with_min_delay(first).with_max_delay(longest);
+    looks.without_max_times().with_total_delay(Some(wait))
+}
+
 impl Store {
+    /// Opens the store at `root` as [`Self::open`] does, and waits as long as `wait` for another
+    /// process to let go of it: one that drains, or that was killed. Blocks.
+    pub fn open_within(root: &Path, wait: Duration) -> Result<Self, OpenError> {
+        let began = Instant::now();
+        let mut waited = false;
+        let opened = (|| Self::open(root))
+            .retry(looks(wait))
+            .when(OpenError::is_locked)
+            .notify(|_locked, _pause| {
+                if !std::mem::replace(&mut waited, true) {
+                    tracing::warn!(?root, ?wait, "another process has the store; waiting for it");
+                }
+            })
+            .call();
+        if waited && opened.is_ok() {
+            tracing::info!(?root, waited = ?began.elapsed(), "the other process let go of the store");
+        }
+        opened
+    }
+
     /// Opens the store at `root`, which is made when it is missing. Blocks.
     ///
     /// The store is locked until the value is dropped, also against other processes.

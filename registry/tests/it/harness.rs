@@ -66,7 +66,8 @@ impl TestRegistry {
     }
 
     pub(crate) async fn start_with(config: &Config, root: TempDir) -> Self {
-        let store = Store::open(&root.path().join("store")).unwrap();
+        let path = root.path().join("store");
+        let store = Store::open_within(&path, config.root_wait.0).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = Server::start(config, store, listener).unwrap();
         let remote = Remote::new(format!("http://{}", server.address()));

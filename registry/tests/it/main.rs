@@ -35,3 +35,4 @@ mod serve;
 mod soak;
 mod tls;
 mod trace;
+mod wait;

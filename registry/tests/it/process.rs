@@ -34,7 +34,11 @@ impl Process {
 
     /// Starts what serves, and waits for the line that says where.
     pub(crate) async fn of(mut serve: Command) -> Self {
-        let mut child = serve.spawn().unwrap();
+        Self::listening(serve.spawn().unwrap()).await
+    }
+
+    /// Waits for the line that says where a child serves.
+    pub(crate) async fn listening(mut child: Child) -> Self {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).await.unwrap();
         let Some(address) = line.trim_end().strip_prefix("listening on ") else {

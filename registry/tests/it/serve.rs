@@ -64,20 +64,6 @@ async fn help_shows_what_a_command_takes_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_second_server_on_a_root_is_refused() {
-    let root = tempfile::tempdir().unwrap();
-    let first = Process::start(root.path(), &[]).await;
-    let path = root.path().to_str().unwrap();
-    let second = command(&["serve", "--root", path, "--listen", "127.0.0.1:0"]);
-    let output = { second }.output().await.unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("already served by another process"), "{told}");
-    assert_eq!(first.remote.get("/v2/").await.status, 200);
-    first.kill().await;
-}
-
-#[tokio::test]
 async fn what_is_no_store_is_left_alone_and_named() {
     let directory = tempfile::tempdir().unwrap();
     let (empty, foreign) = (directory.path().join("empty"), directory.path().join("foreign"));
