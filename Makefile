@@ -1,12 +1,13 @@
 # make demo   a running container moves from one node to another
 # make test   every check: formatting, lints, documentation, licences, all tests
 # make soak   kills the registry a hundred times under load and looks at what is left
+# make fuzz   looks for inputs that break a parser (fuzz/README.md)
 # make bench  figures beside containerd's own path and beside other registries (release build)
 
 CARGO ?= cargo
 export KYBERNATE_CACHE ?= /var/cache/kybernate
 
-.PHONY: demo test build lint bench soak clean setup
+.PHONY: demo test build lint bench soak fuzz clean setup
 
 demo: build
 	target/debug/kybernate-conformance demo
@@ -27,6 +28,16 @@ lint: setup
 
 soak: setup
 	KYBERNATE_SOAK_ROUNDS=100 $(CARGO) test -p kybernate-registry --locked --test it -- soak:: --nocapture
+
+SECONDS ?= 60
+TARGETS ?= $(notdir $(basename $(wildcard fuzz/fuzz_targets/*.rs)))
+
+fuzz:
+	for target in $(TARGETS); do \
+		mkdir -p fuzz/target/found/$$target && \
+		$(CARGO) fuzz run --fuzz-dir fuzz --sanitizer none $$target \
+			fuzz/target/found/$$target fuzz/corpus/$$target -- -max_total_time=$(SECONDS) || exit 1; \
+	done
 
 bench: setup
 	$(CARGO) build --workspace --bins --locked --release

@@ -34,6 +34,8 @@ pub mod action;
 pub mod challenge;
 pub mod credentials;
 pub(crate) mod follow;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub mod grant;
 mod htpasswd;
 mod jwks;

@@ -16,6 +16,8 @@ pub mod cli;
 pub mod condition;
 pub mod config;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gc;
 pub mod index;
 mod janitor;

@@ -25,6 +25,8 @@ use crate::tasks::Tasks;
 
 mod deliver;
 mod event;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod outbox;
 mod queue;
 mod sign;

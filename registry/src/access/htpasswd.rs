@@ -91,7 +91,7 @@ impl Users {
 
     /// Returns the hash to check a password against. One for a user who is not there costs what it
     /// costs for one who is, and always the same for the same name.
-    fn hash(&self, user: &str) -> &str {
+    pub(super) fn hash(&self, user: &str) -> &str {
         if let Some(hash) = self.hashes.get(user) {
             return hash;
         }

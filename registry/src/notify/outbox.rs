@@ -34,6 +34,8 @@ use crate::trace;
 const REWRITE_BYTES_MIN: u64 = 1 << 20;
 /// … and this many times as long as it was when it was written.
 const REWRITE_GROWTH: u64 = 4;
+/// Numbers above this are nobody's: a million events a second would take 290,000 years.
+const NUMBER_MAX: u64 = u64::MAX >> 1;
 
 /// Why events cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +102,16 @@ enum Line<'a> {
 impl<'a> Line<'a> {
     fn event(number: u64, good: bool, event: &'a Event) -> Self {
         Self::Event { number, good, blob: event.pushed_blob, event: Box::new(Cow::Borrowed(event)) }
+    }
+
+    fn is_possible(&self) -> bool {
+        let (number, lost) = match self {
+            Self::Event { number, .. } | Self::Settled { number, .. } => (*number, 0),
+            Self::Endpoint { next: number, lost, .. } | Self::Delivered { number, lost, .. } => {
+                (*number, *lost)
+            }
+        };
+        number.max(lost) <= NUMBER_MAX
     }
 }
 
@@ -349,11 +361,11 @@ fn decode(text: &str) -> Option<Line<'static>> {
     if checksum != format!("{:016x}", line_sum(text.as_bytes())) {
         return None;
     }
-    serde_json::from_str(text).ok()
+    serde_json::from_str(text).ok().filter(Line::is_possible)
 }
 
 /// Does again what the lines say.
-fn read(bytes: &[u8], mut queue: Queue) -> Queue {
+pub(super) fn read(bytes: &[u8], mut queue: Queue) -> Queue {
     let mut known = vec![false; queue.cursors().len()];
     for line in String::from_utf8_lossy(bytes).split_terminator('\n') {
         match decode(line) {
