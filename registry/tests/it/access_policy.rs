@@ -54,6 +54,34 @@ async fn a_repository_one_may_not_see_answers_as_a_missing_one() {
     remote.put(&session, &Digest::of(&content), "").await.refused(403, "DENIED");
 }
 
+/// Equal answers after unequal work would be told apart by their time. So the work must be equal,
+/// and here whoever looked at the hidden repository would fail over it.
+#[tokio::test]
+async fn what_is_hidden_is_not_looked_at() {
+    let all = anonymous(&["**"], &["pull", "push", "delete"]);
+    let guarded = Guarded::start(&[("policy.toml", &all)], with_policy).await;
+    let remote = guarded.registry.remote.clone();
+    let mut digests = Vec::new();
+    for name in ["secret/model", "open/model"] {
+        digests.push(remote.push_image(name, "v1", b"layer", None).await.digest);
+        let dir = guarded.registry.path(&format!("repositories/{name}"));
+        fs_err::rename(&dir, dir.with_extension("away")).unwrap();
+        // A link that leads to itself: no look at anything below it succeeds, or finds nothing.
+        fs_err::os::unix::fs::symlink("model", &dir).unwrap();
+    }
+    guarded.replace("policy.toml", &anonymous(&["open/*"], &["pull"]));
+    let hidden = async || remote.get("/v2/secret/model/manifests/v1").await.status == 404;
+    wait_until("the policy is in force", hidden).await;
+    let looked_at = format!("/v2/open/model/manifests/{}", digests[1]);
+    for path in ["/v2/open/model/manifests/v1", &looked_at] {
+        assert_eq!(remote.get(path).await.status, 500, "{path}: a look at one is told");
+    }
+    for digest in [digests[0].to_string(), Digest::of(b"layer").to_string()] {
+        let there = probe(&remote, "secret/model", &digest, &[]).await;
+        assert_eq!(there, probe(&remote, "secret/nomod", &digest, &[]).await);
+    }
+}
+
 #[tokio::test]
 async fn what_may_be_seen_is_denied_openly() {
     let all = anonymous(&["**"], &["pull", "push", "delete"]);
