@@ -9,6 +9,7 @@ use kybernate_spec::{RepositoryName, Tag};
 
 use super::layout::{BLOBS, MANIFESTS, TAGS};
 use super::{Store, StoreError, absent};
+use crate::trace;
 
 /// Which part of a list is wanted, in byte order of the names.
 #[derive(Debug, Clone)]
@@ -69,14 +70,12 @@ impl Store {
         repository: &RepositoryName,
         window: Window,
     ) -> Result<Option<Page<String>>, StoreError> {
-        if let Some(page) = self.index().tags(repository, &window) {
-            return Ok(Some(page));
-        }
+        let indexed = || self.index().tags(repository, &window).map(Some);
         let list = || -> io::Result<_> {
             if !is_repository(&self.layout.repository(repository)) {
                 return Ok(None);
             }
-            let mut tags = Collector::new(window);
+            let mut tags = Collector::new(window.clone());
             if let Some(entries) = absent(fs::read_dir(self.layout.tags(repository)))? {
                 for entry in entries {
                     let name = entry?.file_name();
@@ -87,22 +86,34 @@ impl Store {
             }
             Ok(Some(tags.finish()))
         };
-        list().map_err(StoreError::during("list tags"))
+        from_index_or(indexed, || list().map_err(StoreError::during("list tags")))
     }
 
     /// Lists the repositories.
     pub fn repositories(&self, window: Window) -> Result<Page<String>, StoreError> {
-        if let Some(page) = self.index().repositories(&window) {
-            return Ok(page);
-        }
-        let mut names = Collector::new(window);
-        let listed: io::Result<()> = self.each_repository(&mut |name| {
-            names.push(name.as_str());
-            Ok(())
-        });
-        listed.map_err(StoreError::during("list repositories"))?;
-        Ok(names.finish())
+        let indexed = || self.index().repositories(&window);
+        from_index_or(indexed, || {
+            let mut names = Collector::new(window.clone());
+            let listed: io::Result<()> = self.each_repository(&mut |name| {
+                names.push(name.as_str());
+                Ok(())
+            });
+            listed.map_err(StoreError::during("list repositories"))?;
+            Ok(names.finish())
+        })
     }
+}
+
+/// Asks the index, and the objects where it does not answer: a part of the request's trace.
+pub(super) fn from_index_or<T>(
+    indexed: impl FnOnce() -> Option<T>,
+    read: impl FnOnce() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    trace::part("store.list", || {
+        let found = indexed();
+        trace::note("kybernate.list.indexed", u64::from(found.is_some()));
+        found.map_or_else(read, Ok)
+    })
 }
 
 pub(super) fn is_repository(dir: &Path) -> bool {

@@ -7,7 +7,7 @@ use kybernate_spec::{Descriptor, Digest, RepositoryName};
 use serde::{Deserialize, Serialize};
 
 use super::layout::{file_name, parse_file_name};
-use super::listing::Collector;
+use super::listing::{Collector, from_index_or};
 use super::record::Record;
 use super::{Page, Store, StoreError, Window, absent, read_record};
 use crate::index::{Change, ReferrersWanted};
@@ -64,12 +64,10 @@ impl Store {
         window: Window,
     ) -> Result<Page<Descriptor>, StoreError> {
         let wanted = ReferrersWanted { artifact_type, window: &window, bytes_max: PAGE_BYTES_MAX };
-        if let Some(page) = self.index().referrers(repository, subject, &wanted) {
-            return Ok(page);
-        }
+        let indexed = || self.index().referrers(repository, subject, &wanted);
         let list = || -> io::Result<_> {
             let dir = self.layout.referrers(repository, subject);
-            let mut names = Collector::new(window);
+            let mut names = Collector::new(window.clone());
             for entry in absent(fs::read_dir(&dir))?.into_iter().flatten() {
                 if let Some(name) = entry?.file_name().to_str() {
                     names.push(name);
@@ -98,7 +96,7 @@ impl Store {
             }
             Ok(Page { items, next })
         };
-        list().map_err(StoreError::during("list referrers"))
+        from_index_or(indexed, || list().map_err(StoreError::during("list referrers")))
     }
 }
 

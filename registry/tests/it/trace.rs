@@ -197,12 +197,13 @@ async fn ask(remote: &Remote, login: &str) -> Asked {
     let upload = begun.header("location").to_owned();
     let secret = upload.rsplit_once('/').unwrap().1.to_owned();
     let (ended, stray) = (format!("{upload}?digest={digest}"), format!("{upload}/manifests/v1"));
-    let blob = format!("/v2/a/b/blobs/{digest}");
+    let (blob, list) = (format!("/v2/a/b/blobs/{digest}"), "/v2/a/b/tags/list".to_owned());
     let mut ids = BTreeMap::new();
     for (name, method, path, headers, body, wanted) in [
         ("patch", Method::PATCH, &upload, &within[..], &*content, 202),
         ("status", Method::GET, &upload, &within, b"", 204),
         ("put", Method::PUT, &ended, &within, b"", 201),
+        ("list", Method::GET, &list, &within, b"", 200),
         ("stray", Method::GET, &stray, &alone, b"", 404),
         ("pull", Method::GET, &blob, &alone, b"", 200),
         ("unsampled", Method::HEAD, &blob, &without, b"", 200),
@@ -244,6 +245,9 @@ fn is_told(collector: &Collector, asked: &Asked, address: &str) {
     let receive = collector.below(&of("patch"), "upload.receive");
     assert_eq!(attributes(&receive)["kybernate.received.size"], size);
     assert_eq!(hex(&of("status").trace_id), TRACE);
+    let list = attributes(&collector.below(&of("list"), "store.list"));
+    // Whether the index is made already by then is not said.
+    assert!(["0", "1"].contains(&&*list["kybernate.list.indexed"]), "{list:?}");
     let pull = of("pull");
     assert!(pull.parent_span_id.is_empty() && hex(&pull.trace_id) != TRACE, "{pull:?}");
     assert_eq!(attributes(&pull)["http.response.status_code"], "200");
