@@ -250,3 +250,6 @@ async fn write_sums(upload: UploadFile, run: SumRun) -> Result<(), StoreError> {
     let written = writing.await.map_err(io::Error::other).flatten();
     written.map_err(StoreError::during("write an upload's checksums"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,8 +8,11 @@ use std::sync::{Arc, Mutex};
 use http::Method;
 use kybernate_spec::{Digest, media_type};
 
-use crate::harness::{Remote, image, noise, wait_until};
+use crate::harness::{Remote, image, noise, sha512, wait_until};
 use crate::process::Process;
+use crate::retry::send_part;
+
+const MIB: usize = 1 << 20;
 
 #[derive(Debug, Clone, Default)]
 struct Acknowledged {
@@ -91,4 +94,58 @@ async fn what_was_acknowledged_survives_kill_9() {
         check_everything(&process.remote, &so_far).await;
         process.kill().await;
     }
+}
+
+/// Bytes sent before a break: around what is hashed, checksummed and written at once.
+const CUTS: [usize; 9] =
+    [1, 4_095, 65_537, MIB - 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB + 4_097, 3 * MIB + 6];
+
+#[tokio::test]
+async fn a_push_that_is_cut_at_any_byte_goes_on_also_in_another_process() {
+    let root = tempfile::tempdir().unwrap();
+    let content = noise(3 * MIB + 7, 9);
+    let mut process = Process::start(root.path(), &["--log-filter", "warn"]).await;
+    let mut cut = Vec::new();
+    for (number, length) in CUTS.into_iter().enumerate() {
+        let digest = if number.is_multiple_of(2) { Digest::of(&content) } else { sha512(&content) };
+        // Each in a repository of its own: what is there already would be taken at once.
+        let repository = format!("cut/{length}");
+        let upload = process.remote.begin(&repository).await;
+        let request = format!("PATCH {upload}");
+        let part = &content[..length];
+        drop(send_part(&process.remote, &request, content.len(), part).await);
+        cut.push((repository, upload, digest));
+    }
+    for round in 0..2 {
+        // The first kill comes while the parts may still be under way, the second after a bit more.
+        process.kill().await;
+        process = Process::start(root.path(), &["--log-filter", "warn"]).await;
+        for ((_, upload, _), length) in cut.iter().zip(CUTS) {
+            let has = received(&process.remote, upload).await;
+            assert!(has <= length + round, "{upload} has {has}, {length} were sent");
+            if has < content.len() {
+                let reply = process.remote.patch(upload, has, &content[has..=has]).await;
+                // `0-0` is said of one byte and of none.
+                let none = reply.status == 416 && has == 1;
+                let reply =
+                    if none { process.remote.patch(upload, 0, &content[..1]).await } else { reply };
+                assert_eq!(reply.status, 202, "{reply:?}");
+            }
+        }
+    }
+    for (repository, upload, digest) in &cut {
+        let has = received(&process.remote, upload).await;
+        assert!(has > 1, "what was acknowledged is lost");
+        assert_eq!(process.remote.put(upload, digest, content[has..].to_vec()).await.status, 201);
+        assert!(process.remote.blob(repository, digest).await.body == content);
+    }
+    process.kill().await;
+}
+
+/// Asks how far an upload is.
+async fn received(remote: &Remote, upload: &str) -> usize {
+    let status = remote.get(upload).await;
+    assert_eq!(status.status, 204, "{status:?}");
+    let range = status.headers.get("range").map(|range| range.to_str().unwrap());
+    range.map_or(0, |range| range.strip_prefix("0-").unwrap().parse::<usize>().unwrap() + 1)
 }

@@ -26,6 +26,7 @@ mod process;
 mod pull;
 mod push;
 mod quota;
+mod race;
 mod referrers;
 mod restart;
 mod retention;

@@ -11,7 +11,12 @@ use crate::harness::{Remote, TestRegistry, noise, wait_until};
 const MIB: usize = 1 << 20;
 
 /// Sends a request whose body ends before its `Content-Length`, and leaves the connection open.
-async fn send_part(remote: &Remote, request: &str, length: usize, part: &[u8]) -> TcpStream {
+pub(crate) async fn send_part(
+    remote: &Remote,
+    request: &str,
+    length: usize,
+    part: &[u8],
+) -> TcpStream {
     let address = remote.url.strip_prefix("http://").unwrap();
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("{request} HTTP/1.1\r\nHost: r\r\nContent-Length: {length}\r\n\r\n");

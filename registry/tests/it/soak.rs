@@ -1,5 +1,6 @@
-//! `kill -9` at any moment under parallel pushes, tag moves, deletes and referrers: what was
-//! acknowledged is there and right, what was not is whole or absent.
+//! `kill -9` at any moment under parallel pushes, tag moves, deletes, referrers and a garbage
+//! collection that never rests: what was acknowledged is there and right, what was not is whole or
+//! absent.
 //!
 //! Each worker has a repository of its own and does one thing at a time, so that of each path is
 //! known what it must answer, or, if the registry died over it, which of two things it may.
@@ -26,6 +27,10 @@ use crate::process::Process;
 const ROUNDS: usize = 10;
 const WORKERS: u64 = 4;
 const TAGS: u64 = 3;
+/// Contents that all of them push and delete, so that each goes and comes back all the time.
+const SHARED: u64 = 4;
+/// Deleted content goes as soon as it is found, and it is looked for all the time.
+const SERVE: [&str; 6] = ["--log-filter", "warn", "--gc-interval", "20ms", "--gc-quarantine", "0s"];
 
 /// What a path answers: a body of this digest, or 404.
 type Answer = Option<Digest>;
@@ -182,9 +187,16 @@ impl Worker {
     }
 
     async fn push_and_delete_blob(&mut self, remote: &Remote) -> Result<(), Gone> {
-        let content = self.content();
+        let content = match self.draw(2) {
+            0 => self.content(),
+            _ => noise(5_000, 1_000 + self.draw(SHARED)),
+        };
         let digest = self.push_blob(remote, content).await?;
         let path = self.blob(&digest);
+        let Ok(there) = remote.try_send(Method::GET, &path, &[], "").await else {
+            return Err(Gone);
+        };
+        assert_eq!((there.status, Digest::of(&there.body)), (200, digest), "{path}");
         let change = vec![(path.clone(), None)];
         self.write(remote, (Method::DELETE, path, Vec::new()), change, &[202]).await
     }
@@ -233,7 +245,7 @@ async fn what_was_acknowledged_survives_kill_9_at_any_moment() {
     let root = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut workers: Vec<Worker> = (0..WORKERS).map(Worker::new).collect();
     for round in 0..rounds {
-        let process = Process::start(root.path(), &["--log-filter", "warn"]).await;
+        let process = Process::start(root.path(), &SERVE).await;
         let (remote, done) = (process.remote.clone(), Arc::new(AtomicUsize::new(0)));
         let working = join_all(workers.iter_mut().map(|worker| worker.work(&remote, &done)));
         let killing = async {
@@ -244,7 +256,7 @@ async fn what_was_acknowledged_survives_kill_9_at_any_moment() {
         };
         futures::future::join(working, killing).await;
 
-        let process = Process::start(root.path(), &["--log-filter", "warn"]).await;
+        let process = Process::start(root.path(), &SERVE).await;
         let left = std::fs::read_dir(root.path().join("tmp")).unwrap().count();
         assert_eq!(left, 0, "half-written records are swept");
         for worker in &mut workers {
