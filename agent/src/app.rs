@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kybernate_packager::agent_api::{self as api, REFUSED_BY};
+use kybernate_packager::policy::Policy;
 use kybernate_spec::{ReferenceError, TagError, chain};
 use tonic::metadata::MetadataValue;
 
@@ -197,6 +198,17 @@ impl App {
     ) -> Result<Vec<api::StagedCheckpoint>, Rejection> {
         let wanted = staging::Wanted::parse(request)?;
         Ok(self.staging.evict(&wanted).await?)
+    }
+
+    /// Returns the trust policy, as its files say it now.
+    pub(crate) async fn trust(&self) -> Arc<Policy> {
+        let (trust, metrics) = (Arc::clone(&self.config.trust), self.operations.metrics.clone());
+        let looked = tokio::task::spawn_blocking(move || trust.current(&metrics)).await;
+        looked.unwrap_or_else(|error| {
+            tracing::error!(%error, "the trust policy could not be looked at");
+            // Lets nothing in.
+            Arc::default()
+        })
     }
 
     /// Returns what this node is.

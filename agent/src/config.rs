@@ -9,6 +9,7 @@ use std::time::Duration;
 use fs_err as fs;
 use kybernate_packager::agent_api::AGENT_SOCKET;
 use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
+use kybernate_packager::policy::{Mistake, Rule};
 
 mod reader;
 mod schema;
@@ -18,7 +19,7 @@ use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;
 pub use self::staging::{StagingConfig, TierConfig};
 use crate::metrics::Address;
-use crate::trust::{Glob, Rule};
+use crate::trust::Trust;
 
 /// Names in the environment that are options of the command, and no more.
 const OPTIONS: &[&str] = &["CONFIG", "SOCKET", "CONTAINERD", "ROOT", "NODE", "LOG_FORMAT"];
@@ -78,7 +79,7 @@ pub struct Config {
     /// Keys to sign with.
     pub sign_keys: Vec<NamedKey>,
     /// Whose checkpoints are restored, from where to where.
-    pub trust: Vec<Rule>,
+    pub trust: Arc<Trust>,
     /// Whether a request may bring the keys it trusts.
     pub allow_request_keys: bool,
     /// Whether a request may ask to restore what nobody signed.
@@ -133,6 +134,9 @@ pub enum ConfigError {
     /// A key cannot be used.
     #[error("{0} cannot be used")]
     Key(String, #[source] Box<KeyError>),
+    /// Something is wrong with the trust policy.
+    #[error(transparent)]
+    Policy(#[from] Mistake),
 }
 
 impl ServeArgs {
@@ -187,7 +191,7 @@ impl ServeArgs {
             log_format: self.log_format.or(log_format(&mut file)).unwrap_or_default(),
             staging: staging::read(&mut file, &root),
             sign_keys: file.each("sign_keys", sign_key).into_iter().flatten().collect(),
-            trust: file.each("trust", rule).into_iter().flatten().collect(),
+            trust: Arc::new(trust(&mut file)),
             allow_request_keys: file.flag("allow_request_keys").unwrap_or(false),
             allow_unsigned: file.flag("allow_unsigned").unwrap_or(false),
             require_seccomp: file.flag("require_seccomp").unwrap_or(false),
@@ -288,21 +292,38 @@ fn sign_key(table: &mut Reader<'_>) -> Option<NamedKey> {
     }
 }
 
+fn trust(file: &mut Reader<'_>) -> Trust {
+    let rules: Vec<Option<Rule>> = file.each("trust", rule);
+    let mut rules: Vec<Rule> = rules.into_iter().flatten().collect();
+    for (number, rule) in rules.iter_mut().enumerate() {
+        rule.name = format!("trust[{number}]");
+    }
+    let Some(policy) = file.text("trust_policy").map(PathBuf::from) else {
+        return Trust::of(rules);
+    };
+    if !policy.is_absolute() {
+        let place = file.place("trust_policy");
+        file.wrong(ConfigError::RelativePath(place, policy));
+        return Trust::of(rules);
+    }
+    Trust::open(Some(policy), rules).unwrap_or_else(|wrong| {
+        for mistake in wrong {
+            file.wrong(mistake.into());
+        }
+        Trust::of(Vec::new())
+    })
+}
+
 fn rule(table: &mut Reader<'_>) -> Option<Rule> {
     let file = table.required("key");
     let repository = table.required("repository");
-    let source_namespace = table.text("source_namespace").unwrap_or_else(|| "*".to_owned());
-    let target_namespace = table.text("target_namespace");
+    let source = table.text("source_namespace").unwrap_or_else(|| "*".to_owned());
+    let target = table.text("target_namespace");
     if file.is_empty() {
         return None;
     }
     match PublicKey::from_file(Path::new(&file)) {
-        Ok(key) => Some(Rule {
-            key,
-            repository: Glob::new(&repository),
-            source_namespace: Glob::new(&source_namespace),
-            target_namespace: target_namespace.as_deref().map(Glob::new),
-        }),
+        Ok(key) => Some(Rule::of_key(String::new(), key, &repository, &source, target.as_deref())),
         Err(error) => {
             let place = table.place("key");
             table.wrong(ConfigError::Key(place, Box::new(error)));

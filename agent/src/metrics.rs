@@ -55,6 +55,8 @@ pub(crate) struct Metrics {
     steps: Family<Step, Histogram>,
     transferred: Family<Of, Counter>,
     refused: Family<Reason, Counter>,
+    judged: Family<Judged, Counter>,
+    policy_reads: Family<PolicyRead, Counter>,
     paused: Histogram,
     guardian_resumes: Counter,
     pub(crate) staging: Figures,
@@ -78,6 +80,18 @@ struct Step {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Judged {
+    kind: &'static str,
+    outcome: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PolicyRead {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     kind: &'static str,
     reason: &'static str,
@@ -92,6 +106,8 @@ impl Default for Metrics {
             steps: Family::new_with_constructor(step),
             transferred: Family::default(),
             refused: Family::default(),
+            judged: Family::default(),
+            policy_reads: Family::default(),
             paused: Histogram::new(PAUSE_SECONDS),
             guardian_resumes: Counter::default(),
             staging: Figures::default(),
@@ -127,6 +143,18 @@ impl Metrics {
         self.refused.get_or_create(&Reason { kind: kind.name(), reason }).inc();
     }
 
+    /// Counts what the node's policy decided about a checkpoint: `signed`, `tolerated`, `not-looked`
+    /// or `refused`, and what it objected to, if anything.
+    pub(crate) fn judged(&self, kind: Kind, outcome: &'static str, reason: &'static str) {
+        self.judged.get_or_create(&Judged { kind: kind.name(), outcome, reason }).inc();
+    }
+
+    /// Counts a change of the trust policy's files.
+    pub(crate) fn policy_read(&self, good: bool) {
+        let outcome = if good { "good" } else { "bad" };
+        self.policy_reads.get_or_create(&PolicyRead { outcome }).inc();
+    }
+
     /// Counts how long a source was paused.
     pub(crate) fn paused(&self, time: Duration) {
         self.paused.observe(time.as_secs_f64());
@@ -151,6 +179,10 @@ impl Metrics {
         let help = "Requests and operations that a rule refused: a finding of the look before a \
                     checkpoint, or what verifies a restore";
         all.register("refusals", help, self.refused.clone());
+        let help = "What the trust policy decided about checkpoints, and what it objected to";
+        all.register("trust_decisions", help, self.judged.clone());
+        let help = "Changes of the trust policy's files that were read; bad ones do not count";
+        all.register("trust_policy_reads", help, self.policy_reads.clone());
         let help = "How long sources were paused";
         all.register_with_unit("paused", help, Unit::Seconds, self.paused.clone());
         let help = "Sources that their guardian brought back";
@@ -264,6 +296,8 @@ mod tests {
         }
         metrics.began(Kind::Checkpoint);
         metrics.refused(Kind::Checkpoint, "io-uring");
+        metrics.judged(Kind::Restore, "tolerated", "not-signed");
+        metrics.policy_read(false);
         metrics.paused(Duration::from_millis(120));
         metrics.guardian_resumed();
 
@@ -286,6 +320,9 @@ mod tests {
             "kybernate_agent_operations_under_way{kind=\"restore\"} 0",
             "kybernate_agent_refusals_total{kind=\"restore\",reason=\"signature\"} 1",
             "kybernate_agent_refusals_total{kind=\"checkpoint\",reason=\"io-uring\"} 1",
+            "kybernate_agent_trust_decisions_total{kind=\"restore\",outcome=\"tolerated\",\
+             reason=\"not-signed\"} 1",
+            "kybernate_agent_trust_policy_reads_total{outcome=\"bad\"} 1",
             "kybernate_agent_paused_seconds_bucket{le=\"0.25\"} 1",
             "kybernate_agent_guardian_resumes_total 1",
         ] {

@@ -19,10 +19,10 @@ pub(crate) mod materialise;
 mod rules;
 mod spec;
 mod steps;
+mod trust;
 mod user;
 mod volume;
 
-pub(crate) use self::rules::repository;
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;

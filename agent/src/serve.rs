@@ -69,6 +69,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let app = App::new(config)?;
     undo::recover(&app).await;
     restore::sweep(&app).await;
+    app.config.trust.follow(&app.tasks, &app.operations.metrics);
     if let Some(address) = &app.config.metrics {
         let served = metrics::serve(address, app.operations.metrics.clone(), &app.tasks).await;
         served.map_err(|error| ServeError::Metrics(address.clone(), error))?;

@@ -3,18 +3,20 @@
 //! What an increment takes from its base it signs unseen: the base's shards are taken at their
 //! word where the hashes of their pages agree. So the base must be as good as our own.
 
+use std::sync::Arc;
+
 use kybernate_packager::artifact::{ArtifactError, Checkpoint};
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::pack::Base;
+use kybernate_packager::policy::{Policy, Question, repository};
 use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_packager::verify::{VerifyError, verify_signature};
 use kybernate_spec::Location;
 
 use super::Order;
-use crate::config::Config;
+use crate::app::App;
+use crate::config::NamedKey;
 use crate::operations::RefusedBy;
-use crate::restore::repository;
-use crate::trust::Question;
 
 /// Why a base cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -53,21 +55,22 @@ impl BaseError {
 }
 
 /// Opens the base that is asked for, if any, and makes sure that it can be used and trusted.
-pub(super) async fn open(order: &Order, config: &Config) -> Result<Option<Base>, BaseError> {
+pub(super) async fn open(order: &Order, app: &Arc<App>) -> Result<Option<Base>, BaseError> {
     let Some(location) = &order.base else { return Ok(None) };
-    let opened = open_one(location, order, config).await;
+    let opened = open_one(location, order, app).await;
     opened.map(Some).map_err(|kind| BaseError { base: location.clone(), kind })
 }
 
 async fn open_one(
     location: &Location,
     order: &Order,
-    config: &Config,
+    app: &Arc<App>,
 ) -> Result<Base, BaseErrorKind> {
     let connect = ConnectOptions { plain_http: order.plain_http, notes: None };
     let store = Store::open(location, &connect).await?;
     let checkpoint = Checkpoint::open(&store, location).await?;
-    let keys = keys(location, &checkpoint, order, config);
+    let policy = app.trust().await;
+    let keys = keys(location, &checkpoint, order, &app.config.sign_keys, &policy);
     if keys.is_empty() {
         return Err(BaseErrorKind::NoKeys);
     }
@@ -79,12 +82,14 @@ async fn open_one(
 }
 
 /// Returns who may have signed the base: we ourselves, and whoever may vouch for a restore of it
-/// into the container's namespace.
+/// into the container's namespace. Rules that only warn have no say without a signature: what is
+/// taken from the base is signed by us.
 fn keys(
     location: &Location,
     checkpoint: &Checkpoint,
     order: &Order,
-    config: &Config,
+    own: &[NamedKey],
+    policy: &Policy,
 ) -> Vec<PublicKey> {
     let repository = repository(location);
     let question = Question {
@@ -92,7 +97,7 @@ fn keys(
         source_namespace: checkpoint.config.source.namespace.as_deref().unwrap_or_default(),
         target_namespace: &order.namespace,
     };
-    let own = config.sign_keys.iter().map(|key| key.key.public().clone());
-    let rules = config.trust.iter().filter(|rule| rule.covers(question));
-    own.chain(rules.map(|rule| rule.key.clone())).collect()
+    let own = own.iter().map(|key| key.key.public().clone());
+    let rules = policy.ask(question, jiff::Timestamp::now());
+    own.chain(rules.map(|demand| demand.keys()).unwrap_or_default()).collect()
 }

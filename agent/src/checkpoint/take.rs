@@ -185,7 +185,7 @@ impl Taking<'_> {
         let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
         let store = Store::open(location, &connect).await?;
         // Before anything is touched: one that cannot be used costs no pause.
-        self.base = base::open(self.order, &self.app.config).await?;
+        self.base = base::open(self.order, self.app).await?;
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();
         let made = tokio::task::spawn_blocking(move || {

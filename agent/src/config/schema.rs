@@ -41,6 +41,9 @@ pub(super) struct File {
     sign_keys: Option<Vec<SignKey>>,
     /// Whose checkpoints are restored here, from where to where; nobody's by default.
     trust: Option<Vec<Trust>>,
+    /// A policy file with more such rules, as `kyb verify --policy` takes it. It and its keys are
+    /// read again when they change.
+    trust_policy: Option<String>,
 }
 
 /// How log lines look.

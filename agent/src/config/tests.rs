@@ -1,4 +1,5 @@
 use super::*;
+use crate::metrics::Metrics;
 
 #[expect(clippy::unwrap_in_result, reason = "a failed preparation is a failed test")]
 fn check(text: &str) -> Result<Config, Vec<String>> {
@@ -14,7 +15,7 @@ fn an_empty_file_is_enough() {
     assert_eq!(config.root, Path::new("/var/lib/kybernate"));
     assert_eq!(config.pause_deadline, PAUSE_DEADLINE);
     assert!(!config.allow_unsigned && !config.allow_request_keys);
-    assert!(config.trust.is_empty());
+    assert!(config.trust.current(&Metrics::default()).rules().is_empty());
 }
 
 #[test]
@@ -54,9 +55,31 @@ fn keys_are_read_and_their_names_are_unique() {
 
     let config = check(&format!("{entry}{trust}")).unwrap();
     assert!(config.sign_key("node").is_some() && config.sign_key("other").is_none());
-    assert_eq!(config.trust.len(), 1);
+    assert_eq!(config.trust.current(&Metrics::default()).rules().len(), 1);
     let wrong = check(&format!("{entry}{entry}")).unwrap_err();
     assert_eq!(wrong, ["sign_keys.name is given twice: \"node\""]);
+}
+
+#[test]
+fn a_policy_is_read_with_the_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy = directory.path().join("policy.toml");
+    let config = format!("node = 'a'\ntrust_policy = {policy:?}\n");
+    let rule = "[[rule]]\nrepositories = ['r.example/team/**']\n";
+    fs::write(&policy, format!("{rule}mode = 'off'\n")).unwrap();
+    let trust = check(&config).unwrap().trust;
+    assert_eq!(trust.current(&Metrics::default()).rules().len(), 1);
+    fs::write(&policy, format!("{rule}mode = 'on'\nkeys = []\n")).unwrap();
+    let wrong = check(&format!("{config}noise = 1\n")).unwrap_err().join("\n");
+    for part in [
+        "line 3: noise is not a setting",
+        "policy.toml:3:8: rule[0].mode: must be enforce, warn or off",
+        "policy.toml:4:8: rule[0].keys: is empty",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+    let wrong = check("trust_policy = 'policy.toml'").unwrap_err().join("\n");
+    assert!(wrong.contains("line 1: trust_policy must be an absolute path"), "{wrong}");
 }
 
 #[test]
@@ -187,10 +210,11 @@ fn the_example_lists_every_setting_and_no_other() {
     known.sort_unstable();
     assert_eq!(listed, known);
     let _typed: schema::File = toml::from_str(&text).unwrap();
-    // What is read is what the schema has: nothing but the keys, which are not here, is wrong.
+    // What is read is what the schema has: nothing but the keys and the policy, which are not here, is
+    // wrong.
     let wrong = check(&text).unwrap_err();
-    assert!(wrong.iter().all(|wrong| wrong.contains("cannot be used")), "{wrong:?}");
-    assert_eq!(wrong.len(), 2);
+    assert!(wrong.iter().all(|wrong| wrong.contains("cannot be")), "{wrong:?}");
+    assert_eq!(wrong.len(), 3);
 }
 
 #[test]
@@ -202,7 +226,8 @@ fn the_example_states_the_defaults() {
     let stated: Vec<&str> = scalars
         .lines()
         .filter(|line| {
-            !["node", "cluster", "metrics", "budget"].iter().any(|name| line.starts_with(name))
+            let examples = ["node", "cluster", "metrics", "budget", "trust_policy"];
+            !examples.iter().any(|name| line.starts_with(name))
         })
         .collect();
     let stated = check(&stated.join("\n")).unwrap();

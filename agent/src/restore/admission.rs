@@ -9,6 +9,7 @@ use kybernate_packager::verify::VerifyError;
 
 use super::Order;
 use super::rules::{self, Refusal};
+use super::trust::{self, Suspect};
 use crate::app::App;
 use crate::operations::{Driver, OperationsError, RefusedBy};
 
@@ -65,9 +66,8 @@ pub(crate) async fn admit(
     let digest = checkpoint.stored.descriptor.digest.clone();
     driver.update(|record| record.digest = Some(digest)).await?;
     driver.step("verify");
-    let keys = rules::keys(order, &app.config, &checkpoint.config)?;
-    rules::signature(&store, &checkpoint, keys).await??;
-    rules::time(&checkpoint.config, jiff::Timestamp::now())?;
+    let suspect = Suspect { store: &store, checkpoint: &checkpoint };
+    trust::check(app, driver.id(), order, suspect).await?;
     driver.step("compare");
     let report = app.report().await;
     rules::compatible(order, &Subject::of(&checkpoint), &report.facts)?;

@@ -1,18 +1,13 @@
-//! What may refuse a restore before anything large moves: signature, time, facts, and what the
-//! request does not allow.
+//! What may refuse a restore before anything large moves: who decides about the signature, facts,
+//! and what the request does not allow.
 
-use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::{Finding, Offer, Outcome, Subject, Target, examine};
 use kybernate_packager::key::PublicKey;
-use kybernate_packager::store::Store;
-use kybernate_packager::verify::{VerifyError, verify_signature};
-use kybernate_spec::checkpoint::{CheckpointConfig, NodeFacts};
-use kybernate_spec::{Location, chain};
+use kybernate_spec::checkpoint::NodeFacts;
 
 use super::{Order, Purpose};
 use crate::config::Config;
 use crate::operations::RefusedBy;
-use crate::trust::Question;
 
 /// A rule said no.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,76 +23,26 @@ impl Refusal {
     }
 }
 
-/// Which keys count.
+/// Who decides whether a checkpoint may be trusted.
 #[derive(Debug)]
-pub(super) enum Keys {
-    /// One of these must have signed.
-    Any(Vec<PublicKey>),
-    /// Nobody has to.
-    None,
+pub(super) enum Judge {
+    /// One of these keys, which the request brought, must have signed.
+    Keys(Vec<PublicKey>),
+    /// Nobody: the request wants it unsigned.
+    Nobody,
+    /// The node's policy.
+    Policy,
 }
 
-/// Decides which keys may vouch for this checkpoint.
-pub(super) fn keys(
-    order: &Order,
-    config: &Config,
-    facts: &CheckpointConfig,
-) -> Result<Keys, Refusal> {
-    let refuse = |reason: String| Err(Refusal::one(RefusedBy::Policy, reason));
-    if !order.keys.is_empty() {
-        if config.allow_request_keys {
-            return Ok(Keys::Any(order.keys.clone()));
-        }
-        let text = "this node takes no keys from requests (allow_request_keys)";
-        return refuse(text.to_owned());
-    }
-    if order.unsigned {
-        if config.allow_unsigned {
-            return Ok(Keys::None);
-        }
-        let text = "this node restores nothing unsigned (allow_unsigned)";
-        return refuse(text.to_owned());
-    }
-    let repository = repository(&order.location);
-    let source_namespace = facts.source.namespace.as_deref().unwrap_or_default();
-    let question =
-        Question { repository: &repository, source_namespace, target_namespace: &order.namespace };
-    let rules = config.trust.iter().filter(|rule| rule.covers(question));
-    let keys: Vec<PublicKey> = rules.map(|rule| rule.key.clone()).collect();
-    if keys.is_empty() {
-        return refuse(format!(
-            "no rule of this node's trust policy lets checkpoints of {repository}, taken in \
-             namespace {source_namespace:?}, into namespace {:?}",
-            order.namespace
-        ));
-    }
-    Ok(Keys::Any(keys))
-}
-
-/// Checks the signature. An error that is no refusal means that nothing is known.
-pub(super) async fn signature(
-    store: &Store,
-    checkpoint: &Checkpoint,
-    keys: Keys,
-) -> Result<Result<(), Refusal>, VerifyError> {
-    let Keys::Any(keys) = keys else { return Ok(Ok(())) };
-    match verify_signature(store, &checkpoint.stored.descriptor.digest, &keys).await {
-        Ok(_) => Ok(Ok(())),
-        Err(error) if error.is_refusal() => {
-            Ok(Err(Refusal::one(RefusedBy::Signature, chain(&error).to_string())))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Refuses what is past its time.
-pub(super) fn time(facts: &CheckpointConfig, now: jiff::Timestamp) -> Result<(), Refusal> {
-    let Some(not_after) = &facts.not_after else { return Ok(()) };
-    let refuse = |reason| Err(Refusal::one(RefusedBy::Policy, reason));
-    match not_after.parse::<jiff::Timestamp>() {
-        Ok(end) if now <= end => Ok(()),
-        Ok(end) => refuse(format!("it was not to be restored after {end}")),
-        Err(_) => refuse(format!("its last time of restore, {not_after:?}, is no time")),
+/// Decides who decides.
+pub(super) fn judge(order: &Order, config: &Config) -> Result<Judge, Refusal> {
+    let refuse = |reason: &str| Err(Refusal::one(RefusedBy::Policy, reason));
+    match (order.keys.is_empty(), order.unsigned) {
+        (false, _) if config.allow_request_keys => Ok(Judge::Keys(order.keys.clone())),
+        (false, _) => refuse("this node takes no keys from requests (allow_request_keys)"),
+        (true, true) if config.allow_unsigned => Ok(Judge::Nobody),
+        (true, true) => refuse("this node restores nothing unsigned (allow_unsigned)"),
+        (true, false) => Ok(Judge::Policy),
     }
 }
 
@@ -138,25 +83,14 @@ pub(super) fn compatible(
     Err(Refusal { by, reasons: obstacles.iter().map(reason).collect() })
 }
 
-/// Returns the name of the repository as trust policies write it.
-pub(crate) fn repository(location: &Location) -> String {
-    match location {
-        Location::Registry(reference) => {
-            format!("{}/{}", reference.registry, reference.repository)
-        }
-        Location::Layout(layout) => format!("oci:{}", layout.directory.display()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::ServeArgs;
-    use crate::trust::{Glob, Rule};
     use kybernate_packager::agent_api as api;
     use kybernate_packager::key::SigningKey;
     use kybernate_spec::Digest;
-    use kybernate_spec::checkpoint::{CpuFacts, NeededMount, Source};
+    use kybernate_spec::checkpoint::{CheckpointConfig, CpuFacts, NeededMount};
 
     fn order(change: impl FnOnce(&mut api::RestoreRequest)) -> Order {
         let mut request = api::RestoreRequest {
@@ -185,57 +119,21 @@ mod tests {
         }
     }
 
-    fn taken_in(namespace: &str) -> CheckpointConfig {
-        let source = Source { namespace: Some(namespace.to_owned()), ..Source::default() };
-        CheckpointConfig { source, ..CheckpointConfig::default() }
-    }
-
-    fn policy() -> Config {
-        let mut config = ServeArgs::default().validate().unwrap();
-        config.trust.push(Rule {
-            key: SigningKey::generate().unwrap().public().clone(),
-            repository: Glob::new("localhost:5000/team/*"),
-            source_namespace: Glob::new("*"),
-            target_namespace: None,
-        });
-        config
-    }
-
-    #[test]
-    fn only_keys_of_matching_rules_count() {
-        let same = keys(&order(|_| {}), &policy(), &taken_in("default")).unwrap();
-        assert!(matches!(same, Keys::Any(keys) if keys.len() == 1));
-        let other = keys(&order(|_| {}), &policy(), &taken_in("bank")).unwrap_err();
-        assert_eq!(other.by, RefusedBy::Policy);
-        assert!(other.to_string().contains("namespace \"bank\""), "{other}");
-    }
-
     #[test]
     fn requests_bring_keys_or_none_only_where_the_node_lets_them() {
         let pem = SigningKey::generate().unwrap().public().to_pem();
         let with_key = order(|request| request.public_keys.push(pem));
         let unsigned = order(|request| request.insecure_no_signature = true);
-        let mut config = policy();
+        let mut config = ServeArgs::default().validate().unwrap();
         for (order, word) in [(&with_key, "allow_request_keys"), (&unsigned, "allow_unsigned")] {
-            let refused = keys(order, &config, &taken_in("default")).unwrap_err();
+            let refused = judge(order, &config).unwrap_err();
+            assert_eq!(refused.by, RefusedBy::Policy);
             assert!(refused.to_string().contains(word), "{refused}");
         }
+        assert!(matches!(judge(&order(|_| {}), &config), Ok(Judge::Policy)));
         (config.allow_request_keys, config.allow_unsigned) = (true, true);
-        assert!(matches!(keys(&with_key, &config, &taken_in("x")), Ok(Keys::Any(_))));
-        assert!(matches!(keys(&unsigned, &config, &taken_in("x")), Ok(Keys::None)));
-    }
-
-    #[test]
-    fn what_is_past_its_time_is_refused() {
-        let now = "2026-11-21T12:00:00Z".parse().unwrap();
-        let until = |text: &str| CheckpointConfig {
-            not_after: Some(text.to_owned()),
-            ..CheckpointConfig::default()
-        };
-        time(&CheckpointConfig::default(), now).unwrap();
-        time(&until("2026-11-21T12:00:00Z"), now).unwrap();
-        assert!(time(&until("2026-11-21T11:59:59Z"), now).is_err());
-        assert!(time(&until("tomorrow"), now).is_err());
+        assert!(matches!(judge(&with_key, &config), Ok(Judge::Keys(keys)) if keys.len() == 1));
+        assert!(matches!(judge(&unsigned, &config), Ok(Judge::Nobody)));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::Subject;
+use kybernate_packager::policy::repository;
 use kybernate_packager::store::Store;
 use kybernate_spec::chain;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +15,6 @@ use super::admission::{AdmissionError, Admitted, admit};
 use super::image::{ImageError, Wanted, ensure};
 use super::launch::{LaunchError, Plan};
 use super::materialise::{self, MaterialiseError, materialise};
-use super::rules;
 use super::spec::{self, Ingredients};
 use super::volume::{self, VolumeError};
 use super::{Order, user};
@@ -252,7 +252,7 @@ impl Restoring<'_> {
         let digest = &checkpoint.stored.descriptor.digest;
         driver.step("pull");
         let runnable = checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
-        let repository = rules::repository(&order.location);
+        let repository = repository(&order.location);
         let wanted = Wanted { store, runnable, repository: &repository, checkpoint: digest };
         let image = ensure(&wanted, leased, driver).await?;
         let volumes = self.volumes(store, checkpoint, container).await?;
