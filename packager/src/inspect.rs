@@ -153,7 +153,7 @@ pub async fn inspect(
 }
 
 async fn runnable_image(store: &Store, runnable: &Descriptor) -> Result<Outline, ArtifactError> {
-    let stored = store.manifest(&runnable.digest).await?;
+    let stored = store.manifest_of(runnable).await?;
     Outline::parse(&stored.content, Some(&runnable.media_type))
         .map_err(|error| ArtifactError::Malformed("runnable image", error))
 }

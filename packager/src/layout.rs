@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::checked::{checked, length};
-use crate::outline::{Outline, may_be};
+use crate::outline::Outline;
 use crate::store::{BlobSource, BlobStream, StoreError, StoreErrorKind, StoredManifest};
 
 /// Pieces on their way between the runtime and the thread that reads or writes a file.
@@ -235,9 +235,7 @@ impl Layout {
         let (wanted, artifact_type) = (digest.clone(), artifact_type.map(ToOwned::to_owned));
         let subject = self.name(format!("@{digest}"));
         self.run("list referrers of", subject, move |root| {
-            let mut found = index::referrers(root, &wanted)?;
-            found.retain(|entry| may_be(entry, artifact_type.as_deref()));
-            Ok(found)
+            index::referrers(root, &wanted, artifact_type.as_deref())
         })
         .await
     }

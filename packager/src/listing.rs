@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures::stream::{self, StreamExt as _};
 use kybernate_spec::checkpoint::CheckpointConfig;
-use kybernate_spec::{Digest, Location, Tag};
+use kybernate_spec::{Digest, Location, Tag, media_type};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -31,6 +31,9 @@ pub enum ListError {
     /// The signatures of one could not be read.
     #[error(transparent)]
     Signatures(#[from] VerifyError),
+    /// Nothing was named that could be removed.
+    #[error("a tag or a digest must be named")]
+    Unnamed,
 }
 
 /// What a repository holds.
@@ -292,18 +295,46 @@ pub struct Removed {
     pub referrers: Vec<Digest>,
 }
 
-/// Removes a tag; or, when `location` names a digest, that manifest with its tags and referrers.
-pub async fn remove(store: &Store, location: &Location) -> Result<Removed, StoreError> {
-    let digest = match location.digest() {
-        Some(digest) => store.manifest(digest).await?.descriptor.digest,
-        None => store.resolve(location).await?.descriptor.digest,
-    };
-    let found: Vec<_> = store.referrers(&digest, None).await?;
-    let referrers: Vec<Digest> = found.into_iter().map(|referrer| referrer.digest).collect();
+/// Removes a tag; or, when `location` names a digest, that checkpoint with its tags and referrers.
+/// What an earlier run has not finished is. Anything else than a checkpoint is refused: what hangs
+/// under an image are checkpoints.
+pub async fn remove(store: &Store, location: &Location) -> Result<Removed, ListError> {
     if let (None, Some(tag)) = (location.digest(), location.tag()) {
+        let digest = store.resolve(location).await?.descriptor.digest;
+        let referrers = referrers(store, &digest).await?;
         store.delete_tag(tag).await?;
         return Ok(Removed { tag: Some(tag.to_string()), digest, referrers });
     }
-    store.delete_manifest(&digest, &referrers).await?;
-    Ok(Removed { tag: None, digest, referrers })
+    let digest = location.digest().ok_or(ListError::Unnamed)?;
+    match store.manifest(digest).await {
+        // An earlier run has removed it, and perhaps not all of its referrers.
+        Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => {}
+        Ok(stored) if !is_checkpoint(&stored) => {
+            let StoredManifest { descriptor, .. } = stored;
+            let what = descriptor.artifact_type.unwrap_or(descriptor.media_type);
+            return Err(ArtifactError::NotACheckpoint(location.to_string(), what).into());
+        }
+        other => drop(other?),
+    }
+    let referrers = referrers(store, digest).await?;
+    store.delete_manifest(digest, &referrers).await?;
+    Ok(Removed { tag: None, digest: digest.clone(), referrers })
+}
+
+/// Returns what belongs to a checkpoint by referring to it; other checkpoints do not.
+async fn referrers(store: &Store, digest: &Digest) -> Result<Vec<Digest>, StoreError> {
+    let mut found = Vec::new();
+    for referrer in store.referrers(digest, None).await? {
+        match store.manifest(&referrer.digest).await {
+            Ok(stored) if is_checkpoint(&stored) => {}
+            // One that cannot be read is no checkpoint either.
+            Err(error) if !error.kind.is_about_content() => return Err(error),
+            _ => found.push(referrer.digest),
+        }
+    }
+    Ok(found)
+}
+
+fn is_checkpoint(stored: &StoredManifest) -> bool {
+    stored.descriptor.artifact_type.as_deref() == Some(media_type::CHECKPOINT)
 }

@@ -114,6 +114,11 @@ pub enum StoreErrorKind {
     /// The registry has no room.
     #[error("the registry's storage is full")]
     Full,
+    /// The registry, or whatever is before it, takes no request of this size.
+    #[error(
+        "the registry, or a proxy before it, takes no requests of this size: raise its limit to at least 256 MiB"
+    )]
+    RequestTooLarge,
     /// The document is larger than a reader accepts.
     #[error("it has {size} bytes, at most {limit} are accepted")]
     TooLarge {
@@ -183,6 +188,7 @@ impl StoreError {
             StoreErrorKind::Unauthorized(_)
             | StoreErrorKind::Denied(_)
             | StoreErrorKind::Full
+            | StoreErrorKind::RequestTooLarge
             | StoreErrorKind::Io(_)
             | StoreErrorKind::Busy { .. }
             | StoreErrorKind::Registry(_) => None,
@@ -236,6 +242,20 @@ impl Store {
         }
     }
 
+    /// Returns the manifest that a descriptor leads to, digest and size compared.
+    pub async fn manifest_of(&self, descriptor: &Descriptor) -> Result<StoredManifest, StoreError> {
+        let stored = self.manifest(&descriptor.digest).await?;
+        let size = stored.descriptor.size;
+        if size == descriptor.size {
+            return Ok(stored);
+        }
+        Err(StoreError {
+            operation: "read manifest",
+            subject: descriptor.digest.to_string(),
+            kind: StoreErrorKind::Mismatch(format!("{size} bytes instead of {}", descriptor.size)),
+        })
+    }
+
     /// Stores a manifest by its digest; everything it names must be there.
     pub async fn put_manifest(
         &self,
@@ -282,7 +302,8 @@ impl Store {
         }
     }
 
-    /// Removes a manifest with every tag that names it, and then its referrers.
+    /// Removes a manifest with every tag that names it, and then its referrers. It may be gone
+    /// already when some of those are left.
     pub async fn delete_manifest(
         &self,
         digest: &Digest,
@@ -290,7 +311,12 @@ impl Store {
     ) -> Result<(), StoreError> {
         match self {
             Self::Registry(remote) => {
-                remote.delete_manifest(digest).await?;
+                match remote.delete_manifest(digest).await {
+                    Err(error)
+                        if matches!(error.kind, StoreErrorKind::NotFound)
+                            && !referrers.is_empty() => {}
+                    other => other?,
+                }
                 for referrer in referrers {
                     match remote.delete_manifest(referrer).await {
                         // A registry may have done so by itself.

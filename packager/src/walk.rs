@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use futures::future::BoxFuture;
 use kybernate_spec::{Descriptor, Digest, media_type};
 
+use crate::checked::length;
 use crate::outline::Outline;
 use crate::store::{Store, StoreError, StoredManifest};
 
@@ -14,6 +15,10 @@ const DEPTH_MAX: usize = 5;
 
 /// Manifests of one artifact at most.
 const MANIFESTS_MAX: usize = 10_000;
+
+/// Bytes of all of them at most: they are held until all is known. Those of a checkpoint have less
+/// than 20 MiB.
+const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
 /// Why an artifact could not be walked.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +30,9 @@ pub enum WalkError {
     #[error("failed to parse manifest {0}")]
     Malformed(Digest, #[source] serde_json::Error),
     /// There is more than a checkpoint ever has.
-    #[error("the artifact leads to more than {MANIFESTS_MAX} manifests")]
+    #[error(
+        "the artifact leads to more than {MANIFESTS_MAX} manifests, or more than 64 MiB of them"
+    )]
     TooMany,
     /// Its manifests nest deeper than a checkpoint's ever do.
     #[error("the artifact nests more than {DEPTH_MAX} manifests deep")]
@@ -46,15 +53,16 @@ pub(crate) enum Follow {
 pub(crate) struct Walk {
     /// Manifests and indexes; referrers come after what they refer to.
     pub(crate) manifests: Vec<StoredManifest>,
-    /// Blobs, each once.
+    /// Blobs, each once; one that is said to have two sizes is there with both, to be refused.
     pub(crate) blobs: Vec<Descriptor>,
     /// How many of the manifests were found as referrers.
     pub(crate) referrers: usize,
     /// Referrers that are listed but cannot be had, each with the reason.
     pub(crate) missing: Vec<(Digest, StoreError)>,
     follow: Follow,
+    bytes: u64,
     seen_manifests: BTreeSet<Digest>,
-    seen_blobs: BTreeSet<Digest>,
+    seen_blobs: BTreeSet<(Digest, u64)>,
 }
 
 impl Walk {
@@ -70,6 +78,7 @@ impl Walk {
             referrers: 0,
             missing: Vec::new(),
             follow,
+            bytes: 0,
             seen_manifests: BTreeSet::new(),
             seen_blobs: BTreeSet::new(),
         };
@@ -91,17 +100,18 @@ impl Walk {
             if depth > DEPTH_MAX {
                 return Err(WalkError::TooDeep);
             }
-            if self.manifests.len() >= MANIFESTS_MAX {
+            self.bytes += length(&manifest.content);
+            if self.seen_manifests.len() > MANIFESTS_MAX || self.bytes > MANIFEST_BYTES_MAX {
                 return Err(WalkError::TooMany);
             }
             let outline = Outline::parse(&manifest.content, Some(&manifest.descriptor.media_type))
                 .map_err(|error| WalkError::Malformed(digest.clone(), error))?;
             for child in outline.manifests {
-                let child = store.manifest(&child.digest).await?;
+                let child = store.manifest_of(&child).await?;
                 self.add(store, child, depth + 1).await?;
             }
             for blob in outline.blobs {
-                if self.seen_blobs.insert(blob.digest.clone()) {
+                if self.seen_blobs.insert((blob.digest.clone(), blob.size)) {
                     self.blobs.push(blob);
                 }
             }

@@ -170,6 +170,7 @@ impl From<StoreError> for Failure {
             | StoreErrorKind::Unauthorized(_)
             | StoreErrorKind::Denied(_)
             | StoreErrorKind::Full
+            | StoreErrorKind::RequestTooLarge
             | StoreErrorKind::Io(_)
             | StoreErrorKind::Busy { .. }
             | StoreErrorKind::Registry(_) => Self::failed(error),
@@ -217,6 +218,7 @@ impl From<ListError> for Failure {
             ListError::Store(error) => error.into(),
             ListError::Artifact(error) => error.into(),
             ListError::Signatures(error) => error.into(),
+            error @ ListError::Unnamed => Self::Usage(error.into()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `kyb rm`
 
 use clap::Args;
-use kybernate_packager::listing::{Removed, remove};
+use kybernate_packager::listing::{ListError, Removed, remove};
 use kybernate_packager::store::{Store, StoreError, StoreErrorKind};
 use kybernate_spec::Location;
 
@@ -13,7 +13,7 @@ use crate::terminal::Terminal;
 ///
 /// With a tag only the tag goes. With a digest the checkpoint's index goes, with every tag that
 /// names it, and then its signatures and other referrers. Its bytes go when the registry collects
-/// garbage; in an image layout they stay.
+/// garbage; in an image layout they stay. What is no checkpoint is not removed by its digest.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  kyb rm registry.example.com/team/job:v1")]
 pub(super) struct Rm {
@@ -31,7 +31,9 @@ impl Rm {
         }
         let store = self.connection.open(&self.reference).await?;
         let removed = match remove(&store, &self.reference).await {
-            Err(error) if self.reference.digest().is_none() && is_unsupported(&error) => {
+            Err(ListError::Store(error))
+                if self.reference.digest().is_none() && is_unsupported(&error) =>
+            {
                 return Err(self.by_digest(&store, error).await);
             }
             other => other?,

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use bytes::Bytes;
 use kybernate_spec::Digest;
-use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::io::Errno;
 use tempfile::TempPath;
 
 use crate::leftovers;
@@ -59,6 +60,20 @@ impl Ingest {
         self.publish(&directory, digest.hex())
     }
 
+    /// Syncs the file, gives it its name unless something has it, and syncs the name. What is locked
+    /// by its name must stay the same file.
+    pub(super) fn publish_new(self, directory: &OwnedFd, name: &str) -> io::Result<()> {
+        self.file.sync_all()?;
+        let (here, from) = (rustix::fs::CWD, &*self.path);
+        match rustix::fs::renameat_with(here, from, directory, name, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(rustix::fs::fsync(directory)?),
+            Err(Errno::EXIST) => Ok(()),
+            // A file system that cannot tell, as NFS.
+            Err(Errno::INVAL) => self.publish(directory, name),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Syncs the file, gives it its name and syncs the name.
     fn publish(self, directory: &OwnedFd, name: &str) -> io::Result<()> {
         self.file.sync_all()?;
@@ -78,12 +93,15 @@ pub(super) fn prepare(root: &Path) -> io::Result<()> {
     for entry in fs_err::read_dir(root)? {
         let name = entry?.file_name();
         let ours = name.to_string_lossy().starts_with(UNFINISHED) || name == MARKER;
-        if !ours {
+        // Somebody else may have made it a layout since.
+        if !ours && open_beneath(root, MARKER).is_err() {
             let text = format!("{} is neither empty nor an image layout", root.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
         }
     }
-    write_file(root, MARKER, MARKER_CONTENT)
+    let mut ingest = Ingest::begin(root)?;
+    ingest.write(MARKER_CONTENT)?;
+    ingest.publish_new(&open_root(root)?, MARKER)
 }
 
 /// Replaces a file of the layout's own directory.
@@ -167,7 +185,7 @@ pub(super) fn read_range(
     }
 }
 
-fn open_root(root: &Path) -> io::Result<OwnedFd> {
+pub(super) fn open_root(root: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(root, flags, Mode::empty())?)
 }
@@ -176,7 +194,7 @@ fn open_root(root: &Path) -> io::Result<OwnedFd> {
 fn make_directory(parent: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
         Ok(()) => rustix::fs::fsync(parent)?,
-        Err(rustix::io::Errno::EXIST) => {}
+        Err(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

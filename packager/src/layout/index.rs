@@ -9,12 +9,12 @@ use kybernate_spec::{
 };
 
 use super::{files, load, missing};
-use crate::outline::Outline;
+use crate::outline::{Outline, may_be};
 use crate::store::StoreErrorKind;
 
 const NAME: &str = "index.json";
 
-/// Manifests looked at in search of referrers.
+/// Manifests looked at in search of referrers, beside those that the list itself names.
 const MANIFESTS_MAX: usize = 10_000;
 
 /// Reads the list of what the layout holds.
@@ -88,12 +88,11 @@ pub(super) fn untag(index: &mut Index, tag: &Tag) -> bool {
     true
 }
 
-/// Takes manifests off the list. Returns whether the first of them was on it.
+/// Takes manifests off the list. Returns whether one of them was on it.
 pub(super) fn forget(index: &mut Index, digests: &[Digest]) -> bool {
-    let first = digests.first();
-    let found = index.manifests.iter().any(|entry| Some(&entry.digest) == first);
+    let before = index.manifests.len();
     index.manifests.retain(|entry| !digests.contains(&entry.digest));
-    found
+    index.manifests.len() < before
 }
 
 /// Finds what `tag` names. Without a tag: `latest`, else the only entry with a tag, else the only
@@ -130,15 +129,25 @@ pub(super) fn point(index: &mut Index, entry: Descriptor, tag: &Tag) {
     index.manifests.push(entry.with_annotation(annotation::REF_NAME, tag.as_str()));
 }
 
-/// Finds the manifests whose subject is `wanted`, in the list and among the children of what is
-/// listed. What is listed as an artifact and cannot be read is among them, as it may be one: whoever
+/// Finds the manifests of an artifact type whose subject is `wanted`, in the list and among the
+/// children of what is listed; those of a checkpoint have no subject. What is listed as an artifact and cannot be read is among them, as it may be one: whoever
 /// reads it gets to know why it cannot be had. Anything else unreadable is passed over.
-pub(super) fn referrers(root: &Path, wanted: &Digest) -> Result<Vec<Descriptor>, StoreErrorKind> {
+pub(super) fn referrers(
+    root: &Path,
+    wanted: &Digest,
+    artifact_type: Option<&str>,
+) -> Result<Vec<Descriptor>, StoreErrorKind> {
     let mut found = Vec::new();
     let mut seen = BTreeSet::new();
     let mut left = read(root)?.manifests;
+    let limit = left.len().saturating_add(MANIFESTS_MAX);
     while let Some(entry) = left.pop() {
-        if seen.len() >= MANIFESTS_MAX {
+        // Who looks for signatures need not read what says that it is something else.
+        let passed_over = !may_be(&entry, artifact_type);
+        if passed_over && (entry.is_manifest() || is_checkpoint(&entry)) {
+            continue;
+        }
+        if seen.len() >= limit {
             let text = format!("more than {MANIFESTS_MAX} manifests");
             return Err(StoreErrorKind::Io(io::Error::new(io::ErrorKind::QuotaExceeded, text)));
         }
@@ -156,15 +165,22 @@ pub(super) fn referrers(root: &Path, wanted: &Digest) -> Result<Vec<Descriptor>,
         if outline.subject.as_ref().is_some_and(|subject| subject.digest == *wanted) {
             found.push(outline.referrer(&stored.descriptor));
         }
-        left.extend(outline.manifests);
+        if outline.artifact_type.as_deref() != Some(media_type::CHECKPOINT) {
+            left.extend(outline.manifests);
+        }
     }
+    found.retain(|entry| may_be(entry, artifact_type));
     found.sort_by(|one, other| one.digest.cmp(&other.digest));
     Ok(found)
 }
 
+fn is_checkpoint(entry: &Descriptor) -> bool {
+    entry.artifact_type.as_deref() == Some(media_type::CHECKPOINT)
+}
+
 /// Whether an entry says that it is an artifact, and no checkpoint: signatures are such.
 fn is_other_artifact(entry: &Descriptor) -> bool {
-    entry.artifact_type.as_deref().is_some_and(|own| own != media_type::CHECKPOINT)
+    entry.artifact_type.is_some() && !is_checkpoint(entry)
 }
 
 fn tag_of(entry: &Descriptor) -> Option<&str> {

@@ -162,6 +162,64 @@ async fn many_writers_lose_no_entry() {
 }
 
 #[tokio::test]
+async fn many_may_begin_a_layout_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    for round in 0..32 {
+        let layout = Layout::at(&directory.path().join(round.to_string()));
+        let writers = (0_u8..8).map(|number| {
+            let content = Bytes::from(vec![number; 10]);
+            let descriptor = Descriptor::of("application/octet-stream", &content);
+            let layout = layout.clone();
+            async move { layout.put_blob(&descriptor, &Fixed(content)).await }
+        });
+        futures::future::try_join_all(writers).await.unwrap();
+    }
+}
+
+#[test]
+fn what_makes_a_layout_is_never_replaced() {
+    use std::os::unix::fs::MetadataExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    files::prepare(directory.path()).unwrap();
+    let marker = directory.path().join(files::MARKER);
+    let before = fs_err::metadata(&marker).unwrap().ino();
+    let mut again = files::Ingest::begin(directory.path()).unwrap();
+    again.write(b"{}").unwrap();
+    let root = files::open_root(directory.path()).unwrap();
+    again.publish_new(&root, files::MARKER).unwrap();
+    assert_eq!(fs_err::metadata(&marker).unwrap().ino(), before);
+    assert_eq!(fs_err::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+/// More checkpoints than are looked into have children that need no look.
+#[tokio::test]
+async fn a_large_layout_has_its_referrers() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = Layout::at(directory.path());
+    let (subject, content) = manifest(None);
+    layout.put_manifest(&subject, content).await.unwrap();
+    let child = |number: usize| {
+        Descriptor::of(media_type::OCI_MANIFEST, number.to_string().as_bytes()).bare()
+    };
+    let index = kybernate_spec::Index {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_INDEX.to_owned()),
+        artifact_type: Some(media_type::CHECKPOINT.to_owned()),
+        manifests: (0..11_000).map(child).collect(),
+        subject: Some(subject.bare()),
+        annotations: kybernate_spec::Annotations::new(),
+    };
+    let content = Bytes::from(serde_json::to_vec(&index).unwrap());
+    let checkpoint = Descriptor::of(media_type::OCI_INDEX, &content);
+    layout.put_manifest(&checkpoint, content).await.unwrap();
+    let (referrer, content) = manifest(Some(checkpoint.bare()));
+    layout.put_manifest(&referrer, content).await.unwrap();
+    let found = layout.referrers(&checkpoint.digest, Some("text/plain")).await.unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(layout.referrers(&subject.digest, None).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn an_empty_place_has_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let layout = Layout::at(&directory.path().join("absent"));

@@ -1,6 +1,7 @@
 //! Manifests, tags and lists of referrers: small documents, read with a limit.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -91,7 +92,7 @@ impl Documents {
     ) -> Result<Document, StoreErrorKind> {
         persist(async || {
             let request = self.http.get(url.clone()).header(ACCEPT, accept);
-            let reply = self.send(request, Access::Pull).await?;
+            let reply = self.send(request, url, Access::Pull).await?;
             let headers = reply.headers().clone();
             let next = next_page(reply.url(), &headers);
             let content = read(reply, limit).await?;
@@ -117,7 +118,7 @@ impl Documents {
         persist(async || {
             let request =
                 self.http.put(url.clone()).header(CONTENT_TYPE, media_type).body(content.clone());
-            let reply = self.send(request, Access::Push).await?;
+            let reply = self.send(request, &url, Access::Push).await?;
             Ok(reply.headers().contains_key("oci-subject"))
         })
         .await
@@ -126,9 +127,15 @@ impl Documents {
     /// Removes what is at `path`.
     pub(super) async fn delete(&self, path: &str) -> Result<(), StoreErrorKind> {
         let url = self.address(path)?;
+        let again = AtomicBool::new(false);
         persist(async || {
+            let again = again.swap(true, Ordering::Relaxed);
             let request = self.http.delete(url.clone());
-            self.send(request, Access::Delete).await.map(|_reply| ())
+            match self.send(request, &url, Access::Delete).await {
+                // It was done, and the reply to that got lost.
+                Err(StoreErrorKind::NotFound) if again => Ok(()),
+                other => other.map(|_reply| ()),
+            }
         })
         .await
     }
@@ -138,7 +145,7 @@ impl Documents {
         let url = self.address(path)?;
         let found = persist(async || {
             let request = self.http.head(url.clone());
-            self.send(request, Access::Pull).await.map(|_reply| ())
+            self.send(request, &url, Access::Pull).await.map(|_reply| ())
         })
         .await;
         match found {
@@ -202,19 +209,37 @@ impl Documents {
         url.query_pairs_mut().append_pair("mount", digest).append_pair("from", from.as_str());
         persist(async || {
             let request = self.http.post(url.clone()).header(CONTENT_LENGTH, 0);
-            let reply = self.send(request, Access::Mount(from.clone())).await?;
+            let reply = self.send(request, &url, Access::Mount(from.clone())).await?;
             Ok(reply.status() == StatusCode::CREATED)
         })
         .await
     }
 
+    /// Sends a request to `url`; again when the registry says with a 401 that it wants another
+    /// token, or one at all.
     async fn send(
         &self,
         request: RequestBuilder,
+        url: &Url,
         access: Access,
     ) -> Result<Response, StoreErrorKind> {
-        let request = self.sign(request, &self.base, access).await?;
-        self.check(within_stall(request.send()).await?).await
+        let again = request.try_clone();
+        let is_old = self.tokens.holds(&access).await;
+        let request = self.sign(request, url, access.clone()).await?;
+        let reply = within_stall(request.send()).await?;
+        let is_own = reply.url().origin() == self.base.origin();
+        if reply.status() == StatusCode::UNAUTHORIZED
+            && is_own
+            && let Some(again) = again
+        {
+            let is_new = self.tokens.learn(reply.headers()).await;
+            if is_new || is_old {
+                self.tokens.forget().await;
+                let request = self.sign(again, url, access).await?;
+                return self.check(within_stall(request.send()).await?).await;
+            }
+        }
+        self.check(reply).await
     }
 }
 

@@ -4,6 +4,8 @@ use std::io;
 
 use oci_client::errors::{DigestError, OciDistributionError, OciEnvelope, OciErrorCode};
 
+use reqwest::StatusCode;
+
 use super::scheme::speaks_tls;
 use crate::store::{StoreErrorKind, Told};
 
@@ -41,6 +43,11 @@ impl From<reqwest::Error> for StoreErrorKind {
     }
 }
 
+/// Whether a reply promises that the same request may work later.
+pub(super) fn may_pass(status: StatusCode) -> bool {
+    TRANSIENT.contains(&status.as_u16())
+}
+
 /// Whether the same request may work a moment later.
 pub(super) fn is_transient(kind: &StoreErrorKind) -> bool {
     match kind {
@@ -67,7 +74,8 @@ fn is_broken_connection(error: &OciDistributionError) -> bool {
 fn of_status(status: u16, message: &str) -> Option<StoreErrorKind> {
     match status {
         404 => Some(StoreErrorKind::NotFound),
-        413 | 507 => Some(StoreErrorKind::Full),
+        413 => Some(StoreErrorKind::RequestTooLarge),
+        507 => Some(StoreErrorKind::Full),
         // docker-registry answers 500 with the error text of its file system.
         _ if ["no space left", "ENOSPC", "disk quota exceeded"]
             .iter()
@@ -144,6 +152,7 @@ mod tests {
         assert!(matches!(answer(401, ""), StoreErrorKind::Unauthorized(_)));
         assert!(matches!(answer(403, ""), StoreErrorKind::Denied(_)));
         assert!(matches!(answer(507, ""), StoreErrorKind::Full));
+        assert!(matches!(answer(413, "<html>"), StoreErrorKind::RequestTooLarge));
         let text = "write /srv/x: no space left on device";
         assert!(matches!(answer(500, text), StoreErrorKind::Full));
         let envelope = r#"{"errors":[{"code":"DIGEST_INVALID","message":"x"}]}"#;

@@ -5,11 +5,15 @@ use bytes::Bytes;
 use kybernate_spec::{Descriptor, Digest, Index, MANIFEST_BYTES_MAX, media_type};
 
 use super::{MANIFEST_TYPES, Remote};
+use crate::checked::length;
 use crate::outline::may_be;
 use crate::store::StoreErrorKind;
 
 /// Pages read of one list. 100 entries a page is the custom.
 const PAGES_MAX: usize = 100;
+
+/// Bytes read of one list: thousands of entries, where a checkpoint has a handful.
+const LIST_BYTES_MAX: u64 = 16 << 20;
 
 impl Remote {
     pub(super) async fn list_referrers(
@@ -22,7 +26,7 @@ impl Remote {
         if let Some(artifact_type) = artifact_type {
             page.query_pairs_mut().append_pair("artifactType", artifact_type);
         }
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0);
         for _ in 0..PAGES_MAX {
             let got = documents.get_url(&page, media_type::OCI_INDEX, MANIFEST_BYTES_MAX).await;
             let document = match got {
@@ -34,6 +38,10 @@ impl Remote {
                 }
                 other => other?,
             };
+            bytes += length(&document.content);
+            if bytes > LIST_BYTES_MAX {
+                return Err(StoreErrorKind::TooLarge { size: bytes, limit: LIST_BYTES_MAX });
+            }
             let index: Index =
                 serde_json::from_slice(&document.content).map_err(StoreErrorKind::Malformed)?;
             let filter = artifact_type.filter(|_| !document.filtered);

@@ -9,6 +9,8 @@ use oci_client::errors::OciDistributionError::RequestError;
 use reqwest::{Response, Url};
 use tokio::time::timeout;
 
+use super::documents::failure;
+use super::error::may_pass;
 use super::patience::{persist_briefly, within_stall};
 use crate::store::StoreErrorKind;
 
@@ -48,18 +50,27 @@ impl Scheme {
         host: &str,
     ) -> Result<(Url, Response), StoreErrorKind> {
         let root = |scheme: &str| super::documents::parse(&format!("{scheme}://{host}/v2/"));
+        let mut url = root(if self == Self::Plain { "http" } else { "https" })?;
         if self == Self::Either {
-            let url = root("https")?;
             match timeout(HANDSHAKE, http.get(url.clone()).send()).await {
-                Ok(Ok(reply)) => return Ok((url, reply)),
+                Ok(Ok(reply)) if !may_pass(reply.status()) => return Ok((url, reply)),
+                Ok(Ok(_)) => {}
                 Ok(Err(error)) if speaks_tls(&error) => return Err(error.into()),
                 Ok(Err(_)) | Err(_) => {
                     tracing::debug!(registry = host, "no TLS on loopback, going on with HTTP");
+                    url = root("http")?;
                 }
             }
         }
-        let url = root(if self == Self::Tls { "https" } else { "http" })?;
-        let reply = persist_briefly(|| within_stall(http.get(url.clone()).send())).await?;
+        let reply = persist_briefly(async || {
+            let reply = within_stall(http.get(url.clone()).send()).await?;
+            // What such a reply says of credentials is not the registry's last word.
+            if may_pass(reply.status()) {
+                return Err(failure(reply, url.to_string()).await);
+            }
+            Ok(reply)
+        });
+        let reply = reply.await?;
         Ok((url, reply))
     }
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::Remote;
 use super::referrers::fallback_tag;
+use crate::checked::length;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Largest page of a list that is read: ten thousand tags of the greatest length.
@@ -13,6 +14,9 @@ const PAGE_BYTES_MAX: u64 = 2 << 20;
 
 /// Pages read of one list.
 const PAGES_MAX: usize = 1000;
+
+/// Bytes read of one list: some hundred thousand tags.
+const LIST_BYTES_MAX: u64 = 32 << 20;
 
 #[derive(Deserialize)]
 struct List {
@@ -60,9 +64,13 @@ impl Remote {
     async fn list_tags(&self) -> Result<Vec<Tag>, StoreErrorKind> {
         let documents = &self.shared.documents;
         let mut page = documents.address("tags/list")?;
-        let mut tags = Vec::new();
+        let (mut tags, mut bytes) = (Vec::new(), 0);
         for _ in 0..PAGES_MAX {
             let document = documents.get_url(&page, "application/json", PAGE_BYTES_MAX).await?;
+            bytes += length(&document.content);
+            if bytes > LIST_BYTES_MAX {
+                return Err(StoreErrorKind::TooLarge { size: bytes, limit: LIST_BYTES_MAX });
+            }
             let list: List =
                 serde_json::from_slice(&document.content).map_err(StoreErrorKind::Malformed)?;
             // What is no tag by the specification cannot be asked for.

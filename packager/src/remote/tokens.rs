@@ -12,7 +12,7 @@ use oci_client::secrets::RegistryAuth;
 use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
 use reqwest::{RequestBuilder, Url};
 use serde::Deserialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, RwLock};
 
 use super::documents::{failure, read};
 use super::patience::within_stall;
@@ -36,7 +36,7 @@ pub(super) enum Access {
 }
 
 /// Where a registry sends whoever wants in.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Challenge {
     realm: Url,
     service: Option<String>,
@@ -47,7 +47,7 @@ pub(super) struct Tokens {
     http: reqwest::Client,
     auth: RegistryAuth,
     repository: String,
-    challenge: Option<Challenge>,
+    challenge: RwLock<Option<Challenge>>,
     // Held across the request for a token, so that many requests wait for one token.
     given: Mutex<BTreeMap<Access, (Instant, String)>>,
 }
@@ -60,14 +60,14 @@ struct Given {
 }
 
 impl Tokens {
-    /// Reads the registry's first reply. A registry that wanted no token then wants none later.
+    /// Reads the registry's first reply.
     pub(super) fn new(
         http: reqwest::Client,
         auth: RegistryAuth,
         repository: String,
         headers: &HeaderMap,
     ) -> Self {
-        let challenge = Challenge::find(headers);
+        let challenge = RwLock::new(Challenge::find(headers));
         Self { http, auth, repository, challenge, given: Mutex::default() }
     }
 
@@ -78,7 +78,8 @@ impl Tokens {
         access: Access,
         plain_http: bool,
     ) -> Result<RequestBuilder, StoreErrorKind> {
-        let Some(challenge) = &self.challenge else { return Ok(self.with_password(request)) };
+        let challenge = self.challenge.read().await.clone();
+        let Some(challenge) = challenge else { return Ok(self.with_password(request)) };
         let mut given = self.given.lock().await;
         if let Some((since, token)) = given.get(&access)
             && since.elapsed() < TOKEN_LIFE
@@ -94,10 +95,26 @@ impl Tokens {
                 told,
             )));
         }
-        let token = self.ask(challenge, &access).await?;
+        let token = self.ask(&challenge, &access).await?;
         let signed = request.bearer_auth(&token);
         given.insert(access, (Instant::now(), token));
         Ok(signed)
+    }
+
+    /// Whether there is a token for such requests already.
+    pub(super) async fn holds(&self, access: &Access) -> bool {
+        let given = self.given.lock().await;
+        given.get(access).is_some_and(|(since, _)| since.elapsed() < TOKEN_LIFE)
+    }
+
+    /// Reads a reply that refuses a request: some registries say only then what they want to see.
+    /// Returns whether it is something else than before.
+    pub(super) async fn learn(&self, headers: &HeaderMap) -> bool {
+        let Some(found) = Challenge::find(headers) else { return false };
+        let mut challenge = self.challenge.write().await;
+        let is_new = challenge.as_ref() != Some(&found);
+        *challenge = Some(found);
+        is_new
     }
 
     /// Forgets all tokens: the registry does not accept one.

@@ -84,12 +84,7 @@ impl Upload<'_> {
         let mut known = self.session.is_some();
         loop {
             let failure = match self.attempt(known).await {
-                Ok(()) => {
-                    if let Some(note) = self.note.take() {
-                        note.forget().await;
-                    }
-                    return Ok(());
-                }
+                Ok(()) => return self.done().await,
                 Err(UploadFailure::Registry(kind)) => kind,
                 Err(failure) => return Err(failure),
             };
@@ -97,10 +92,17 @@ impl Upload<'_> {
             // A broken PUT is an unknown outcome: the registry may have all of it.
             let digest = &self.descriptor.digest;
             if self.remote.find_blob(digest).await.map_err(UploadFailure::Registry)? {
-                return Ok(());
+                return self.done().await;
             }
             known = true;
         }
+    }
+
+    async fn done(&mut self) -> Result<(), UploadFailure> {
+        if let Some(note) = self.note.take() {
+            note.forget().await;
+        }
+        Ok(())
     }
 
     /// Begins the upload, or finds out how far it is when it is `known` to the registry, and sends
@@ -158,7 +160,8 @@ impl Upload<'_> {
             Err(
                 kind @ (StoreErrorKind::Unauthorized(_)
                 | StoreErrorKind::Denied(_)
-                | StoreErrorKind::Full),
+                | StoreErrorKind::Full
+                | StoreErrorKind::RequestTooLarge),
             ) => Err(UploadFailure::Registry(kind)),
             Err(_gone) => Ok(None),
         }

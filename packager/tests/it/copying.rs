@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kybernate_packager::copy::{CopyError, copy};
 use kybernate_packager::key::SigningKey;
+use kybernate_packager::listing::{ListError, remove};
 use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::{Store, StoreErrorKind};
@@ -125,8 +126,19 @@ async fn a_second_try_sends_only_what_is_missing() {
 async fn checkpoints_of_an_image_are_not_part_of_the_image() {
     let Some(registry) = Registry::docker() else { return };
     let source = registry.open("a/b").await;
-    let image = put_image(&source).await;
-    let child = put_image(&source).await;
+    let (image, _) = under_an_image(&source).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let location: Location = format!("oci:{}:v1", scratch.path().display()).parse().unwrap();
+    let target = open(&location).await;
+    let root = source.manifest(&image.digest).await.unwrap();
+    let copied = copy(&source, root, &target, location.tag(), &Progress::default()).await.unwrap();
+    assert_eq!((copied.manifests, copied.referrers), (1, 0));
+}
+
+/// A checkpoint under its source image, signed.
+async fn under_an_image(store: &Store) -> (Descriptor, Descriptor) {
+    let image = put_image(store).await;
+    let child = put_image(store).await;
     let index = kybernate_spec::Index {
         schema_version: 2,
         media_type: Some(media_type::OCI_INDEX.to_owned()),
@@ -135,13 +147,49 @@ async fn checkpoints_of_an_image_are_not_part_of_the_image() {
         subject: Some(image.bare()),
         annotations: kybernate_spec::Annotations::new(),
     };
-    put_document(&source, media_type::OCI_INDEX, &index).await;
+    let index = put_document(store, media_type::OCI_INDEX, &index).await;
+    sign(store, &index, &SigningKey::generate().unwrap()).await.unwrap();
+    (image, index)
+}
+
+#[tokio::test]
+async fn an_image_is_not_removed_with_its_checkpoints() {
     let scratch = tempfile::tempdir().unwrap();
-    let location: Location = format!("oci:{}:v1", scratch.path().display()).parse().unwrap();
-    let target = open(&location).await;
-    let root = source.manifest(&image.digest).await.unwrap();
-    let copied = copy(&source, root, &target, location.tag(), &Progress::default()).await.unwrap();
-    assert_eq!((copied.manifests, copied.referrers), (1, 0));
+    let layout = format!("oci:{}", scratch.path().join("layout").display());
+    let registries = Registry::all();
+    let places = registries.iter().map(|registry| registry.at("a/b"));
+    for place in places.chain([layout.parse().unwrap()]) {
+        let store = open(&place).await;
+        let (image, index) = under_an_image(&store).await;
+        let error = remove(&store, &place.at(&image.digest)).await.unwrap_err();
+        assert!(error.to_string().contains("is no checkpoint"), "{error}");
+        store.manifest(&index.digest).await.unwrap();
+        let listed = store.referrers(&image.digest, None).await.unwrap();
+        assert_eq!(listed.len(), 1);
+        let error = remove(&store, &place).await.unwrap_err();
+        assert!(matches!(error, ListError::Unnamed), "{error}");
+        // The other way round it goes, and the image stays.
+        let removed = remove(&store, &place.at(&index.digest)).await.unwrap();
+        assert_eq!(removed.referrers.len(), 1);
+        store.manifest(&image.digest).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_removal_that_was_cut_off_is_finished_by_the_next() {
+    let Some(registry) = Registry::docker() else { return };
+    let place = registry.at("a/b");
+    let store = open(&place).await;
+    let (_, index) = under_an_image(&store).await;
+    let signatures = store.referrers(&index.digest, None).await.unwrap();
+    let Store::Registry(remote) = &store else { panic!("{store:?}") };
+    remote.delete_manifest(&index.digest).await.unwrap();
+    let removed = remove(&store, &place.at(&index.digest)).await.unwrap();
+    assert_eq!(removed.referrers, [signatures[0].digest.clone()]);
+    let error = store.manifest(&signatures[0].digest).await.unwrap_err();
+    assert!(matches!(error.kind, StoreErrorKind::NotFound), "{error}");
+    let error = remove(&store, &place.at(&index.digest)).await.unwrap_err();
+    assert!(kybernate_spec::chain(&error).to_string().contains("not found"), "{error}");
 }
 
 #[tokio::test]

@@ -261,6 +261,83 @@ async fn whoever_is_elsewhere_gets_no_credentials() {
     }
 }
 
+/// A list whose first page is elsewhere, and says that the second one is there too.
+#[tokio::test]
+async fn whoever_has_the_next_page_gets_no_credentials() {
+    const PAGE: &str = r#"{"name":"a/b","tags":["v1"]}"#;
+    let seen: &'static Mutex<Vec<String>> = Box::leak(Box::default());
+    let elsewhere = Scripted::start(|_, head| {
+        seen.lock().unwrap().push(head.to_owned());
+        let next = "Link: </elsewhere?last=v1>; rel=\"next\"\r\n";
+        reply("200 OK", if head.contains("last=v1") { "" } else { next }, PAGE)
+    })
+    .await;
+    let address = elsewhere.address.clone();
+    let server = Scripted::start(move |_, head| match head {
+        _ if !head.contains("authorization: basic") => {
+            reply("401 Unauthorized", "WWW-Authenticate: Basic realm=\"r\"\r\n", "")
+        }
+        _ => {
+            let location = format!("Location: http://{address}/elsewhere\r\n");
+            reply("307 Temporary Redirect", &location, "")
+        }
+    })
+    .await;
+    let scratch = tempfile::tempdir().unwrap();
+    log_in(scratch.path(), &server.address);
+    kyb(scratch.path(), ["ls", &server.at("a/b").to_string()]).await;
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().any(|head| head.starts_with("get /elsewhere?last=v1")), "{seen:?}");
+    assert!(!seen.iter().any(|head| head.contains("authorization")), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_registry_that_stumbles_at_first_is_greeted_again() {
+    let asked = AtomicUsize::new(0);
+    let server = Scripted::start(move |here, head| match head {
+        _ if head.contains("authorization: bearer let-me-in") => reply("200 OK", "", CONTENT),
+        _ if head.starts_with("get /token") => reply("200 OK", "", r#"{"token":"let-me-in"}"#),
+        _ if asked.fetch_add(1, Ordering::Relaxed) == 0 => reply("503 Service Unavailable", "", ""),
+        _ => {
+            let realm = format!("WWW-Authenticate: Bearer realm=\"http://{here}/token\"\r\n");
+            reply("401 Unauthorized", &realm, "")
+        }
+    })
+    .await;
+    assert_eq!(pull(&open(&server.at("a/b")).await).await.unwrap(), CONTENT.as_bytes());
+}
+
+#[tokio::test]
+async fn a_registry_that_wants_a_token_later_gets_one() {
+    let server = Scripted::start(|here, head| match head {
+        _ if head.starts_with("get /v2/ ") => reply("200 OK", "", ""),
+        _ if head.contains("authorization: bearer let-me-in") => reply("200 OK", "", "{}"),
+        _ if head.starts_with("get /token") => reply("200 OK", "", r#"{"token":"let-me-in"}"#),
+        _ => {
+            let realm = format!("WWW-Authenticate: Bearer realm=\"http://{here}/token\"\r\n");
+            reply("401 Unauthorized", &realm, "")
+        }
+    })
+    .await;
+    let location = server.at("a/b:v1");
+    open(&location).await.resolve(&location).await.unwrap();
+    assert_eq!((server.asked("get /token"), server.asked("/manifests/")), (1, 2));
+}
+
+#[tokio::test]
+async fn a_removal_whose_reply_was_lost_is_done() {
+    let asked = AtomicUsize::new(0);
+    let (_server, store) = serving(move |_| match asked.fetch_add(1, Ordering::Relaxed) {
+        0 => reply("504 Gateway Timeout", "", ""),
+        _ => reply("404 Not Found", "", ""),
+    })
+    .await;
+    let tag = "v1".parse().unwrap();
+    store.delete_tag(&tag).await.unwrap();
+    let error = store.delete_tag(&tag).await.unwrap_err();
+    assert!(matches!(error.kind, StoreErrorKind::NotFound), "{error:?}");
+}
+
 #[tokio::test]
 async fn a_truncated_signature_is_a_refusal() {
     let Some(registry) = Registry::docker() else { return };
