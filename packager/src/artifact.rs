@@ -9,7 +9,8 @@ use kybernate_spec::{
     Descriptor, Index, Location, Manifest, Reason, annotation, document, media_type,
 };
 
-use crate::store::{BlobStream, Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::checked::length;
+use crate::store::{BlobStream, Store, StoreError, StoredManifest};
 
 /// Longest destination of a volume: what Linux takes as a path.
 const PATH_BYTES_MAX: usize = 4096;
@@ -174,16 +175,13 @@ async fn read_manifest(store: &Store, child: &Descriptor) -> Result<Manifest, Ar
     if child.media_type != media_type::OCI_MANIFEST {
         return wrong("the checkpoint child is no OCI image manifest");
     }
-    let stored = store.manifest(&child.digest).await?;
-    if stored.descriptor.size != child.size {
-        let text = format!("{} bytes instead of {}", stored.descriptor.size, child.size);
-        return Err(ArtifactError::Store(StoreError {
-            operation: "read manifest",
-            subject: child.digest.to_string(),
-            kind: StoreErrorKind::Mismatch(text),
-        }));
-    }
-    let manifest = document::parse_manifest(&stored.content)
+    let stored = store.manifest_of(child).await?;
+    parse_manifest(&stored.content)
+}
+
+fn parse_manifest(content: &[u8]) -> Result<Manifest, ArtifactError> {
+    let wrong = |text: &str| Err(ArtifactError::Shape(Reason::Manifest, text.to_owned()));
+    let manifest = document::parse_manifest(content)
         .map_err(|error| ArtifactError::Malformed("manifest", error))?;
     let typed = manifest.media_type.as_deref().is_none_or(|own| own == media_type::OCI_MANIFEST)
         && manifest.artifact_type.as_deref() == Some(media_type::CHECKPOINT);
@@ -203,13 +201,33 @@ async fn read_config(
     store: &Store,
     config: &Descriptor,
 ) -> Result<CheckpointConfig, ArtifactError> {
-    if config.size > CONFIG_BYTES_MAX {
-        let text = "its config is larger than 1 MiB".to_owned();
-        return Err(ArtifactError::Shape(Reason::DocumentTooLarge, text));
-    }
+    check_config_size(config.size)?;
     let parts: Vec<Bytes> = store.blob(config).await?.try_collect().await?;
-    let config: CheckpointConfig = document::parse(&parts.concat())
-        .map_err(|error| ArtifactError::Malformed("config", error))?;
+    parse_config(&parts.concat())
+}
+
+fn check_config_size(bytes: u64) -> Result<(), ArtifactError> {
+    if bytes <= CONFIG_BYTES_MAX {
+        return Ok(());
+    }
+    let text = "its config is larger than 1 MiB".to_owned();
+    Err(ArtifactError::Shape(Reason::DocumentTooLarge, text))
+}
+
+/// Reads the facts of a checkpoint that is being made as whoever opens it will.
+pub(crate) fn check_config(content: &[u8]) -> Result<(), ArtifactError> {
+    check_config_size(length(content))?;
+    parse_config(content).map(drop)
+}
+
+/// Reads the manifest of a checkpoint that is being made as whoever opens it will.
+pub(crate) fn check_manifest(content: &[u8]) -> Result<(), ArtifactError> {
+    Layers::sort(&parse_manifest(content)?).map(drop)
+}
+
+fn parse_config(content: &[u8]) -> Result<CheckpointConfig, ArtifactError> {
+    let config: CheckpointConfig =
+        document::parse(content).map_err(|error| ArtifactError::Malformed("config", error))?;
     let major = |version: &str| version.split('.').next().map(str::to_owned);
     if major(&config.version) == major(FORMAT_VERSION) {
         Ok(config)
@@ -265,12 +283,20 @@ impl Layers {
 }
 
 /// Returns the layer when it is not larger than a blob of ours may be.
-fn within(layer: &Descriptor) -> Result<Descriptor, ArtifactError> {
+pub(crate) fn within(layer: &Descriptor) -> Result<Descriptor, ArtifactError> {
     if layer.size <= SHARD_BYTES_MAX {
         return Ok(layer.clone());
     }
     let text = format!("a layer of type {:?} is larger than 256 MiB", layer.media_type);
     Err(ArtifactError::Shape(Reason::BlobTooLarge, text))
+}
+
+/// Whether something may be mounted there.
+pub(crate) fn is_destination(destination: &str) -> bool {
+    destination.starts_with('/')
+        && destination.len() <= PATH_BYTES_MAX
+        && !destination.contains('\0')
+        && destination.split('/').all(|component| component != "..")
 }
 
 /// Adds a volume, or the next part of the last one.
@@ -279,11 +305,7 @@ fn add_volume(layer: &Descriptor, volumes: &mut Vec<Volume>) -> Result<(), Artif
     let Some(destination) = layer.annotations.get(annotation::DESTINATION) else {
         return wrong("a volume has no destination".to_owned());
     };
-    let usable = destination.starts_with('/')
-        && destination.len() <= PATH_BYTES_MAX
-        && !destination.contains('\0')
-        && destination.split('/').all(|component| component != "..");
-    if !usable {
+    if !is_destination(destination) {
         return wrong(format!("a volume's destination is {destination:?}"));
     }
     let part = layer.annotations.get(annotation::PART);

@@ -31,6 +31,10 @@ impl Magic {
     pub const MM: Self = Self(0x5749_2820);
     /// `pagemap-*.img`: which pages are in which `pages-*.img`.
     pub const PAGEMAP: Self = Self(0x5608_4025);
+    /// `files.img`: what is open.
+    pub const FILES: Self = Self(0x5630_3138);
+    /// `memfd.img`: files in memory.
+    pub const MEMFD: Self = Self(0x4845_3499);
 }
 
 /// Reads the records of one image.
@@ -167,6 +171,39 @@ pub struct Mapping {
     /// What shared memory or file it maps; 0 for private memory.
     #[prost(uint64, tag = "4")]
     pub shared: u64,
+    /// What kind of mapping it is, as bits.
+    #[prost(uint32, tag = "7")]
+    pub status: u32,
+}
+
+/// An open file.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct OpenFile {
+    /// What mappings and descriptors call it.
+    #[prost(uint32, tag = "2")]
+    pub id: u32,
+    /// When it is a file in memory.
+    #[prost(message, optional, tag = "20")]
+    pub memfd: Option<Memfd>,
+}
+
+/// An open file in memory.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Memfd {
+    /// What it is open of.
+    #[prost(uint32, tag = "5")]
+    pub inode: u32,
+}
+
+/// A file in memory, open or mapped any number of times.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct MemfdInode {
+    /// The number of the shared memory that is its content.
+    #[prost(uint32, tag = "5")]
+    pub shared: u32,
+    /// What open files call it.
+    #[prost(uint64, tag = "7")]
+    pub id: u64,
 }
 
 /// First record of a pagemap: which pages file it describes.

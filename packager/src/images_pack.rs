@@ -12,12 +12,17 @@ use std::io::{self, Read, Write};
 
 use kybernate_spec::Reason;
 
+use crate::checked::length;
 use crate::criu::{NameClass, classify};
 
 /// Largest file of a pack: larger ones go to shards.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Most files of a pack: a dozen per process, for thousands of processes.
-const FILES_MAX: u32 = 1 << 20;
+pub const FILES_MAX: u32 = 1 << 20;
+/// Bytes before all files.
+const HEADER_BYTES: u64 = 16;
+/// Bytes before a file's name.
+const FILE_HEADER_BYTES: u64 = 10;
 const MAGIC: [u8; 8] = *b"KYBFILES";
 const VERSION: u16 = 1;
 
@@ -61,6 +66,13 @@ impl ImagesPackError {
             Self::File { reason, .. } | Self::Illegal(reason, _) => Some(*reason),
         }
     }
+}
+
+/// Returns the bytes of a pack of these files: the name of each, and its bytes.
+pub fn packed_bytes<'a>(files: impl Iterator<Item = (&'a str, u64)>) -> u64 {
+    files.fold(HEADER_BYTES, |sum, (name, bytes)| {
+        sum.saturating_add(FILE_HEADER_BYTES).saturating_add(length(name.as_bytes()) + bytes)
+    })
 }
 
 /// Begins a pack of `files` files.

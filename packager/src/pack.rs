@@ -1,7 +1,8 @@
 //! A dump directory becomes an artifact.
 //!
 //! Nothing is named by a tag here: what a failed pack leaves behind are blobs that nothing refers
-//! to. The caller signs the index and tags it last.
+//! to. The caller signs the index and tags it last. Until then it can be found only as a referrer of
+//! its source image, and on the list of a layout.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,9 @@ use kybernate_spec::{
 };
 
 pub(crate) mod base;
+mod check;
 mod dump;
+mod memory_keys;
 pub(crate) mod pagemap;
 mod pages;
 mod runnable;
@@ -31,6 +34,7 @@ pub use self::dump::{DumpError, DumpErrorKind};
 use self::pages::{Pages, Pushed};
 pub use self::runnable::SourceImage;
 use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob};
+use crate::artifact::{self, ArtifactError};
 use crate::images_pack;
 use crate::leftovers::Scratch;
 use crate::progress::Progress;
@@ -127,6 +131,12 @@ pub enum PackError {
     /// A document does not become JSON, or is larger than registries accept.
     #[error("the {0} has more than 4 MiB: the dump has too many shards or mounts")]
     DocumentTooLarge(&'static str),
+    /// A fact that should be a time is none.
+    #[error("{0:?} among the facts is no time: RFC 3339 is wanted, as 2026-11-21T14:00:00Z")]
+    Time(String, #[source] jiff::Error),
+    /// What would become of it breaks a rule of the format.
+    #[error("no reader would take what would become of it")]
+    Unreadable(#[source] Box<ArtifactError>),
     /// The base says nothing of its pages, and they are not on this machine.
     #[error(
         "the base has no page hashes and is not on this machine: pack it with page hashes, or copy it here"
@@ -177,6 +187,7 @@ async fn pack_all(
         Ok::<_, PackError>((Dump::scan(&directory, shard_bytes)?, shard_bytes))
     })
     .await?;
+    check::check(&request, &dump)?;
     let dump = Arc::new(dump);
     progress.expect(dump.bytes());
 
@@ -203,6 +214,7 @@ async fn pack_all(
     layers.extend(volumes::push(&request.volumes, store, progress).await?);
 
     let config = CheckpointConfig {
+        version: FORMAT_VERSION.to_owned(),
         sizes: sizes.clone(),
         lineage: lineage.clone(),
         ..request.config.clone()
@@ -273,7 +285,9 @@ async fn push_checkpoint(
     store: &Store,
     progress: &Progress,
 ) -> Result<Descriptor, PackError> {
+    let unreadable = |error| PackError::Unreadable(Box::new(error));
     let content = to_json("config", config)?;
+    artifact::check_config(&content).map_err(unreadable)?;
     let descriptor = Descriptor::of(media_type::CHECKPOINT_CONFIG, &content);
     ensure_blob(store, &descriptor, &BytesSource(content), None, progress).await?;
     let manifest = Manifest {
@@ -289,6 +303,7 @@ async fn push_checkpoint(
         )]),
     };
     let content = to_json("checkpoint manifest", &manifest)?;
+    artifact::check_manifest(&content).map_err(unreadable)?;
     let mut descriptor = Descriptor::of(media_type::OCI_MANIFEST, &content);
     store.put_manifest(&descriptor, content).await?;
     descriptor.artifact_type = Some(media_type::CHECKPOINT.to_owned());

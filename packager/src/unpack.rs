@@ -78,6 +78,14 @@ pub enum UnpackError {
         /// Bytes accepted.
         limit: u64,
     },
+    /// The page index has more than is moved for a look.
+    #[error("the page index has {bytes} bytes, at most {limit} are fetched for a look")]
+    IndexTooLarge {
+        /// Bytes it has.
+        bytes: u64,
+        /// Bytes fetched.
+        limit: u64,
+    },
     /// The directory holds something already.
     #[error("{0:?} exists and is not empty")]
     NotEmpty(PathBuf),
@@ -92,7 +100,7 @@ impl UnpackError {
         use crate::store::StoreErrorKind;
         match self {
             Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
-            Self::Io(..) | Self::NotEmpty(_) => false,
+            Self::Io(..) | Self::NotEmpty(_) | Self::IndexTooLarge { .. } => false,
             Self::Chunk { .. }
             | Self::PageIndex(_)
             | Self::Images(_)
@@ -110,14 +118,15 @@ impl UnpackError {
             Self::Images(error) => error.reason(),
             Self::Contradiction(reason, _) => Some(*reason),
             Self::TooLarge { .. } => Some(Reason::TooLarge),
-            Self::NotEmpty(_) | Self::Io(..) => None,
+            Self::NotEmpty(_) | Self::Io(..) | Self::IndexTooLarge { .. } => None,
         }
     }
 }
 
 /// Unpacks a whole checkpoint into `directory`, which must not exist or be empty. A new directory
 /// appears whole or not at all; one that is there gets its files at the end, the one that CRIU reads
-/// first as the last.
+/// first as the last. That holds when the process is killed; after a power failure the files may
+/// lack their content.
 pub async fn unpack(
     store: &Store,
     checkpoint: &Checkpoint,
@@ -208,7 +217,11 @@ pub(crate) async fn unpack_memory_images(
     directory: &Path,
     progress: &Progress,
 ) -> Result<(), UnpackError> {
-    let keep = |name: &str| name.starts_with("pagemap-") || name.starts_with("mm-");
+    let keep = |name: &str| {
+        name.starts_with("pagemap-")
+            || name.starts_with("mm-")
+            || matches!(name, "files.img" | "memfd.img")
+    };
     unpack_images_where(keep, store, checkpoint, directory, progress).await?;
     unpack_pages_where(keep, store, checkpoint, directory, Limits::default(), progress).await
 }
@@ -221,6 +234,11 @@ pub(crate) async fn unpack_for_a_look(
     directory: &Path,
     progress: &Progress,
 ) -> Result<Arc<File>, UnpackError> {
+    // Before it is moved: it goes to a temporary file, which many machines have in memory.
+    let (bytes, limit) = (checkpoint.page_index.size, LOOKED_AT_BYTES_MAX);
+    if bytes > limit {
+        return Err(UnpackError::IndexTooLarge { bytes, limit });
+    }
     unpack_images_where(|_| true, store, checkpoint, directory, progress).await?;
     let keep = |name: &str| classify(name) != NameClass::Pages;
     let plan = plan(keep, store, checkpoint, directory, Limits::default(), progress).await?;

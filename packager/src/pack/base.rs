@@ -5,6 +5,7 @@
 //! Looking in the wrong place costs bytes and nothing else: what is compared is the content.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{self, BufReader, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -18,13 +19,15 @@ use kybernate_spec::{Descriptor, Digest};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::PackError;
-use super::dump::{BulkFile, memory_keys};
+use super::dump::BulkFile;
+use super::memory_keys::memory_keys;
 use super::pagemap::{MemoryKey, PagemapWalk};
 use super::upload::blocking;
 use crate::artifact::Checkpoint;
 use crate::criu::{ImageReader, Magic, PagemapHead};
 use crate::progress::Progress;
 use crate::store::Store;
+use crate::unpack::pages::hash_of;
 use crate::unpack::unpack_memory_images;
 
 /// Bytes of a page's hash: the first half of BLAKE3's 32.
@@ -32,6 +35,10 @@ pub(crate) const PAGE_HASH_BYTES: usize = 16;
 
 /// Shard files kept open while pages are compared.
 const OPEN_SHARDS_MAX: usize = 64;
+
+/// Chunks kept while pages are compared: neighbours in memory are neighbours in a chunk, but come
+/// from one shard for each of the base's generations, and from those that several mappings share.
+const CHUNKS_KEPT: usize = 16;
 
 /// An earlier checkpoint of the same container. Whoever asks for it has verified that it can be
 /// trusted as much as the new one: where only its page hashes are compared, its shards are taken
@@ -94,10 +101,21 @@ struct Hashes {
     fresh: bool,
 }
 
-/// Reads pages of local shards.
+/// Reads pages of local shards, of chunks that have the hash the base's page index gives them: what
+/// is compared is then what a restore gets, whoever wrote the layout and whatever became of its disk.
 #[derive(Debug, Default)]
 pub(super) struct LocalPages {
     open: BTreeMap<u16, fs::File>,
+    /// The chunks looked at last, the latest at the end.
+    chunks: Vec<Proven>,
+}
+
+/// A chunk of a shard, by the shard's number and its own.
+#[derive(Debug)]
+struct Proven {
+    chunk: (u16, u16),
+    /// Nothing when the shard or the chunk is not there, or is something else.
+    content: Option<Vec<u8>>,
 }
 
 impl OpenBase {
@@ -287,21 +305,54 @@ impl Hashes {
 
 impl LocalPages {
     fn equal(&mut self, base: &OpenBase, place: Place, content: &[u8]) -> io::Result<bool> {
-        if !self.open.contains_key(&place.shard) {
-            let shard = base.shards.get(usize::from(place.shard));
-            let file = shard.and_then(|shard| base.store.local_blob(&shard.digest));
-            // Not there: its pages are stored again.
-            let Some(file) = file else { return Ok(false) };
-            if self.open.len() >= OPEN_SHARDS_MAX {
-                self.open.clear();
-            }
-            self.open.insert(place.shard, file?);
+        let chunk = (place.shard, place.page / PAGES_PER_SEGMENT);
+        let begin = usize::from(place.page % PAGES_PER_SEGMENT) * content.len();
+        let proven = self.proven(base, chunk)?;
+        let page = proven.and_then(|chunk| chunk.get(begin..begin + content.len()));
+        Ok(page == Some(content))
+    }
+
+    fn proven(&mut self, base: &OpenBase, chunk: (u16, u16)) -> io::Result<Option<&[u8]>> {
+        let known = self.chunks.iter().rposition(|proven| proven.chunk == chunk);
+        let proven = match known {
+            Some(at) => self.chunks.remove(at),
+            None => Proven { chunk, content: self.read(base, chunk)? },
+        };
+        if self.chunks.len() >= CHUNKS_KEPT {
+            self.chunks.remove(0);
         }
-        let Some(file) = self.open.get(&place.shard) else { return Ok(false) };
-        let mut page = [0; 4096];
-        let offset = u64::from(place.page) * u64::from(PAGE_BYTES);
-        file.file().read_exact_at(&mut page, offset)?;
-        Ok(page == *content)
+        self.chunks.push(proven);
+        Ok(self.chunks.last().and_then(|proven| proven.content.as_deref()))
+    }
+
+    fn read(&mut self, base: &OpenBase, (shard, chunk): (u16, u16)) -> io::Result<Option<Vec<u8>>> {
+        let table = base.tables.get(usize::from(shard));
+        let Some(expected) = table.and_then(|table| table.get(usize::from(chunk))) else {
+            return Ok(None);
+        };
+        let Some(descriptor) = base.shards.get(usize::from(shard)) else { return Ok(None) };
+        let file = match self.open.entry(shard) {
+            Entry::Occupied(file) => file.into_mut(),
+            Entry::Vacant(place) => match base.store.local_blob(&descriptor.digest) {
+                Some(file) => place.insert(file?),
+                None => return Ok(None),
+            },
+        };
+        let mut content = vec![0; usize::try_from(expected.stored_bytes).map_err(other)?];
+        let whole = match file.file().read_exact_at(&mut content, expected.stored_offset) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
+            Err(error) => return Err(error),
+            Ok(()) => hash_of(base.header.hash, &content) == expected.hash,
+        };
+        if self.open.len() > OPEN_SHARDS_MAX {
+            self.open.clear();
+        }
+        if whole {
+            return Ok(Some(content));
+        }
+        let shard = &descriptor.digest;
+        tracing::warn!(%shard, chunk, "damaged in the base: its pages are stored again");
+        Ok(None)
     }
 }
 

@@ -1,12 +1,13 @@
 //! What is in a dump directory, and whether it is whole.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use super::memory_keys::memory_keys;
 use super::pagemap::MemoryKey;
 use crate::criu::{
     ImageError, ImageReader, Inventory, Magic, Memory, NameClass, PagemapEntry, PagemapHead,
@@ -55,7 +56,7 @@ pub(super) struct Piece {
     pub(super) own: Option<OwnShard>,
 }
 
-/// One shard of a large mapping.
+/// One shard of a large mapping, within its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnShard {
     mapping: u64,
@@ -127,7 +128,7 @@ impl Dump {
             memory_keys(directory, files.keys().map(String::as_str)).map_err(within("mm-*.img"))?;
         let mut maps = BTreeMap::new();
         for name in files.keys().filter(|name| name.starts_with("pagemap-")) {
-            let map = read_pagemap(directory, name, shard_bytes).map_err(within(name))?;
+            let map = read_pagemap(directory, name, &files, shard_bytes).map_err(within(name))?;
             let pages = format!("pages-{}.img", map.pages_id);
             let Some(actual) = files.get(&pages).copied() else {
                 return Err(wrong(DumpErrorKind::Missing(pages)));
@@ -144,7 +145,7 @@ impl Dump {
         for (name, length) in files {
             if classify(&name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX {
                 let map = maps.remove(&name);
-                let (pieces, memory) = map.unwrap_or_else(|| (whole(&name, length), None));
+                let (pieces, memory) = map.unwrap_or_else(|| (whole(length), None));
                 bulk.push(BulkFile { name, length, pieces, memory });
             } else {
                 small.push((name, length));
@@ -193,7 +194,7 @@ fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
     Ok(files)
 }
 
-fn open(
+pub(super) fn open(
     directory: &Path,
     name: &str,
     magic: Magic,
@@ -237,19 +238,29 @@ fn read_processes(
 struct Pagemap {
     pages_id: u32,
     bytes: u64,
+    /// Bytes of the file: what is beyond is not cut into pieces.
+    limit: u64,
     pieces: Vec<Piece>,
 }
 
-fn read_pagemap(directory: &Path, name: &str, shard_bytes: u64) -> Result<Pagemap, DumpErrorKind> {
+fn read_pagemap(
+    directory: &Path,
+    name: &str,
+    files: &BTreeMap<String, u64>,
+    shard_bytes: u64,
+) -> Result<Pagemap, DumpErrorKind> {
     let mappings = match process_id(name, "pagemap") {
         Some(pid) => large_mappings(directory, pid)?,
         // Shared memory is one mapping, from address 0 of its own.
-        None => vec![(0, u64::MAX)],
+        None if extent(directory, name)? >= OWN_SHARD_BYTES => vec![(0, u64::MAX)],
+        None => Vec::new(),
     };
     let mut reader = open(directory, name, Magic::PAGEMAP)?;
     let head: PagemapHead =
         reader.next_message()?.ok_or_else(|| DumpErrorKind::Missing("its head".to_owned()))?;
-    let mut map = Pagemap { pages_id: head.pages_id, bytes: 0, pieces: Vec::new() };
+    let pages_id = head.pages_id;
+    let limit = files.get(&format!("pages-{pages_id}.img")).copied().unwrap_or(0);
+    let mut map = Pagemap { pages_id, bytes: 0, limit, pieces: Vec::new() };
     while let Some(entry) = reader.next_message::<PagemapEntry>()? {
         if entry.is_in_parent() {
             return Err(DumpErrorKind::Incremental);
@@ -259,6 +270,18 @@ fn read_pagemap(directory: &Path, name: &str, shard_bytes: u64) -> Result<Pagema
         }
     }
     Ok(map)
+}
+
+/// Returns the first address after all pages of a pagemap.
+fn extent(directory: &Path, name: &str) -> Result<u64, DumpErrorKind> {
+    let mut reader = open(directory, name, Magic::PAGEMAP)?;
+    let _head: Option<PagemapHead> = reader.next_message()?;
+    let mut extent = 0;
+    while let Some(entry) = reader.next_message::<PagemapEntry>()? {
+        let length = entry.page_count().saturating_mul(PAGE_BYTES);
+        extent = extent.max(entry.address.saturating_add(length));
+    }
+    Ok(extent)
 }
 
 impl Pagemap {
@@ -272,6 +295,13 @@ impl Pagemap {
         let length = entry.page_count().checked_mul(PAGE_BYTES);
         let end = length.and_then(|length| entry.address.checked_add(length));
         let end = end.ok_or(DumpErrorKind::TooMany("pages"))?;
+        let after = self.bytes.checked_add(end - entry.address);
+        let after = after.ok_or(DumpErrorKind::TooMany("pages"))?;
+        if after > self.limit {
+            // Told as a whole when all of it is known.
+            self.bytes = after;
+            return Ok(());
+        }
         let mut address = entry.address;
         while address < end {
             let (next, own) = match mapping_at(mappings, address) {
@@ -294,39 +324,7 @@ impl Pagemap {
     }
 }
 
-/// Returns what each pagemap among `names` is the memory of. Shared memory that nobody maps has no
-/// key.
-pub(super) fn memory_keys<'a>(
-    directory: &Path,
-    names: impl Iterator<Item = &'a str>,
-) -> Result<BTreeMap<String, MemoryKey>, DumpErrorKind> {
-    let (mut keys, mut shared, mut processes) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
-    for name in names {
-        if let Some(pid) = process_id(name, "pagemap") {
-            keys.insert(name.to_owned(), MemoryKey::Process(pid));
-        } else if let Some(id) = name.strip_prefix("pagemap-shmem-") {
-            let id = id.strip_suffix(".img").and_then(|id| id.parse::<u64>().ok());
-            shared.extend(id.map(|id| (id, name)));
-        }
-        processes.extend(process_id(name, "mm"));
-    }
-    if shared.is_empty() {
-        return Ok(keys);
-    }
-    let mut mappers = BTreeMap::new();
-    for pid in processes {
-        for mapping in memory(directory, pid)?.mappings {
-            mappers.entry(mapping.shared).or_insert(MemoryKey::Shared(pid, mapping.start));
-        }
-    }
-    let keyed = shared
-        .into_iter()
-        .filter_map(|(id, name)| Some((name.to_owned(), mappers.get(&id)?.clone())));
-    keys.extend(keyed);
-    Ok(keys)
-}
-
-fn memory(directory: &Path, pid: u32) -> Result<Memory, DumpErrorKind> {
+pub(super) fn memory(directory: &Path, pid: u32) -> Result<Memory, DumpErrorKind> {
     let mut reader = open(directory, &format!("mm-{pid}.img"), Magic::MM)?;
     Ok(reader.next_message()?.unwrap_or_default())
 }
@@ -353,9 +351,7 @@ fn next_mapping(mappings: &[(u64, u64)], address: u64) -> u64 {
 }
 
 /// A file without a pagemap is one piece: of its own when it is large.
-fn whole(name: &str, length: u64) -> Vec<Piece> {
-    // Any value that no address of a mapping has; one file follows the other, so they stay apart.
-    let mapping = name.bytes().fold(1, |sum: u64, byte| sum.wrapping_mul(31) + u64::from(byte));
-    let own = (length >= OWN_SHARD_BYTES).then_some(OwnShard { mapping, number: 0 });
+fn whole(length: u64) -> Vec<Piece> {
+    let own = (length >= OWN_SHARD_BYTES).then_some(OwnShard { mapping: 0, number: 0 });
     vec![Piece { end: length, own }]
 }

@@ -86,6 +86,7 @@ impl Pages<'_> {
         };
         let (index, shards) =
             written.await.map_err(|kind| PackError::Io("write the page index", kind))?;
+        super::check::check_index(&index, self.dump.bulk_bytes())?;
         ensure_blob(store, &index, &FileSource { path, offset: 0 }, None, progress).await?;
         let used = planned.used.iter().map(|pages| u64::from(*pages)).sum::<u64>();
         Ok(Pushed {

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kybernate_spec::{
-    Annotations, Descriptor, Digest, Manifest, Platform, RepositoryName, annotation, media_type,
+    Annotations, Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, Platform, RepositoryName,
+    annotation, media_type,
 };
 use serde_json::{Map, Value, json};
 
 use super::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob};
 use super::{PackError, PackRequest, Runnable, to_json};
+use crate::checked;
 use crate::progress::Progress;
 use crate::store::{BlobSource, Store, StoreError, StoreErrorKind, StoredManifest};
 
@@ -89,13 +91,10 @@ async fn push_source(
     Ok((manifest, config))
 }
 
+/// Reads the config, which whoever gives it out need not have checked.
 async fn read_config(blobs: &dyn BlobSource, config: &Descriptor) -> Result<Bytes, PackError> {
-    use futures::TryStreamExt as _;
-    if config.size > kybernate_spec::MANIFEST_BYTES_MAX {
-        return Err(PackError::Image("the source image's config has more than 4 MiB".to_owned()));
-    }
-    let parts: Vec<Bytes> = blobs.open(config).await?.try_collect().await?;
-    Ok(parts.concat().into())
+    let stream = blobs.open(config).await?;
+    Ok(checked::collect(stream, config, MANIFEST_BYTES_MAX).await?)
 }
 
 async fn push_runnable(

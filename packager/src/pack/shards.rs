@@ -200,6 +200,9 @@ impl<'a> Planner<'a> {
         for (number, (file, bulk)) in self.files.iter().zip(&self.dump.bulk).enumerate() {
             let number = u32::try_from(number).map_err(io::Error::other)?;
             page_index::write_file(index, &bulk.name, bulk.length)?;
+            if let Some((_, plan)) = self.own.take() {
+                emit(plan)?;
+            }
             let mut walk = self.begin_file(number, bulk)?;
             for segment in 0..page_index::segments(bulk.length) {
                 let offset = segment * u64::from(SEGMENT_BYTES);

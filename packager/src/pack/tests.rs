@@ -15,6 +15,7 @@ use crate::store::ConnectOptions;
 use crate::unpack::{Limits, UnpackError, unpack};
 
 mod increments;
+mod refused;
 
 const MIB: u64 = 1 << 20;
 
@@ -46,6 +47,7 @@ fn dump(directory: &Path, mappings: &[(u64, Vec<u8>)]) -> PathBuf {
         start: *start,
         end: start + size(content),
         shared: 0,
+        status: 1 << 9,
     });
     image("mm-1.img", Magic::MM, &[Memory { mappings: areas.collect() }.encode_to_vec()]);
     let mut pagemap = vec![PagemapHead { pages_id: 1 }.encode_to_vec()];
@@ -186,6 +188,52 @@ async fn a_large_mapping_has_the_same_shards_wherever_it_lies() {
     }
     let common = shards[0].iter().filter(|digest| shards[1].contains(digest)).count();
     assert_eq!((shards[0].len(), common), (4, 3), "64 + 64 + 2 MiB of weights, and the rest");
+}
+
+/// Adds shared memory that nobody maps.
+fn add_shared(dump: &Path, id: u32, content: &[u8]) {
+    let pages = u64::try_from(content.len()).unwrap() / 4096;
+    let entry = PagemapEntry { flags: Some(4), pages: Some(pages), ..PagemapEntry::default() };
+    let head = PagemapHead { pages_id: id }.encode_to_vec();
+    let name = format!("pagemap-shmem-{id}.img");
+    write_image(&dump.join(name), Magic::PAGEMAP, &[head, entry.encode_to_vec()]);
+    fs::write(dump.join(format!("pages-{id}.img")), content).unwrap();
+}
+
+#[tokio::test]
+async fn large_shared_memory_has_the_same_shards_whatever_is_before_it() {
+    let large = noise(64 * MIB, 7);
+    let mut lengths = Vec::new();
+    let mut digests = Vec::new();
+    for before in [&[][..], &[(2, MIB), (3, 66 * MIB)]] {
+        let scratch = tempfile::tempdir().unwrap();
+        let dump = dump(scratch.path(), &[(0x1000, noise(MIB, 1))]);
+        for (id, bytes) in before {
+            add_shared(&dump, *id, &noise(*bytes, u64::from(*id)));
+        }
+        add_shared(&dump, 9, &large);
+        let (location, store) = open(&scratch.path().join("layout")).await;
+        pack_and_tag(request(&dump), &location, &store).await;
+        let checkpoint = Checkpoint::open(&store, &location).await.unwrap();
+        lengths.push(checkpoint.shards.iter().map(|shard| shard.size / MIB).collect::<Vec<_>>());
+        digests.push(checkpoint.shards.into_iter().map(|shard| shard.digest).collect::<Vec<_>>());
+    }
+    // What is small shares the first shard.
+    assert_eq!(lengths, [vec![1, 64], vec![2, 64, 2, 64]]);
+    assert_eq!(digests[0].last(), digests[1].last());
+}
+
+#[tokio::test]
+async fn a_pagemap_of_more_pages_than_there_are_is_refused_at_once() {
+    let cut = refusal(|dump| {
+        add_shared(dump, 2, &noise(MIB, 1));
+        let entry =
+            PagemapEntry { flags: Some(4), pages: Some(1 << 50), ..PagemapEntry::default() };
+        let head = PagemapHead { pages_id: 2 }.encode_to_vec();
+        let messages = [head, entry.encode_to_vec()];
+        write_image(&dump.join("pagemap-shmem-2.img"), Magic::PAGEMAP, &messages);
+    });
+    assert!(cut.await.contains("describes 4611686018427387904"));
 }
 
 #[tokio::test]

@@ -146,6 +146,8 @@ impl Plan {
         let mut reader = Reader::resume(input, self.header, cursor, self.shard_pages.clone());
         let Place { mut file, mut segment, page: mut ordinal, .. } = window.from;
         let mut extents = Vec::new();
+        let twice = || contradiction(Reason::PageTwice, "a page of a shard is used twice");
+        let mut left = self.shard_pages.get(usize::from(number)).copied().unwrap_or_default();
         while reader.position() < window.to {
             match reader.next_record()? {
                 Some(Record::Segment(runs)) => {
@@ -154,6 +156,8 @@ impl Plan {
                     for run in runs {
                         let base = segment * u64::from(PAGES_PER_SEGMENT);
                         if wanted && run.place.shard == number {
+                            // At once, and not when an index full of them is in memory.
+                            left = left.checked_sub(u32::from(run.pages)).ok_or_else(twice)?;
                             extents.push(Extent {
                                 shard_page: u32::from(run.place.page),
                                 pages: u32::from(run.pages),
@@ -174,12 +178,12 @@ impl Plan {
             }
         }
         extents.sort_unstable();
-        let twice = extents.windows(2).any(|pair| match pair {
+        let overlap = extents.windows(2).any(|pair| match pair {
             [a, b] => a.shard_page + a.pages > b.shard_page,
             _ => false,
         });
-        if twice {
-            return Err(contradiction(Reason::PageTwice, "a page of a shard is used twice"));
+        if overlap {
+            return Err(twice());
         }
         Ok(extents)
     }

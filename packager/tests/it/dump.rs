@@ -32,7 +32,8 @@ pub(crate) fn dump(directory: &Path, pages: usize) -> PathBuf {
     let process = Process { pid: 1, ppid: 0, threads: vec![1] };
     image("pstree.img", Magic::PSTREE, &[process.encode_to_vec()]);
     image("core-1.img", Magic(0x5505_3847), &[]);
-    let memory = Memory { mappings: vec![Mapping { start, end: start + size, shared: 0 }] };
+    let memory =
+        Memory { mappings: vec![Mapping { start, end: start + size, ..Mapping::default() }] };
     image("mm-1.img", Magic::MM, &[memory.encode_to_vec()]);
     let entry = PagemapEntry {
         address: start,

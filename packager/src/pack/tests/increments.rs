@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::copy::copy;
+use crate::criu::{Memfd, MemfdInode, OpenFile};
 
 /// A process with three mappings, of which some pages may have changed since.
 fn process(directory: &Path, changes: impl FnOnce(&mut Vec<(u64, Vec<u8>)>)) -> PathBuf {
@@ -154,20 +155,35 @@ async fn another_process_as_base_costs_bytes_and_nothing_else() {
     check(&store, &second, &after).await;
 }
 
-/// The same process with its shared memory, which the next dump calls by another number.
-fn shares(directory: &Path, id: u64, page: usize) -> PathBuf {
+/// The same process with its shared memory as CRIU 4.2 has it: a file in memory that is open by
+/// another number than the memory has. Both are others in the next dump.
+fn shares(directory: &Path, id: u32, page: usize) -> PathBuf {
     let dump = process(directory, |_| ());
     let image = |name: &str, magic: Magic, messages: &[Vec<u8>]| {
         write_image(&dump.join(name), magic, messages);
     };
+    let (file, inode) = (id + 7, id + 1);
+    let mapping = |start, shared: u32, status| Mapping {
+        start,
+        end: start + 0x40_0000,
+        shared: shared.into(),
+        status,
+    };
     let mappings = vec![
-        Mapping { start: 0x10_0000, end: 0x40_0000, shared: 0 },
-        Mapping { start: 0x9000_0000, end: 0x9040_0000, shared: id },
+        mapping(0x10_0000, 0, 1 << 9),
+        // A library, open by the number that the memory has.
+        mapping(0x80_0000 + u64::from(id) * 0x40_0000, id, 1 << 7),
+        mapping(0x9000_0000, file, (1 << 14) | (1 << 7)),
     ];
     image("mm-1.img", Magic::MM, &[Memory { mappings }.encode_to_vec()]);
+    let open = |id, memfd| OpenFile { id, memfd }.encode_to_vec();
+    let files = [open(id, None), open(file, Some(Memfd { inode }))];
+    image("files.img", Magic::FILES, &files);
+    let inode = MemfdInode { shared: id, id: inode.into() };
+    image("memfd.img", Magic::MEMFD, &[inode.encode_to_vec()]);
     let entry =
         PagemapEntry { address: 0, flags: Some(4), pages: Some(512), ..PagemapEntry::default() };
-    let pages_id = u32::try_from(id + 40).unwrap();
+    let pages_id = id + 40;
     let head = PagemapHead { pages_id }.encode_to_vec();
     let name = format!("pagemap-shmem-{id}.img");
     image(&name, Magic::PAGEMAP, &[head, entry.encode_to_vec()]);
@@ -188,4 +204,55 @@ async fn shared_memory_is_found_by_who_maps_it() {
     let packed = pack_and_tag(based, &second, &store).await;
     assert_eq!(packed.added_bytes, 2 * 4096);
     check(&store, &second, &after).await;
+}
+
+/// Changes a byte of every blob of a layout that holds pages.
+fn damage(layout: &Path, shards: &[Descriptor]) {
+    for shard in shards {
+        let path = layout.join("blobs/sha256").join(shard.digest.hex());
+        let mut content = fs::read(&path).unwrap();
+        content[9 * 4096] ^= 1;
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, content).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_damaged_in_the_base_is_stored_again() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, store) = open(&scratch.path().join("layout")).await;
+    let before = process(&scratch.path().join("1"), |_| ());
+    pack_and_tag(request(&before), &first, &store).await;
+    let base = base(&first, &store).await;
+    assert_eq!(base.checkpoint.shards.len(), 3);
+    damage(&scratch.path().join("layout"), &base.checkpoint.shards);
+    let second = tagged(scratch.path(), "v2");
+    let based = PackRequest { base: Some(base.clone()), ..request(&before) };
+    let packed = pack_and_tag(based, &second, &store).await;
+    // The first chunk of each: 3 MiB of the small mappings, 4 of the large one in each of two.
+    assert_eq!(packed.added_bytes, 11 * MIB);
+    check(&store, &second, &before).await;
+}
+
+#[tokio::test]
+async fn what_a_base_only_claims_to_have_is_stored() {
+    let scratch = tempfile::tempdir().unwrap();
+    let layout = scratch.path().join("layout");
+    let (first, store) = open(&layout).await;
+    let (mine, foreign) = (scratch.path().join("1"), scratch.path().join("2"));
+    let dumps = [(&mine, 1), (&foreign, 2)].map(|(directory, seed)| {
+        fs::create_dir(directory).unwrap();
+        dump(directory, &[(0, noise(2 * MIB, seed))])
+    });
+    pack_and_tag(request(&dumps[1]), &first, &store).await;
+    let base = base(&first, &store).await;
+    // The layout has my pages where its index promises foreign ones.
+    let shard = layout.join("blobs/sha256").join(base.checkpoint.shards[0].digest.hex());
+    fs::remove_file(&shard).unwrap();
+    fs::copy(dumps[0].join("pages-1.img"), &shard).unwrap();
+    let second = tagged(scratch.path(), "v2");
+    let based = PackRequest { base: Some(base), ..request(&dumps[0]) };
+    let packed = pack_and_tag(based, &second, &store).await;
+    assert_eq!(packed.added_bytes, 2 * MIB);
+    check(&store, &second, &dumps[0]).await;
 }

@@ -1,0 +1,108 @@
+//! What no reader would take is not made.
+
+use futures::future::BoxFuture;
+use kybernate_spec::checkpoint::CONFIG_BYTES_MAX;
+
+use super::*;
+use crate::store::{BlobSource, BlobStream, StoredManifest};
+
+/// Packs what `change` makes of a good request; returns why that was refused, and that nothing was
+/// stored.
+async fn refusal(change: impl FnOnce(&mut PackRequest)) -> String {
+    let scratch = tempfile::tempdir().unwrap();
+    let dump = dump(scratch.path(), &[(0, noise(MIB, 1))]);
+    let mut request = request(&dump);
+    change(&mut request);
+    let layout = scratch.path().join("layout");
+    let (_, store) = open(&layout).await;
+    let error = pack(request, &store, &Progress::default()).await.unwrap_err();
+    assert!(!layout.exists(), "something was stored");
+    kybernate_spec::chain(&error).to_string()
+}
+
+#[tokio::test]
+async fn facts_that_no_reader_takes_are_refused() {
+    let version = refusal(|request| request.config.version = "2.0".to_owned()).await;
+    assert!(version.contains("format version \"2.0\""), "{version}");
+    let time = refusal(|request| request.config.not_after = Some("tomorrow".to_owned())).await;
+    assert!(time.contains("\"tomorrow\" among the facts is no time"), "{time}");
+    let time = refusal(|request| request.config.created = Some("2026-11-21".to_owned())).await;
+    assert!(time.contains("is no time"), "{time}");
+    let long = usize::try_from(CONFIG_BYTES_MAX).unwrap();
+    let large = refusal(|request| request.config.source.cluster = Some("x".repeat(long))).await;
+    assert!(large.contains("its config is larger than 1 MiB"), "{large}");
+}
+
+#[tokio::test]
+async fn volumes_that_no_reader_takes_are_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let tar = scratch.path().join("tar");
+    fs::write(&tar, [0; 1024]).unwrap();
+    let long = format!("/{}", "x".repeat(4096));
+    for destinations in [vec!["data"], vec!["/a/../b"], vec![long.as_str()], vec!["/a", "/a"]] {
+        let volume = |destination: &&str| VolumeCapture {
+            destination: (*destination).to_owned(),
+            tar: tar.clone(),
+        };
+        let told = refusal(|request| request.volumes = destinations.iter().map(volume).collect());
+        assert!(told.await.contains("a volume's destination is"));
+    }
+}
+
+#[tokio::test]
+async fn more_small_files_than_a_pack_of_images_holds_are_refused() {
+    let told = refusal(|request| {
+        for number in 0..260 {
+            let file = fs::File::create(request.dump.join(format!("fdinfo-{number}.img"))).unwrap();
+            file.set_len(MIB).unwrap();
+        }
+    });
+    assert!(told.await.contains("a pack of images has at most 256 MiB"));
+}
+
+/// Gives out the same bytes for every blob.
+#[derive(Debug)]
+struct Same(Bytes);
+
+impl BlobSource for Same {
+    fn open<'a>(&'a self, _: &'a Descriptor) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        let content = self.0.clone();
+        Box::pin(async move {
+            let stream: BlobStream = Box::pin(futures::stream::iter([Ok(content)]));
+            Ok(stream)
+        })
+    }
+}
+
+#[tokio::test]
+async fn an_images_config_is_what_its_digest_says() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (_, store) = open(&scratch.path().join("layout")).await;
+    let config = r#"{"architecture":"amd64","os":"linux","rootfs":{"diff_ids":[]}}"#;
+    let described = Descriptor::of(media_type::OCI_CONFIG, config.as_bytes());
+    // It is there already, so nothing that is sent is compared with it.
+    store.put_blob(&described, &BytesSource(Bytes::from(config))).await.unwrap();
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
+        config: described,
+        layers: Vec::new(),
+        subject: None,
+        annotations: Annotations::new(),
+    };
+    let content = Bytes::from(serde_json::to_vec(&manifest).unwrap());
+    let descriptor = Descriptor::of(media_type::OCI_MANIFEST, &content);
+    let image = |given: &str| SourceImage {
+        manifest: StoredManifest { descriptor: descriptor.clone(), content: content.clone() },
+        blobs: Arc::new(Same(Bytes::from(given.to_owned()))),
+        mount_from: None,
+    };
+    let dump = dump(scratch.path(), &[(0, noise(MIB, 1))]);
+    let other = config.replace("amd64", "arm64");
+    let with = PackRequest { image: Some(image(&other)), ..request(&dump) };
+    let error = pack(with, &store, &Progress::default()).await.unwrap_err();
+    assert!(kybernate_spec::chain(&error).to_string().contains("does not match its digest"));
+    let with = PackRequest { image: Some(image(config)), ..request(&dump) };
+    assert!(pack(with, &store, &Progress::default()).await.unwrap().runnable);
+}
