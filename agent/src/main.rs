@@ -89,6 +89,7 @@ async fn run(arguments: ServeArgs) -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    kybernate_packager::open_files::raise_limit();
     match serve::serve(config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -236,7 +236,12 @@ fn not_older(what: &str, (here, there): (&str, &str), parts: usize) -> Answer {
     if ours.is_empty() || theirs.is_empty() {
         return (Outcome::Unknown, told(&format!("version of {what}"), here, there));
     }
-    if ours < theirs {
+    // 4.2 is 4.2.0.
+    let length = ours.len().max(theirs.len());
+    let padded = |numbers: &[u64]| -> Vec<u64> {
+        numbers.iter().copied().chain(std::iter::repeat(0)).take(length).collect()
+    };
+    if padded(&ours) < padded(&theirs) {
         let text = format!("{what} {here} here is older than {what} {there} of the checkpoint");
         return (Outcome::Broken, text);
     }

@@ -23,6 +23,7 @@ pub mod layout;
 mod leftovers;
 pub mod listing;
 pub mod node;
+pub mod open_files;
 pub mod outline;
 pub mod pack;
 pub mod policy;

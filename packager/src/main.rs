@@ -66,6 +66,7 @@ fn start(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .init();
+    kybernate_packager::open_files::raise_limit();
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
     let ended = runtime.block_on(run(cli, terminal));
     runtime.shutdown_timeout(GRACE);

@@ -187,7 +187,7 @@ impl Checkpoint {
 
 /// Whether a key is a file: its name has a slash, or there is such a file.
 fn is_file(key: &str) -> bool {
-    key.contains('/') || PathBuf::from(key).exists()
+    key.contains('/') || PathBuf::from(key).is_file()
 }
 
 fn only_key(mut names: Vec<String>) -> Result<String, Failure> {

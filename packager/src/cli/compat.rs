@@ -1,6 +1,7 @@
 //! `kyb compat`
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -9,7 +10,7 @@ use kybernate_packager::compat::{
     self, Finding, Outcome, Report, Severity, Subject, Target, Verdict, examine,
 };
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, NodeFacts};
-use kybernate_spec::{Digest, Location};
+use kybernate_spec::{Digest, Location, document};
 use serde_json::json;
 
 use super::facts::FactsSource;
@@ -88,12 +89,14 @@ fn read(path: &Path) -> Result<NodeFacts, Failure> {
     let wrong = |error: &dyn std::fmt::Display| {
         Failure::usage(format!("--facts {}: {error}", path.display()))
     };
-    let length = fs_err::metadata(path).map_err(Failure::usage)?.len();
-    if length > CONFIG_BYTES_MAX {
+    let file = fs_err::File::open(path).map_err(Failure::usage)?;
+    let mut content = Vec::new();
+    // A pipe does not say how much there is.
+    file.take(CONFIG_BYTES_MAX + 1).read_to_end(&mut content).map_err(Failure::usage)?;
+    if u64::try_from(content.len()).is_ok_and(|length| length > CONFIG_BYTES_MAX) {
         return Err(wrong(&format!("it has more than {CONFIG_BYTES_MAX} bytes")));
     }
-    let content = fs_err::read(path).map_err(Failure::usage)?;
-    serde_json::from_slice(&content).map_err(|error| wrong(&error))
+    document::parse(&content).map_err(|error| wrong(&error))
 }
 
 fn text(report: &Report) -> String {

@@ -16,7 +16,7 @@ use kybernate_packager::sign::sign;
 use kybernate_packager::store::{Store, StoredManifest};
 use kybernate_packager::verify::verify_signature;
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig};
-use kybernate_spec::{Descriptor, Location};
+use kybernate_spec::{Descriptor, Location, document};
 use serde_json::json;
 
 use super::{Connection, Failure, keys, tag_for};
@@ -274,7 +274,7 @@ fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
     if u64::try_from(text.len()).map_or(true, |length| length > CONFIG_BYTES_MAX) {
         return Err(Failure::failed(format!("{} is too large to be facts", path.display())));
     }
-    serde_json::from_slice(&text).map_err(|error| {
+    document::parse(&text).map_err(|error| {
         Failure::failed(format!("failed to read facts from {}: {error}", path.display()))
     })
 }

@@ -6,7 +6,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::files::{OpenFile, Table};
-use super::images::{self, CORE, Core, FS, FileSystem, IDS, Ids, ProcessCore, Signals, TreeEntry};
+use super::images::{
+    self, CORE, Core, FS, FileSystem, IDS, Ids, ProcessCore, Signal, Signals, TreeEntry,
+};
 use super::memory::{Accounts, KindBytes, MappedRegion, ProcessMemory};
 use super::names::{capabilities, signal};
 use super::source::Source;
@@ -168,7 +170,10 @@ impl Tree {
         }
         let (mut cores, mut ids) = (BTreeMap::new(), BTreeMap::new());
         for tid in known {
-            if let Some(core) = source.one::<Core>(&format!("core-{tid}.img"), CORE) {
+            let image = format!("core-{tid}.img");
+            if let Some(core) = source.one::<Core>(&image, CORE)
+                && source.affords(&image, held_bytes(&core))
+            {
                 cores.insert(tid, core);
             }
         }
@@ -307,4 +312,18 @@ fn pending(signals: Option<&Signals>) -> Vec<String> {
     let queue = signals.into_iter().flat_map(|signals| &signals.queue).take(SIGNALS_MAX);
     let numbers = queue.filter_map(|queued| queued.info.first_chunk::<4>());
     numbers.map(|number| signal(u32::from_le_bytes(*number))).collect()
+}
+
+/// Returns about how many bytes a thread takes beside what every thread does.
+fn held_bytes(core: &Core) -> usize {
+    let own = core.thread.as_ref();
+    let queues = [
+        core.process.as_ref().and_then(|process| process.signals.as_ref()),
+        own.and_then(|thread| thread.signals.as_ref()),
+    ];
+    let waiting = queues.into_iter().flatten().flat_map(|signals| &signals.queue);
+    let signals: usize = waiting.map(|signal| size_of::<Signal>() + signal.info.len()).sum();
+    let credentials = own.and_then(|thread| thread.credentials.as_ref());
+    let groups = credentials.map_or(0, |credentials| credentials.groups.len() * 4);
+    size_of::<Core>() + signals + groups
 }

@@ -177,3 +177,33 @@ pub(crate) fn is_running(argument: &str) -> bool {
         fs_err::read_to_string(line).is_ok_and(|line| line.contains(argument))
     })
 }
+
+/// Where few files may be open by default, as everywhere, and the dump has more.
+#[tokio::test]
+async fn a_dump_of_many_files_is_packed_and_unpacked() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dump = dump(scratch.path(), 10);
+    for number in 2..150 {
+        let pagemap = fs_err::read(dump.join("pagemap-1.img")).unwrap();
+        // The head is the first record: the number of the pages file.
+        let mut named = pagemap[..8].to_vec();
+        named.extend([3, 0, 0, 0, 0x08, 0x80 | (number & 0x7f), number >> 7]);
+        let rest = 8 + 4 + usize::from(pagemap[8]);
+        named.extend(&pagemap[rest..]);
+        fs_err::write(dump.join(format!("pagemap-shmem-{number}.img")), named).unwrap();
+        let pages = dump.join(format!("pages-{number}.img"));
+        fs_err::copy(dump.join("pages-1.img"), pages).unwrap();
+    }
+    for line in ["pack dump oci:layout:v1", "unpack oci:layout:v1 out --insecure-no-signature"] {
+        let ended = Command::new("sh")
+            .args(["-c", "ulimit -S -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kyb")])
+            .args(line.split(' '))
+            .current_dir(scratch.path())
+            .env("HOME", scratch.path())
+            .output()
+            .await
+            .unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+    same(&dump, &scratch.path().join("out"));
+}
