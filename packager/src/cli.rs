@@ -6,9 +6,11 @@ mod checkpoint;
 mod compat;
 mod copy;
 mod diff;
+mod export;
 mod facts;
 mod failure;
 mod identifier;
+mod import;
 mod inspect;
 mod keygen;
 mod keys;
@@ -75,6 +77,8 @@ enum Command {
     Pack(pack::Pack),
     Unpack(unpack::Unpack),
     Copy(copy::Copy),
+    Export(export::Export),
+    Import(import::Import),
     Inspect(inspect::Inspect),
     Diff(diff::Diff),
     Tree(ls::Tree),
@@ -117,6 +121,8 @@ impl Cli {
             Command::Pack(command) => Box::pin(command.run(terminal)).await,
             Command::Unpack(command) => Box::pin(command.run(terminal)).await,
             Command::Copy(command) => command.run(terminal).await,
+            Command::Export(command) => Box::pin(command.run(terminal)).await,
+            Command::Import(command) => Box::pin(command.run(terminal)).await,
             Command::Inspect(command) => Box::pin(command.run(terminal)).await,
             Command::Diff(command) => Box::pin(command.run(terminal)).await,
             Command::Tree(command) => Box::pin(command.run(terminal)).await,

@@ -4,7 +4,8 @@
 //! [`pack`] makes an artifact from a dump directory, [`artifact`] opens one, and [`unpack`] makes a
 //! dump directory of it again; [`inspect`] and [`inside`] look into one,
 //! [`difference`] and [`listing`] at several; [`policy`] says whose signature counts; [`criu`] and
-//! [`images_pack`] know the files of a dump; [`compat`] tells whether a [`node`] can restore it;
+//! [`images_pack`] know the files of a dump; [`interchange`] knows the checkpoints of others;
+//! [`compat`] tells whether a [`node`] can restore it;
 //! [`agent_api`] is the node agent's API.
 
 pub mod agent_api;
@@ -18,6 +19,7 @@ pub mod difference;
 pub mod images_pack;
 pub mod inside;
 pub mod inspect;
+pub mod interchange;
 pub mod key;
 pub mod layout;
 mod leftovers;

@@ -19,9 +19,11 @@ pub mod deep;
 pub(crate) mod pages;
 mod place;
 mod plan;
+mod tar;
 
 use self::place::Place;
 use self::plan::Plan;
+pub(crate) use self::tar::{BLOCK_BYTES, TarTarget, padded, tar_header, unpack_to_tar};
 use crate::artifact::Checkpoint;
 use crate::criu::{NameClass, classify};
 use crate::images_pack::{self, ImagesPackError};
@@ -321,11 +323,22 @@ async fn fetch(
                 _ => UnpackError::Io("create the dump's files", error),
             },
         )?;
+    fetch_into(&plan, &files, store, checkpoint, progress).await
+}
+
+/// Fetches what is planned into files that were made for it.
+async fn fetch_into(
+    plan: &Arc<Plan>,
+    files: &Arc<[Option<pages::OutputFile>]>,
+    store: &Store,
+    checkpoint: &Checkpoint,
+    progress: &Progress,
+) -> Result<(), UnpackError> {
     let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
     let shards = (0..).zip(&checkpoint.shards);
     stream::iter(shards.map(Ok::<_, UnpackError>))
         .try_for_each_concurrent(parallel, |(number, shard)| {
-            pages::fetch_shard(store, shard, number, &plan, &files, progress)
+            pages::fetch_shard(store, shard, number, plan, files, progress)
         })
         .await
 }

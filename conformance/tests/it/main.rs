@@ -12,6 +12,7 @@ mod clients;
 mod failures;
 mod harness;
 mod increments;
+mod interchange;
 mod journeys;
 mod nodes;
 mod oci;

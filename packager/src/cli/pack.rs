@@ -114,7 +114,9 @@ impl Pack {
         let config = facts(self.facts.as_deref())?;
         let base = self.base.open(self.connection, key.as_ref()).await?;
         let image = match &self.image {
-            Some(image) => Some(self.source(image, &config).await?),
+            Some(image) => {
+                Some(source_image(image, &self.reference, &config, self.connection).await?)
+            }
             None => None,
         };
         let request = PackRequest {
@@ -145,25 +147,26 @@ impl Pack {
         let transferred = progress.snapshot().transferred;
         tell(terminal, &self.reference, &packed, key.is_some(), transferred)
     }
+}
 
-    /// Finds the source image's manifest for the platform of the dump.
-    async fn source(
-        &self,
-        image: &Location,
-        config: &CheckpointConfig,
-    ) -> Result<SourceImage, Failure> {
-        let store = self.connection.open(image).await?;
-        let manifest = platform(&store, store.resolve(image).await?, config).await?;
-        let mount_from = match (&self.reference, image) {
-            (Location::Registry(target), Location::Registry(source))
-                if target.registry == source.registry =>
-            {
-                Some(source.repository.clone())
-            }
-            _ => None,
-        };
-        Ok(SourceImage { manifest, blobs: Arc::new(store), mount_from })
-    }
+/// Finds the source image's manifest for the platform of the dump.
+pub(super) async fn source_image(
+    image: &Location,
+    target: &Location,
+    config: &CheckpointConfig,
+    connection: Connection,
+) -> Result<SourceImage, Failure> {
+    let store = connection.open(image).await?;
+    let manifest = platform(&store, store.resolve(image).await?, config).await?;
+    let mount_from = match (target, image) {
+        (Location::Registry(target), Location::Registry(source))
+            if target.registry == source.registry =>
+        {
+            Some(source.repository.clone())
+        }
+        _ => None,
+    };
+    Ok(SourceImage { manifest, blobs: Arc::new(store), mount_from })
 }
 
 impl BaseArgs {
@@ -265,7 +268,7 @@ async fn platform(
     Ok(store.manifest(&child.digest).await?)
 }
 
-fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
+pub(super) fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
     let Some(path) = path else { return Ok(CheckpointConfig::default()) };
     let mut text = Vec::new();
     let file = fs_err::File::open(path).map_err(Failure::failed)?;

@@ -21,11 +21,13 @@ use crate::store::{BlobStream, Store, StoreErrorKind};
 /// chunk of progress in between.
 const ATTEMPTS: u32 = 3;
 
-/// A file that pages are written to.
+/// A file that pages are written to, or a stretch of a larger one.
 #[derive(Debug)]
 pub(super) struct OutputFile {
-    file: fs::File,
-    length: u64,
+    pub(super) file: Arc<fs::File>,
+    /// Where in it the first byte goes.
+    pub(super) base: u64,
+    pub(super) length: u64,
 }
 
 /// Makes the files that are asked for, all holes.
@@ -39,7 +41,7 @@ pub(super) fn create_files(
         }
         let file = create(&directory.join(&planned.name))?;
         file.set_len(planned.length)?;
-        Ok(Some(OutputFile { file, length: planned.length }))
+        Ok(Some(OutputFile { file: Arc::new(file), base: 0, length: planned.length }))
     };
     files.iter().map(make).collect()
 }
@@ -235,7 +237,7 @@ fn write_pages(
         // The last page of a file is padded in its shard and cut here.
         let room = usize::try_from(file.length.saturating_sub(offset)).unwrap_or(usize::MAX);
         let part = part.get(..part.len().min(room)).unwrap_or_default();
-        file.file.file().write_all_at(part, offset)?;
+        file.file.file().write_all_at(part, file.base.saturating_add(offset))?;
     }
     Ok(())
 }

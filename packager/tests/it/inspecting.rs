@@ -79,7 +79,7 @@ async fn images_that_nobody_can_decode_are_told_beside_the_rest() {
 }
 
 /// Stores a container image with an environment and returns its manifest.
-async fn source_image(store: &Store) -> Descriptor {
+pub(crate) async fn source_image(store: &Store) -> Descriptor {
     let layer = put(store, media_type::OCI_LAYER_TAR, Bytes::from(vec![0; 1024])).await;
     let config = serde_json::json!({
         "architecture": "amd64",

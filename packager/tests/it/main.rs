@@ -16,6 +16,7 @@ mod dump;
 mod hostile;
 mod increments;
 mod inspecting;
+mod interchange;
 mod kyb;
 mod looking;
 mod policies;

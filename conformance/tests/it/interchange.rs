@@ -1,0 +1,94 @@
+//! Checkpoints that go to containerd's own tools, and come from them.
+
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Scenario, counter};
+use serde_json::Value;
+
+use crate::harness::{checkpoint, refused, restore, said, start};
+
+/// Exports what was taken on a node, and lets `ctr` restore it there under another name.
+fn export(scenario: &Scenario, node: &Node) -> Value {
+    let (id, again) = ("job", "again");
+    scenario.run_workload(node, id, 24, &[]).unwrap();
+    let before = scenario.wait_for_ticks(node, id).unwrap();
+    let letter = node.name();
+    let reference = scenario.reference(&format!("export/{letter}:v1"));
+    checkpoint(scenario, node, id, &reference);
+    let file = format!("/srv/share/{letter}.tar");
+    let key = format!("/srv/share/node-{letter}.pub");
+    let words = ["export", &reference, &file, "--format", "containerd", "--key", &key];
+    let told = scenario.kyb_json(node, &[&words[..], &["--plain-http"]].concat()).unwrap();
+    // Neither the source nor its image is needed any more.
+    scenario.remove(node, id).unwrap();
+    node.run(&["ctr", "image", "rm", "--sync", &scenario.image()]).unwrap();
+
+    node.run(&["ctr", "image", "import", &file]).unwrap();
+    let name = told["name"].as_str().unwrap();
+    node.run(&["ctr", "container", "restore", "--rw", "--live", again, name]).unwrap();
+    let after = scenario.wait_for_ticks(node, again).unwrap();
+    goes_on(&before, &after);
+    scenario.remove(node, again).unwrap();
+    told
+}
+
+/// The same process went on, and nothing of it is broken.
+fn goes_on(before: &Value, after: &Value) {
+    assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
+    assert!(counter(after) > counter(before));
+    for fact in ["checksum_ok", "pipe_ok", "shm_ok", "log_ok"] {
+        assert_eq!(after[fact], true, "{after}");
+    }
+}
+
+#[test]
+fn ctr_restores_what_was_exported() {
+    let scenario = start();
+    for node in [&scenario.testbed.a, &scenario.testbed.b] {
+        let told = export(&scenario, node);
+        assert!(told["image"].as_str().unwrap().contains("/demo/counter@sha256:"), "{told}");
+        // What went out comes in again, and is the same process still.
+        let letter = node.name();
+        let (file, key) =
+            (format!("/srv/share/{letter}.tar"), format!("/srv/share/node-{letter}.key"));
+        let back = scenario.reference(&format!("back/{letter}:v1"));
+        let words = ["import", &file, &back, "--format", "containerd", "--namespace", "default"];
+        let signed = ["--sign-key", &key, "--plain-http"];
+        scenario.kyb_json(node, &[&words[..], &signed].concat()).unwrap();
+        let output = restore(&scenario, node, &back, "back", &["--allow-unknown-facts"]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "back").unwrap();
+    }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn what_ctr_took_is_imported_and_restored() {
+    let scenario = start();
+    let peer = scenario.start_peer().unwrap();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    for (from, to) in [(a, b), (b, b)] {
+        let letter = from.name();
+        scenario.run_workload(from, "job", 24, &[]).unwrap();
+        let before = scenario.wait_for_ticks(from, "job").unwrap();
+        let theirs = scenario.peer_reference(&format!("ctr/job:{letter}"));
+        let take = ["ctr", "container", "checkpoint", "--task", "--rw", "--image", "job", &theirs];
+        from.run(&take).unwrap();
+        from.run(&["ctr", "image", "push", "--plain-http", &theirs]).unwrap();
+        scenario.remove(from, "job").unwrap();
+
+        let ours = scenario.reference(&format!("imported/{letter}:v1"));
+        let words = ["import", &theirs, &ours, "--format", "containerd", "--plain-http"];
+        let key = format!("/srv/share/node-{letter}.key");
+        let known = ["--namespace", "default", "--container", "job", "--sign-key", &key];
+        let told = scenario.kyb_json(to, &[&words[..], &known].concat()).unwrap();
+        assert_eq!((&told["runnable"], &told["signed"]), (&Value::Bool(true), &Value::Bool(true)));
+        // Nobody recorded what the node was: that has to be allowed.
+        refused(&scenario, to, &ours, &[], "was not known where the checkpoint was taken");
+        let name = format!("from-{letter}");
+        let output = restore(&scenario, to, &ours, &name, &["--allow-unknown-facts"]);
+        assert!(output.status.success(), "{}", said(&output));
+        goes_on(&before, &scenario.wait_for_ticks(to, &name).unwrap());
+    }
+    drop(peer);
+    scenario.end().unwrap();
+}

@@ -1,0 +1,239 @@
+//! `kyb export` and `kyb import`: what goes out comes in again, and what is hostile does not.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+
+use kybernate_spec::{Descriptor, Index};
+use serde_json::Value;
+use tar::EntryType;
+
+use crate::dump::dump;
+use crate::inspecting::source_image;
+use crate::kyb::{Ran, kyb};
+use crate::registry::open;
+
+const CRIU: &str = "application/vnd.containerd.container.criu.checkpoint.criu.tar";
+const EXPORT: &str = "--format containerd --name example.com/job:v1 --insecure-no-signature";
+
+async fn run(scratch: &tempfile::TempDir, line: &str) -> Ran {
+    kyb(scratch.path(), line.split_whitespace()).await
+}
+
+/// Packs a dump on an image, with something that the container had written.
+async fn packed(scratch: &tempfile::TempDir, more: &str) {
+    dump(scratch.path(), 600);
+    let store = open(&format!("oci:{}/layout", scratch.path().display()).parse().unwrap()).await;
+    let image = source_image(&store).await;
+    let mut diff = tar::Builder::new(fs_err::File::create(scratch.path().join("rw.tar")).unwrap());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(4);
+    diff.append_data(&mut header, "srv/note", &b"kept"[..]).unwrap();
+    diff.finish().unwrap();
+    let line = format!(
+        "pack dump oci:layout:v1 --image oci:layout@{} --rootfs-diff rw.tar {more}",
+        image.digest
+    );
+    let ran = run(scratch, &line).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+}
+
+fn names(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs_err::read_dir(directory).unwrap();
+    entries
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let content = fs_err::read(entry.path()).unwrap();
+            (entry.file_name().into_string().unwrap(), content)
+        })
+        .collect()
+}
+
+fn parse<T: serde::de::DeserializeOwned>(layout: &Path, descriptor: Option<&Descriptor>) -> T {
+    let path = match descriptor {
+        Some(descriptor) => layout.join("blobs/sha256").join(descriptor.digest.hex()),
+        None => layout.join("index.json"),
+    };
+    serde_json::from_slice(&fs_err::read(path).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_exported_is_what_containerd_writes() {
+    let scratch = tempfile::tempdir().unwrap();
+    packed(&scratch, "").await;
+    let told = run(&scratch, &format!("export oci:layout:v1 out {EXPORT} --json")).await.json();
+    let out = scratch.path().join("out");
+    let top: Index = parse(&out, None);
+    assert_eq!(top.manifests.len(), 2);
+    assert_eq!(top.manifests[0].annotations["io.containerd.image.name"], "example.com/job:v1");
+    assert_eq!(told["index"], Value::from(top.manifests[0].digest.to_string()));
+    let index: Index = parse(&out, Some(&top.manifests[0]));
+    let kinds: Vec<&str> = index.manifests.iter().map(|entry| &*entry.media_type).collect();
+    insta::assert_json_snapshot!(kinds, @r#"
+    [
+      "application/vnd.oci.image.manifest.v1+json",
+      "application/vnd.containerd.container.criu.checkpoint.criu.tar",
+      "application/vnd.containerd.container.checkpoint.config.v1+proto",
+      "application/vnd.oci.image.layer.v1.tar+gzip"
+    ]
+    "#);
+    assert_eq!(index.annotations["io.containerd.checkpoint.snapshotter"], "overlayfs");
+    assert_eq!(index.annotations["org.opencontainers.image.ref.name"], told["image"]);
+    let blob = |entry: &Descriptor| {
+        fs_err::File::open(out.join("blobs/sha256").join(entry.digest.hex())).unwrap()
+    };
+    let unpacked = scratch.path().join("criu");
+    tar::Archive::new(blob(&index.manifests[1])).unpack(&unpacked).unwrap();
+    assert_eq!(names(&unpacked), names(&scratch.path().join("dump")));
+    let layer = flate2::read::GzDecoder::new(blob(&index.manifests[3]));
+    let mut layer = tar::Archive::new(layer);
+    let mut note = layer.entries().unwrap().next().unwrap().unwrap();
+    let mut text = String::new();
+    note.read_to_string(&mut text).unwrap();
+    assert_eq!((note.path().unwrap().to_str(), &*text), (Some("srv/note"), "kept"));
+}
+
+#[tokio::test]
+async fn what_is_exported_is_imported_again() {
+    let scratch = tempfile::tempdir().unwrap();
+    packed(&scratch, "").await;
+    for file in ["out.tar", "out"] {
+        let ran = run(&scratch, &format!("export oci:layout:v1 {file} {EXPORT}")).await;
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+    let import = "--format containerd --namespace shop --container job";
+    let one = run(&scratch, &format!("import out.tar oci:a:v1 {import} --json")).await.json();
+    let two = run(&scratch, &format!("import oci:out:v1 oci:b:v1 {import} --json")).await.json();
+    assert_eq!(one["digest"], two["digest"], "equal input, equal digests");
+    assert_eq!(one["runnable"], true);
+    let unpack = run(&scratch, "unpack oci:a:v1 again --insecure-no-signature").await;
+    assert_eq!(unpack.code, 0, "{unpack:?}");
+    assert_eq!(names(&scratch.path().join("again")), names(&scratch.path().join("dump")));
+    let facts = run(&scratch, "inspect oci:a:v1 --facts-only --json").await.json();
+    let config = facts["config"].to_string();
+    assert!(config.contains("shop") && config.contains(r#""architecture":"amd64""#), "{config}");
+    assert!(config.contains(r#""criu":"""#), "what is not known is not made up: {config}");
+    let left: Vec<_> = fs_err::read_dir(scratch.path()).unwrap().collect();
+    assert!(left.iter().all(|entry| {
+        !entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(".kybernate")
+    }));
+}
+
+#[tokio::test]
+async fn what_the_other_format_cannot_hold_is_a_reason_not_to() {
+    let scratch = tempfile::tempdir().unwrap();
+    let facts = r#"{"version":"1.0","needs":{"mounts":[
+        {"destination":"/data","type":"bind","options":["rbind"],"external":true}]}}"#;
+    fs_err::write(scratch.path().join("facts.json"), facts).unwrap();
+    let shm = scratch.path().join("shm.tar");
+    tar::Builder::new(fs_err::File::create(shm).unwrap()).finish().unwrap();
+    packed(&scratch, "--facts facts.json --volume /dev/shm=shm.tar").await;
+    let export = |more: &str| format!("export oci:layout:v1 out.tar {EXPORT} {more}");
+    run(&scratch, &export("")).await.ended(2, "/dev/shm");
+    run(&scratch, &export("--without-volumes")).await.ended(2, "\"/data\"");
+    run(&scratch, &export("--without-volumes --mount /data=/srv --mount /x=/y"))
+        .await
+        .ended(2, "/x");
+    assert!(!scratch.path().join("out.tar").exists());
+    let ran = run(&scratch, &export("--without-volumes --mount /data=/srv")).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    run(&scratch, &export("--without-volumes --mount /data=/srv")).await.ended(1, "exists");
+
+    let bare = tempfile::tempdir().unwrap();
+    dump(bare.path(), 3);
+    assert_eq!(run(&bare, "pack dump oci:layout:v1").await.code, 0);
+    run(&bare, &format!("export oci:layout:v1 out.tar {EXPORT}")).await.ended(2, "none");
+    run(&bare, "export oci:layout:v1 out.tar --format containerd").await.ended(64, "--key");
+}
+
+/// A tar in memory.
+type Building = tar::Builder<Vec<u8>>;
+
+/// Puts another tar of CRIU's images into a layout that was exported.
+fn replace_criu(out: &Path, criu: &[u8]) {
+    let put = |content: &[u8], kind: &str| {
+        let descriptor = Descriptor::of(kind, content);
+        fs_err::write(out.join("blobs/sha256").join(descriptor.digest.hex()), content).unwrap();
+        descriptor
+    };
+    let mut top: Index = parse(out, None);
+    let mut index: Index = parse(out, Some(&top.manifests[0]));
+    let place = index.manifests.iter().position(|entry| entry.media_type == CRIU).unwrap();
+    index.manifests[place] = put(criu, CRIU);
+    let index = put(&serde_json::to_vec(&index).unwrap(), &top.manifests[0].media_type);
+    top.manifests[0].digest = index.digest;
+    top.manifests[0].size = index.size;
+    fs_err::write(out.join("index.json"), serde_json::to_vec(&top).unwrap()).unwrap();
+}
+
+#[tokio::test]
+async fn what_is_hostile_stays_outside_and_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    packed(&scratch, "").await;
+    assert_eq!(run(&scratch, &format!("export oci:layout:v1 out {EXPORT}")).await.code, 0);
+    let good = names(&scratch.path().join("dump"));
+    let tar = |change: &dyn Fn(&mut Building)| {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, content) in &good {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(u64::try_from(content.len()).unwrap());
+            builder.append_data(&mut header, name, &**content).unwrap();
+        }
+        change(&mut builder);
+        builder.into_inner().unwrap()
+    };
+    let odd = |name: &str, kind: EntryType, target: &str| {
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_entry_type(kind);
+        header.set_size(0);
+        header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
+        header.set_cksum();
+        tar(&move |builder| builder.append(&header, &[][..]).unwrap())
+    };
+    let mut cut = tar(&|_| {});
+    cut.truncate(cut.len() / 2);
+    let cases = [
+        (odd("../escaped.img", EntryType::Regular, ""), "../escaped.img"),
+        (odd("/tmp/kyb-escaped.img", EntryType::Regular, ""), "/tmp/kyb-escaped.img"),
+        (odd("parent", EntryType::Symlink, "/etc"), "symbolic link"),
+        (odd("files.img", EntryType::Link, "pstree.img"), "hard link"),
+        (odd("tty.img", EntryType::Char, ""), "device"),
+        (odd("criu.conf", EntryType::Regular, ""), "none of CRIU's images"),
+        (odd("sub/files.img", EntryType::Regular, ""), "none of CRIU's images"),
+        (odd("pstree.img", EntryType::Regular, ""), "twice"),
+        (cut, "ends early"),
+        (b"no tar at all".to_vec(), "early"),
+        (Vec::new(), "no tar"),
+    ];
+    for (criu, why) in cases {
+        replace_criu(&scratch.path().join("out"), &criu);
+        let ran = run(&scratch, "import oci:out:v1 oci:in:v1 --format containerd").await;
+        ran.ended(2, why);
+        assert!(!scratch.path().join("in").exists(), "{why}: something is left");
+        assert!(!scratch.path().join("escaped.img").exists());
+    }
+    // Without its last image it is a tar, but no dump.
+    let half = {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(u64::try_from(good["inventory.img"].len()).unwrap());
+        builder.append_data(&mut header, "inventory.img", &*good["inventory.img"]).unwrap();
+        builder.into_inner().unwrap()
+    };
+    replace_criu(&scratch.path().join("out"), &half);
+    run(&scratch, "import oci:out:v1 oci:in:v1 --format containerd").await.ended(2, "pstree.img");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_checkpoint_is_told_from_one() {
+    let scratch = tempfile::tempdir().unwrap();
+    fs_err::write(scratch.path().join("text"), "hello").unwrap();
+    let import = |source: &str| format!("import {source} oci:in:v1 --format containerd");
+    run(&scratch, &import("text")).await.ended(2, "early");
+    packed(&scratch, "").await;
+    run(&scratch, &import("oci:layout:v1")).await.ended(2, "no checkpoint of containerd");
+    run(&scratch, &import("rw.tar")).await.ended(2, "no image layout");
+    run(&scratch, &import("Nothing")).await.ended(64, "no file");
+    run(&scratch, &import("oci:nothing:v1")).await.ended(1, "not found");
+}
