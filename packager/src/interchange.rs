@@ -1,17 +1,21 @@
 //! Conversion to and from the checkpoints of others.
 //!
-//! [`containerd`] is containerd's own index of a checkpoint, which `ctr container restore` takes.
+//! [`containerd`] is containerd's own index of a checkpoint, which `ctr container restore` takes;
+//! [`cri`] is the archive of kubelet's checkpoint API, and Podman's export.
 //! What comes from others is mistrusted: it is read by [`foreign`], which takes regular files with
 //! plain names and nothing else, and what becomes of it is packed as any dump is. What the other
 //! format does not say is recorded as not known.
 
 pub mod containerd;
+pub mod cri;
 mod dump;
 pub mod foreign;
+mod image;
 mod output;
 mod source;
 mod spec;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
@@ -19,9 +23,10 @@ use kybernate_spec::checkpoint::Needs;
 
 pub use self::foreign::ForeignError;
 pub use self::source::{Archive, ForeignSource};
-use crate::artifact::ArtifactError;
+use crate::artifact::{ArtifactError, Checkpoint};
 use crate::leftovers::Scratch;
 use crate::pack::PackRequest;
+use crate::pack::upload::blocking;
 use crate::store::StoreError;
 use crate::unpack::UnpackError;
 
@@ -49,6 +54,67 @@ impl Files {
     fn path(&self) -> &Path {
         self.0.path()
     }
+}
+
+/// What becomes of captured mounts, which the other format has no place for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Volumes {
+    /// They are a reason to refuse.
+    #[default]
+    Refuse,
+    /// They are left behind.
+    Drop,
+}
+
+/// Finds out, before anything is written, what a format has no place for. `mounts` says for each
+/// mount from outside what is mounted there: destination, source.
+fn exportable(
+    format: &'static str,
+    checkpoint: &Checkpoint,
+    mounts: &BTreeMap<String, String>,
+    volumes: Volumes,
+) -> Result<(), ExportError> {
+    let impossible = |reason: String| Err(ExportError::Impossible { format, reason });
+    let needs = &checkpoint.config.needs;
+    if let Some(volume) = checkpoint.volumes.first()
+        && volumes == Volumes::Refuse
+    {
+        let place = &volume.destination;
+        return impossible(format!("it has no place for what was in {place:?}"));
+    }
+    if let Some(device) = needs.devices.first() {
+        return impossible(format!(
+            "the processes use {device:?}, whose numbers on the restoring node are not known here"
+        ));
+    }
+    let missing = needs
+        .mounts
+        .iter()
+        .find(|mount| mount.external && !mounts.contains_key(&mount.destination));
+    if let Some(mount) = missing {
+        let place = &mount.destination;
+        return impossible(format!(
+            "its specification says what to mount on {place:?}, and a checkpoint does not: say it"
+        ));
+    }
+    let given = mounts.keys().find(|place| {
+        !needs.mounts.iter().any(|mount| mount.external && mount.destination == **place)
+    });
+    match given {
+        Some(place) => impossible(format!("nothing from outside was mounted on {place:?}")),
+        None => Ok(()),
+    }
+}
+
+/// Runs `work` where blocking is allowed. A store's error that ended a stream is told as itself.
+async fn local<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, ExportError> {
+    blocking(work).await.map_err(|error| match error.downcast() {
+        Ok(error) => ExportError::Store(error),
+        Err(error) => ExportError::Io(what, error),
+    })
 }
 
 /// Takes what is said of the surroundings, and for what is not what was found.

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kybernate_packager::artifact::Checkpoint;
-use kybernate_packager::interchange::containerd::{self, ExportRequest, Volumes};
+use kybernate_packager::interchange::{Volumes, containerd, cri};
 use kybernate_packager::progress::Progress;
+use kybernate_packager::store::Store;
 use kybernate_packager::verify::verify_signature;
 use kybernate_spec::Location;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Connection, Failure, keys};
 use crate::terminal::{Terminal, bytes};
@@ -21,6 +22,9 @@ use crate::terminal::{Terminal, bytes};
 ///
 /// containerd: an image layout for `ctr image import`, as a tar when FILE ends with .tar, else as a
 /// directory. `ctr container restore --rw --live NAME REF` restores it.
+///
+/// cri: the archive that kubelet's checkpoint API leaves with CRI-O or containerd, which
+/// checkpointctl reads.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     kyb export registry.example.com/team/job:v1 job.tar --format containerd --key team.pub")]
@@ -59,21 +63,31 @@ pub(super) struct Export {
 pub(super) enum Format {
     /// containerd's own index of a checkpoint.
     Containerd,
+    /// The archive of kubelet's checkpoint API: CRI-O's, containerd's.
+    Cri,
+    /// Podman's export; comes in only.
+    Podman,
 }
 
 impl Export {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        if self.format == Format::Podman {
+            let text = "Podman restores only what Podman's own configuration comes with: \
+                        export --format cri for checkpointctl and CRI-O";
+            return Err(Failure::usage(text));
+        }
         let keys = keys::read(&self.keys).await?;
-        let name = match self.name {
-            Some(name) => name,
-            None => name_of(&self.reference)?,
-        };
         let mut mounts = BTreeMap::new();
-        for (destination, source) in self.mounts {
-            if mounts.insert(destination.clone(), source).is_some() {
+        for (destination, source) in &self.mounts {
+            if mounts.insert(destination.clone(), source.clone()).is_some() {
                 return Err(Failure::usage(format!("--mount names {destination} twice")));
             }
         }
+        let name = match (&self.name, self.format) {
+            (Some(name), _) => name.clone(),
+            (None, Format::Containerd) => name_of(&self.reference)?,
+            (None, _) => String::new(),
+        };
         let store = self.connection.open(&self.reference).await?;
         let stored = store.resolve(&self.reference).await?;
         let digest = stored.descriptor.digest.clone();
@@ -81,32 +95,76 @@ impl Export {
             verify_signature(&store, &digest, &keys).await?;
         }
         let checkpoint = Checkpoint::of(&store, stored, &self.reference.to_string()).await?;
-        let request = ExportRequest {
-            target: self.file.clone(),
-            name,
-            mounts,
-            volumes: if self.without_volumes { Volumes::Drop } else { Volumes::Refuse },
+        let (more, text) = if self.format == Format::Containerd {
+            self.containerd(name, mounts, (&store, &checkpoint), terminal).await?
+        } else {
+            self.cri(mounts, (&store, &checkpoint), terminal).await?
         };
+        let file = self.file.display().to_string();
+        let mut facts = json!({ "digest": digest, "file": file });
+        if let (Some(facts), Some(more)) = (facts.as_object_mut(), more.as_object()) {
+            facts.extend(more.clone());
+        }
+        let text = format!("exported {digest}\nto       {file}{text}");
+        terminal.print(&facts, &text).map_err(Failure::failed)
+    }
+
+    async fn containerd(
+        &self,
+        name: String,
+        mounts: BTreeMap<String, String>,
+        (store, checkpoint): (&Store, &Checkpoint),
+        terminal: &Terminal,
+    ) -> Result<(Value, String), Failure> {
+        let target = self.file.clone();
+        let volumes = self.volumes();
+        let request = containerd::ExportRequest { target, name, mounts, volumes };
         let progress = Progress::default();
-        let Format::Containerd = self.format;
-        let work = containerd::export(request, &store, &checkpoint, &progress);
+        let work = containerd::export(request, store, checkpoint, &progress);
         let exported = terminal.show(&progress, Box::pin(work)).await?;
-        let facts = json!({
-            "digest": digest,
-            "file": self.file.display().to_string(),
+        let text = format!(
+            ", {} of images
+as       {}
+on       {}",
+            bytes(exported.criu_bytes),
+            exported.name,
+            exported.image
+        );
+        let more = json!({
             "index": exported.index.digest,
             "name": exported.name,
             "image": exported.image,
             "criuBytes": exported.criu_bytes,
         });
+        Ok((more, text))
+    }
+
+    async fn cri(
+        &self,
+        mounts: BTreeMap<String, String>,
+        (store, checkpoint): (&Store, &Checkpoint),
+        terminal: &Terminal,
+    ) -> Result<(Value, String), Failure> {
+        let request = cri::ExportRequest {
+            target: self.file.clone(),
+            reference: self.reference.to_string(),
+            mounts,
+            volumes: self.volumes(),
+        };
+        let progress = Progress::default();
+        let work = cri::export(request, store, checkpoint, &progress);
+        let exported = terminal.show(&progress, Box::pin(work)).await?;
         let text = format!(
-            "exported {digest}\nto       {}, {} of images\nas       {}\non       {}",
-            self.file.display(),
-            bytes(exported.criu_bytes),
-            exported.name,
-            exported.image,
+            ", {}
+on       {}",
+            bytes(exported.bytes),
+            exported.image
         );
-        terminal.print(&facts, &text).map_err(Failure::failed)
+        Ok((json!({ "image": exported.image, "bytes": exported.bytes }), text))
+    }
+
+    const fn volumes(&self) -> Volumes {
+        if self.without_volumes { Volumes::Drop } else { Volumes::Refuse }
     }
 }
 

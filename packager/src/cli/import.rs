@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kybernate_packager::interchange::containerd::{self, ImportRequest};
-use kybernate_packager::interchange::{Archive, ForeignSource, ImportError};
+use kybernate_packager::interchange::{Archive, ForeignSource, ImportError, Imported, cri};
 use kybernate_packager::pack::{PackError, SourceImage, pack};
 use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
@@ -27,6 +27,10 @@ use crate::terminal::{Terminal, bytes};
 ///
 /// containerd: what `ctr container checkpoint --task --rw --image` made, in a registry after
 /// `ctr image push`, in an image layout, or in a tar of one.
+///
+/// cri: the archive that kubelet's checkpoint API leaves with CRI-O or containerd. podman: the file
+/// of `podman container checkpoint --export`. Neither holds the container image: name it with
+/// --image, or the checkpoint is not runnable.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
     kyb import registry.example.com/team/ctr-job:v1 registry.example.com/team/job:v1 \\\n    \
@@ -83,9 +87,7 @@ impl Import {
         let store = self.connection.open(&self.reference).await?;
         let progress = Progress::default();
         let work = async {
-            let request = self.request(config, image).await?;
-            let Format::Containerd = self.format;
-            let imported = containerd::import(request, &progress).await?;
+            let imported = self.import(config, image, &progress).await?;
             let packed = pack(imported.request, &store, &progress).await.map_err(of_foreign)?;
             drop(imported.files);
             if let Some(key) = &key {
@@ -122,6 +124,21 @@ impl Import {
         source.namespace = self.namespace.clone().or(source.namespace.take());
         source.container = self.container.clone().or(source.container.take());
         Ok(config)
+    }
+
+    async fn import(
+        &self,
+        facts: CheckpointConfig,
+        image: Option<SourceImage>,
+        progress: &Progress,
+    ) -> Result<Imported, Failure> {
+        if self.format == Format::Containerd {
+            let request = self.request(facts, image).await?;
+            return Ok(containerd::import(request, progress).await?);
+        }
+        let archive = PathBuf::from(&self.source);
+        let request = cri::ImportRequest { archive, facts, image, scratch: self.scratch.clone() };
+        Ok(cri::import(request, progress).await?)
     }
 
     async fn request(

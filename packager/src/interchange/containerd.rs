@@ -10,7 +10,7 @@ mod import;
 
 use prost::Message;
 
-pub use self::export::{ExportRequest, Exported, Volumes, export};
+pub use self::export::{ExportRequest, Exported, export};
 pub use self::import::{ImportRequest, import};
 
 /// CRIU's images, an uncompressed tar.

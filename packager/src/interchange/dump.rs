@@ -1,7 +1,7 @@
 //! CRIU's images out of a foreign tar, and what is compressed out of its compression. Everything
 //! here blocks.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
@@ -11,6 +11,7 @@ use kybernate_spec::media_type;
 
 use super::foreign::{ForeignError, Member, Members};
 use crate::criu::{NameClass, classify};
+use crate::unpack::Limits;
 
 /// Bytes copied at a time. Where all of them are zero a hole is left.
 const PIECE: usize = 64 << 10;
@@ -69,6 +70,30 @@ pub(super) fn decompress(
     // A stream tells at its end whether it was what its digest says.
     io::copy(&mut input, &mut io::sink())?;
     Ok(())
+}
+
+/// Writes a tar as a plain one, however it is compressed.
+pub(super) fn decompress_any(input: impl Read, path: &Path) -> Result<(), ForeignError> {
+    plain(plain_reader(input)?, path)
+}
+
+/// Returns the bytes without their compression, which their first ones tell.
+pub(super) fn plain_reader<'a>(input: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let mut input = BufReader::new(input);
+    let most = Limits::default().dump_bytes_max;
+    Ok(match input.fill_buf()? {
+        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(input).take(most)),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Box::new(zstd::Decoder::with_buffer(input)?.take(most)),
+        _ => Box::new(input),
+    })
+}
+
+/// Looks at what a container had written: a layer, whose links and devices are for whoever applies
+/// it, but whose names may not lead elsewhere. Returns where the last member ends.
+pub(super) fn check_layer(path: &Path) -> Result<u64, ForeignError> {
+    let mut members = Members::of_layer(BufReader::new(fs::File::open(path)?));
+    while members.next_file()?.is_some() {}
+    Ok(members.end())
 }
 
 fn plain(input: impl Read, path: &Path) -> Result<(), ForeignError> {

@@ -80,6 +80,18 @@ pub(crate) struct Members<R> {
     padding: u64,
     names: BTreeSet<String>,
     count: u32,
+    kinds: Kinds,
+    /// Where the last member ends, padding counted.
+    end: u64,
+}
+
+/// What members may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kinds {
+    /// Regular files, each once.
+    Files,
+    /// Whatever a layer has.
+    Layer,
 }
 
 /// What extends the next header.
@@ -92,7 +104,26 @@ struct Extension {
 impl<R: Read> Members<R> {
     /// Begins to read.
     pub(crate) const fn new(input: R) -> Self {
-        Self { input, position: 0, content: 0, padding: 0, names: BTreeSet::new(), count: 0 }
+        Self {
+            input,
+            position: 0,
+            content: 0,
+            padding: 0,
+            names: BTreeSet::new(),
+            count: 0,
+            kinds: Kinds::Files,
+            end: 0,
+        }
+    }
+
+    /// Begins to read a layer: only its names, sizes and its end are looked at.
+    pub(crate) fn of_layer(input: R) -> Self {
+        Self { kinds: Kinds::Layer, ..Self::new(input) }
+    }
+
+    /// Returns where the last member ends, padding counted.
+    pub(crate) const fn end(&self) -> u64 {
+        self.end
     }
 
     /// Returns the next regular file; what was not read of the last one is skipped. After the last
@@ -101,6 +132,7 @@ impl<R: Read> Members<R> {
         let mut extension = Extension::default();
         loop {
             self.skip()?;
+            self.end = self.position;
             let Some(header) = self.header()? else {
                 io::copy(&mut self.input, &mut io::sink())?;
                 return Ok(None);
@@ -112,7 +144,7 @@ impl<R: Read> Members<R> {
             let announced = header.entry_size().map_err(damaged)?;
             let kind = header.entry_type();
             match kind {
-                EntryType::XGlobalHeader => {
+                EntryType::XGlobalHeader | EntryType::GNULongLink => {
                     self.small(announced)?;
                     continue;
                 }
@@ -137,9 +169,12 @@ impl<R: Read> Members<R> {
             match kind {
                 EntryType::Directory if bytes == 0 => continue,
                 EntryType::Regular | EntryType::Continuous => {}
+                other if self.kinds == Kinds::Layer && is_of_layers(other) && bytes == 0 => {
+                    continue;
+                }
                 other => return Err(ForeignError::Kind { name, kind: word(other) }),
             }
-            if !self.names.insert(name.clone()) {
+            if self.kinds == Kinds::Files && !self.names.insert(name.clone()) {
                 return Err(ForeignError::Twice(name));
             }
             self.expect(bytes)?;
@@ -285,6 +320,13 @@ fn plain(raw: &[u8], is_directory: bool) -> Result<String, ForeignError> {
         text.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     let is_file_name = !parts.is_empty() && !text.ends_with('/') && !text.ends_with("/.");
     if is_directory || is_file_name { Ok(parts.join("/")) } else { Err(wrong()) }
+}
+
+const fn is_of_layers(kind: EntryType) -> bool {
+    matches!(
+        kind,
+        EntryType::Link | EntryType::Symlink | EntryType::Char | EntryType::Block | EntryType::Fifo
+    )
 }
 
 const fn word(kind: EntryType) -> &'static str {

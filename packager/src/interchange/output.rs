@@ -92,6 +92,21 @@ impl TarOutput {
         self.scratch.path()
     }
 
+    /// Returns where members can be written, headers included; [`Self::end_at`] says how far.
+    pub(crate) fn raw(&self) -> Slot {
+        Slot { file: Arc::clone(&self.file), base: self.position }
+    }
+
+    /// Goes on after members that were written to [`Self::raw`].
+    pub(crate) const fn end_at(&mut self, position: u64) {
+        self.position = position;
+    }
+
+    /// Returns how long it is so far.
+    pub(crate) const fn position(&self) -> u64 {
+        self.position
+    }
+
     /// Returns where the content of the next member goes.
     pub(crate) fn slot(&self) -> Slot {
         let base = self.position.saturating_add(BLOCK_BYTES);
@@ -110,6 +125,17 @@ impl TarOutput {
     pub(crate) fn add(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
         self.slot().writer().write_all(content)?;
         self.seal(name, length(content))
+    }
+
+    /// Adds a directory.
+    pub(crate) fn add_directory(&mut self, name: &str) -> io::Result<()> {
+        let mut header = tar_header(name, 0)?;
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_mode(0o700);
+        header.set_cksum();
+        self.file.file().write_all_at(header.as_bytes(), self.position)?;
+        self.position += BLOCK_BYTES;
+        Ok(())
     }
 
     /// Gives the tar its name.

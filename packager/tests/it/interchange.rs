@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use kybernate_spec::{Descriptor, Index};
 use serde_json::Value;
@@ -236,4 +237,231 @@ async fn a_file_that_is_no_checkpoint_is_told_from_one() {
     run(&scratch, &import("rw.tar")).await.ended(2, "no image layout");
     run(&scratch, &import("Nothing")).await.ended(64, "no file");
     run(&scratch, &import("oci:nothing:v1")).await.ended(1, "not found");
+}
+
+/// Reads a tar: names and contents.
+fn members(tar: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let mut archive = tar::Archive::new(tar);
+    let mut found = BTreeMap::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        let name = entry.path().unwrap().display().to_string();
+        assert!(found.insert(name, content).is_none());
+    }
+    found
+}
+
+/// Writes a tar of names and contents.
+fn archive(members: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
+    let mut builder = Building::new(Vec::new());
+    for (name, content) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(u64::try_from(content.len()).unwrap());
+        builder.append_data(&mut header, name, &**content).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+const CRI: &str = "--format cri --insecure-no-signature";
+
+#[tokio::test]
+async fn what_goes_to_an_archive_comes_from_it_again() {
+    let scratch = tempfile::tempdir().unwrap();
+    let facts = r#"{"version":"1.0","created":"2026-11-21T14:00:00Z","source":{
+        "namespace":"shop","container":"job","image":"example.com/job:1"}}"#;
+    fs_err::write(scratch.path().join("facts.json"), facts).unwrap();
+    packed(&scratch, "--facts facts.json").await;
+    let ran = run(&scratch, &format!("export oci:layout:v1 job.tar {CRI}")).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let found = members(&fs_err::read(scratch.path().join("job.tar")).unwrap());
+    for (name, content) in names(&scratch.path().join("dump")) {
+        assert_eq!(found[&format!("checkpoint/{name}")], content, "{name}");
+    }
+    let config: Value = serde_json::from_slice(&found["config.dump"]).unwrap();
+    assert_eq!(
+        (&config["name"], &config["rootfsImageName"]),
+        (&"job".into(), &"example.com/job:1".into())
+    );
+    let spec: Value = serde_json::from_slice(&found["spec.dump"]).unwrap();
+    assert_eq!(spec["annotations"]["io.container.manager"], "cri-o");
+    assert!(found.contains_key("rootfs-diff.tar") && !found.contains_key("deleted.files"));
+
+    let image = open(&format!("oci:{}/layout", scratch.path().display()).parse().unwrap()).await;
+    let image = source_image(&image).await.digest;
+    let import = format!("import job.tar oci:a:v1 --format cri --image oci:layout@{image}");
+    let told = run(&scratch, &format!("{import} --json")).await.json();
+    assert_eq!(told["runnable"], true);
+    let unpack = run(&scratch, "unpack oci:a:v1 again --insecure-no-signature").await;
+    assert_eq!(unpack.code, 0, "{unpack:?}");
+    assert_eq!(names(&scratch.path().join("again")), names(&scratch.path().join("dump")));
+    let facts =
+        run(&scratch, "inspect oci:a:v1 --facts-only --json").await.json()["config"].clone();
+    assert_eq!(facts["source"]["namespace"], "shop");
+    assert_eq!(facts["created"], "2026-11-21T14:00:00Z");
+    assert!(facts.get("node").is_none(), "{facts}");
+}
+
+/// Finds the real checkpointctl; says so when there is none.
+fn checkpointctl() -> Option<PathBuf> {
+    let cache = option_env!("KYBERNATE_CACHE").unwrap_or("/var/cache/kybernate");
+    let binary = Path::new(cache).join("tools/bin/checkpointctl-v1.6.0");
+    if binary.exists() {
+        return Some(binary);
+    }
+    eprintln!("SKIPPED: there is no {}", binary.display());
+    None
+}
+
+#[tokio::test]
+async fn what_goes_to_checkpointctl_is_shown() {
+    let Some(checkpointctl) = checkpointctl() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    let facts = r#"{"version":"1.0","created":"2026-11-21T14:00:00Z","source":{
+        "namespace":"shop","container":"job","image":"example.com/job:1"}}"#;
+    fs_err::write(scratch.path().join("facts.json"), facts).unwrap();
+    packed(&scratch, "--facts facts.json").await;
+    let ran = run(&scratch, &format!("export oci:layout:v1 job.tar {CRI}")).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let told = |words: &[&str]| {
+        let output = Command::new(&checkpointctl)
+            .args(words)
+            .arg(scratch.path().join("job.tar"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{words:?}: {text}{wrong}");
+        text
+    };
+    let shown = told(&["show"]);
+    for part in ["job", "example.com/job:1", "CRI-O", "2.3 MiB"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let inspected = told(&["inspect", "--metadata", "--mounts"]);
+    assert!(inspected.contains("io.kubernetes.pod.namespace: shop"), "{inspected}");
+}
+
+/// What Podman leaves of a container: compressed, with a list of what was deleted, a volume, and a
+/// `/dev/shm` of its own.
+fn podmans(dump: &Path) -> BTreeMap<String, Vec<u8>> {
+    let one = |name: &str, content: &[u8]| {
+        archive(&BTreeMap::from([(name.to_owned(), content.to_vec())]))
+    };
+    let mut found: BTreeMap<String, Vec<u8>> = names(dump)
+        .into_iter()
+        .map(|(name, content)| (format!("checkpoint/{name}"), content))
+        .collect();
+    let config = r#"{"id":"7479782e6f8c","name":"pod","rootfsImageName":"example.com/job:1",
+        "createdTime":"2026-11-21T20:09:15Z","runtime":"runc",
+        "namedVolumes":[{"volumeName":"data","dest":"/data"}]}"#;
+    let spec = r#"{"annotations":{"io.container.manager":"libpod"},"mounts":[
+        {"destination":"/dev/shm","type":"bind","source":"/x","options":["bind"]}],
+        "linux":{"namespaces":[{"type":"pid"},{"type":"ipc"},{"type":"uts"},{"type":"network"}]}}"#;
+    for (name, content) in [
+        ("config.dump", config.as_bytes().to_vec()),
+        ("spec.dump", spec.as_bytes().to_vec()),
+        ("network.status", b"null".to_vec()),
+        ("stats-dump", b"stats".to_vec()),
+        ("devshm-checkpoint.tar", one("note", b"shm")),
+        ("volumes/data.tar", one("file", b"volume")),
+        ("rootfs-diff.tar", one("srv/new", b"new")),
+        ("deleted.files", br#"["/etc/old"]"#.to_vec()),
+    ] {
+        found.insert(name.to_owned(), content);
+    }
+    found
+}
+
+#[tokio::test]
+async fn what_podman_exports_is_imported() {
+    let scratch = tempfile::tempdir().unwrap();
+    packed(&scratch, "").await;
+    let store = open(&format!("oci:{}/layout", scratch.path().display()).parse().unwrap()).await;
+    let image = source_image(&store).await.digest;
+    let tar = archive(&podmans(&scratch.path().join("dump")));
+    let compressed = zstd::encode_all(&*tar, 1).unwrap();
+    fs_err::write(scratch.path().join("pod.tar.zst"), compressed).unwrap();
+    let import = format!("--format podman --namespace default --image oci:layout@{image}");
+    let ran = run(&scratch, &format!("import pod.tar.zst oci:in:v1 {import}")).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let config =
+        run(&scratch, "inspect oci:in:v1 --facts-only --json").await.json()["config"].clone();
+    assert_eq!(config["source"]["container"], "pod");
+    let shm = &config["needs"]["mounts"][0];
+    assert_eq!((&shm["destination"], &shm["external"]), (&"/dev/shm".into(), &true.into()));
+    let layout = scratch.path().join("in");
+    let top: Index = parse(&layout, None);
+    let index: Index = parse(&layout, top.manifests.last());
+    let text = serde_json::to_string(&index).unwrap();
+    assert!(text.contains("runnable"), "{text}");
+    let child: kybernate_spec::Manifest = parse(&layout, index.manifests.last());
+    let volumes: Vec<&str> = child
+        .layers
+        .iter()
+        .filter_map(|layer| layer.annotations.get("io.kybernate.volume.destination"))
+        .map(String::as_str)
+        .collect();
+    assert_eq!(volumes, ["/dev/shm", "/data"]);
+    let runnable: kybernate_spec::Manifest = parse(&layout, index.manifests.first());
+    let diff = runnable.layers.last().unwrap().digest.hex().to_owned();
+    let diff = fs_err::read(layout.join("blobs/sha256").join(diff)).unwrap();
+    let diff = members(&zstd::decode_all(&*diff).unwrap());
+    assert_eq!(diff.keys().collect::<Vec<_>>(), ["etc/.wh.old", "srv/new"]);
+}
+
+#[tokio::test]
+async fn what_is_hostile_in_an_archive_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let good = podmans(&dump(scratch.path(), 40));
+    let with = |name: &str, content: &[u8]| {
+        let mut changed = good.clone();
+        changed.insert(name.to_owned(), content.to_vec());
+        archive(&changed)
+    };
+    let without = |name: &str| {
+        let mut changed = good.clone();
+        changed.remove(name);
+        archive(&changed)
+    };
+    let mut link = Building::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(EntryType::Symlink);
+    header.set_size(0);
+    link.append_link(&mut header, "checkpoint", "/etc").unwrap();
+    let climbing = {
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..4].copy_from_slice(b"../x");
+        header.set_size(0);
+        header.set_cksum();
+        let mut builder = Building::new(Vec::new());
+        builder.append(&header, &[][..]).unwrap();
+        builder.into_inner().unwrap()
+    };
+    let cases = [
+        (link.into_inner().unwrap(), "symbolic link"),
+        (climbing.clone(), "../x"),
+        (with("checkpoint/criu.conf", b"x"), "none of CRIU's images"),
+        (with("checkpoint/a/inventory.img", b"x"), "none of CRIU's images"),
+        (with("pre-checkpoint/pages-1.img", b"x"), "incremental"),
+        (with("deleted.files", br#"["../../etc"]"#), "was deleted"),
+        (with("rootfs-diff.tar", &climbing), "../x"),
+        (with("volumes/other.tar", b""), "does not say where"),
+        (with("config.dump", b"no json"), "config.dump"),
+        (without("spec.dump"), "no spec.dump"),
+        (without("checkpoint/pstree.img"), "pstree.img"),
+        (archive(&good)[..20_000].to_vec(), "early"),
+        (zstd::encode_all(&*archive(&good), 1).unwrap()[..500].to_vec(), "incomplete frame"),
+    ];
+    for (content, why) in cases {
+        fs_err::write(scratch.path().join("x.tar"), content).unwrap();
+        let ran = run(&scratch, "import x.tar oci:in:v1 --format podman").await;
+        assert_ne!(ran.code, 0, "{why}: {ran:?}");
+        assert!(ran.told.contains(why), "{why}: {ran:?}");
+        assert!(!scratch.path().join("in").exists(), "{why}: something is left");
+    }
+    fs_err::write(scratch.path().join("x.tar"), archive(&good)).unwrap();
+    let ran = run(&scratch, "import x.tar oci:in:v1 --format podman").await;
+    assert_eq!(ran.code, 0, "without an image it is not runnable: {ran:?}");
 }

@@ -5,24 +5,19 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::TryStreamExt as _;
-use kybernate_spec::{
-    Annotations, Descriptor, Digest, Index, MANIFEST_BYTES_MAX, Manifest, Platform, annotation,
-    media_type,
-};
+use kybernate_spec::{Annotations, Descriptor, Index, Platform, annotation, media_type};
 use prost::Message as _;
-use serde::Deserialize;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::{Any, CONFIG, CRIU, IMAGE_NAME, RUNTIME, SNAPSHOTTER, SPEC_TYPE};
 use crate::artifact::Checkpoint;
-use crate::interchange::ExportError;
+use crate::interchange::image::Images;
 use crate::interchange::output::{LayoutOutput, Slot};
-use crate::interchange::spec::{self, ImageRun, Ingredients};
-use crate::pack::upload::blocking;
+use crate::interchange::spec::{self, Ingredients};
+use crate::interchange::{ExportError, Volumes, exportable, local};
 use crate::progress::Progress;
 use crate::store::Store;
 use crate::unpack::{BLOCK_BYTES, Limits, TarTarget, unpack_to_tar};
@@ -48,16 +43,6 @@ pub struct ExportRequest {
     pub volumes: Volumes,
 }
 
-/// What becomes of captured mounts, which the other format has no place for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Volumes {
-    /// They are a reason to refuse.
-    #[default]
-    Refuse,
-    /// They are left behind.
-    Drop,
-}
-
 /// What was exported.
 #[derive(Clone, Debug)]
 pub struct Exported {
@@ -71,27 +56,6 @@ pub struct Exported {
     pub criu_bytes: u64,
 }
 
-/// The container image to be exported, and what goes on it.
-struct Images {
-    platform: Platform,
-    run: ImageRun,
-    base: Descriptor,
-    base_content: Bytes,
-    manifest: Manifest,
-    /// What the container had written, when it is not in the base.
-    diff: Option<Descriptor>,
-}
-
-#[derive(Deserialize)]
-struct ConfigDocument {
-    architecture: String,
-    os: String,
-    #[serde(default)]
-    variant: Option<String>,
-    #[serde(default)]
-    config: Option<ImageRun>,
-}
-
 /// Writes a checkpoint as containerd's index, with the container image that it needs. The layout
 /// appears whole or not at all. Every byte of the checkpoint is proven on the way.
 pub async fn export(
@@ -101,8 +65,8 @@ pub async fn export(
     progress: &Progress,
 ) -> Result<Exported, ExportError> {
     progress.step("export");
-    check(&request, checkpoint)?;
-    let images = images(store, checkpoint).await?;
+    exportable(FORMAT, checkpoint, &request.mounts, request.volumes)?;
+    let images = Images::find(FORMAT, store, checkpoint).await?;
     let target = request.target.clone();
     let mut out = local("make the layout", move || LayoutOutput::begin(&target)).await?;
 
@@ -125,7 +89,8 @@ pub async fn export(
     let (rw, moved) = write_rw(moved, store, images.diff.as_ref()).await?;
     out = write_image(moved, store, &images, progress).await?;
 
-    let image = image_name(checkpoint, &images.base.digest);
+    let source = checkpoint.config.source.image.as_deref().unwrap_or("localhost/checkpoint");
+    let image = images.name_by_digest(source);
     let index = Index {
         schema_version: 2,
         media_type: Some(media_type::OCI_INDEX.to_owned()),
@@ -154,91 +119,6 @@ pub async fn export(
     })
     .await?;
     Ok(Exported { index, name: request.name, image, criu_bytes: criu.size })
-}
-
-/// Finds out, before anything is written, what the format has no place for.
-fn check(request: &ExportRequest, checkpoint: &Checkpoint) -> Result<(), ExportError> {
-    let impossible = |reason: String| Err(ExportError::Impossible { format: FORMAT, reason });
-    let needs = &checkpoint.config.needs;
-    if let Some(volume) = checkpoint.volumes.first()
-        && request.volumes == Volumes::Refuse
-    {
-        let place = &volume.destination;
-        return impossible(format!("it has no place for what was in {place:?}"));
-    }
-    if let Some(device) = needs.devices.first() {
-        return impossible(format!(
-            "the processes use {device:?}, whose numbers on the restoring node are not known here"
-        ));
-    }
-    let missing = needs
-        .mounts
-        .iter()
-        .find(|mount| mount.external && !request.mounts.contains_key(&mount.destination));
-    if let Some(mount) = missing {
-        let place = &mount.destination;
-        return impossible(format!(
-            "its specification says what to mount on {place:?}, and a checkpoint does not: say it"
-        ));
-    }
-    let given = request.mounts.keys().find(|place| {
-        !needs.mounts.iter().any(|mount| mount.external && mount.destination == **place)
-    });
-    match given {
-        Some(place) => impossible(format!("nothing from outside was mounted on {place:?}")),
-        None => Ok(()),
-    }
-}
-
-/// Finds the container image: the source's where the checkpoint leads to it, else the runnable
-/// image, which has in its last layer what the container had written.
-async fn images(store: &Store, checkpoint: &Checkpoint) -> Result<Images, ExportError> {
-    let Some(runnable) = &checkpoint.runnable else {
-        let reason = "it names a container image to restore on, and this checkpoint has none";
-        return Err(ExportError::Impossible { format: FORMAT, reason: reason.to_owned() });
-    };
-    let parse = |content: &[u8]| {
-        serde_json::from_slice::<Manifest>(content)
-            .map_err(|error| ExportError::Image(error.to_string()))
-    };
-    let whole = store.manifest(&runnable.digest).await?;
-    let manifest = parse(&whole.content)?;
-    let (mut base, mut diff) = ((whole.descriptor.bare(), whole.content, manifest.clone()), None);
-    if let Some(subject) = &checkpoint.index.subject
-        && let Ok(source) = store.manifest(&subject.digest).await
-    {
-        let lower = parse(&source.content)?;
-        let added = manifest.layers.get(lower.layers.len()..).unwrap_or_default();
-        let mut same = manifest.layers.iter().zip(&lower.layers);
-        if added.len() <= 1
-            && lower.layers.len() <= manifest.layers.len()
-            && same.all(|(ours, theirs)| ours.digest == theirs.digest)
-        {
-            diff = added.first().cloned();
-            base = (source.descriptor.bare(), source.content, lower);
-        }
-    }
-    let config = read_small(store, &base.2.config).await?;
-    let config: ConfigDocument = serde_json::from_slice(&config)
-        .map_err(|error| ExportError::Image(format!("its config: {error}")))?;
-    let platform = Platform {
-        architecture: config.architecture,
-        os: config.os,
-        os_version: None,
-        os_features: Vec::new(),
-        variant: config.variant,
-    };
-    let (base, base_content, manifest) = base;
-    let run = config.config.unwrap_or_default();
-    Ok(Images { platform, run, base, base_content, manifest, diff })
-}
-
-async fn read_small(store: &Store, blob: &Descriptor) -> Result<Vec<u8>, ExportError> {
-    if blob.size > MANIFEST_BYTES_MAX {
-        return Err(ExportError::Image("its config has more than 4 MiB".to_owned()));
-    }
-    let parts: Vec<Bytes> = store.blob(blob).await?.try_collect().await?;
-    Ok(parts.concat())
 }
 
 /// Writes the dump as a tar within the layout.
@@ -328,7 +208,7 @@ async fn write_image(
         progress.advance(blob.size);
         progress.transfer(blob.size);
     }
-    let (content, kind) = (images.base_content.clone(), images.base.media_type.clone());
+    let (content, kind) = (images.content.clone(), images.base.media_type.clone());
     local("copy the container image", move || {
         out.add(&kind, &content)?;
         Ok(out)
@@ -340,19 +220,6 @@ fn copy(from: &mut impl io::Read, to: &Slot) -> io::Result<u64> {
     let mut writer = to.writer();
     io::copy(from, &mut writer)?;
     Ok(writer.position())
-}
-
-/// Names the image after its digest, so that no tag of the importing node is moved.
-fn image_name(checkpoint: &Checkpoint, base: &Digest) -> String {
-    name_at(checkpoint.config.source.image.as_deref().unwrap_or("localhost/checkpoint"), base)
-}
-
-fn name_at(source: &str, digest: &Digest) -> String {
-    let repository = source.split('@').next().unwrap_or(source);
-    let after_host = repository.rfind('/').map_or(0, |slash| slash + 1);
-    let tag = repository.get(after_host..).and_then(|name| name.find(':'));
-    let end = tag.map_or(repository.len(), |colon| after_host + colon);
-    format!("{}@{digest}", repository.get(..end).unwrap_or(repository))
 }
 
 /// The layout's list of what it holds: the checkpoint and the image, each with its name.
@@ -374,34 +241,5 @@ fn top(
         manifests: vec![checkpoint, base.with_annotation(IMAGE_NAME, base_name)],
         subject: None,
         annotations: Annotations::new(),
-    }
-}
-
-/// Runs `work` where blocking is allowed. A store's error that ended a stream is told as itself.
-async fn local<T: Send + 'static>(
-    what: &'static str,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, ExportError> {
-    blocking(work).await.map_err(|error| match error.downcast() {
-        Ok(error) => ExportError::Store(error),
-        Err(error) => ExportError::Io(what, error),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_is_named_by_its_digest_and_not_by_its_tag() {
-        let digest = Digest::of(b"x");
-        let check = |image: &str, expected: &str| {
-            let name = name_at(image, &digest);
-            assert_eq!(name, format!("{expected}@{digest}"));
-        };
-        check("docker.io/library/web:1", "docker.io/library/web");
-        check("host:5000/web", "host:5000/web");
-        check("host:5000/web:1@sha256:00", "host:5000/web");
-        check("web", "web");
     }
 }

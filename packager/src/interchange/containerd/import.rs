@@ -82,7 +82,11 @@ pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Impor
             let (path, kind) = (files.path().join("rootfs-diff.tar"), layer.media_type.clone());
             let stream = source.blob(layer).await?;
             let to = path.clone();
-            read(stream, move |input| dump::decompress(input, &kind, &to)).await?;
+            read(stream, move |input| {
+                dump::decompress(input, &kind, &to)?;
+                dump::check_layer(&to).map(drop)
+            })
+            .await?;
             Some(path)
         }
         None => None,

@@ -71,11 +71,29 @@ fn what_leads_elsewhere_is_refused() {
         (EntryType::Block, "device"),
         (EntryType::Fifo, "pipe"),
         (EntryType::GNUSparse, "pieces"),
-        (EntryType::GNULongLink, "something else"),
     ] {
         let told = names(&ended(&[member(kind, "pages-1.img", b"")])).unwrap_err();
         assert!(told.contains(word), "{kind:?}: {told}");
     }
+}
+
+#[test]
+fn a_layer_has_links_and_no_names_that_lead_elsewhere() {
+    let end = |bytes: &[u8]| {
+        let mut members = Members::of_layer(bytes);
+        while members.next_file()?.is_some() {}
+        Ok::<_, ForeignError>(members.end())
+    };
+    let link = member(EntryType::Symlink, "etc/link", b"");
+    let device = member(EntryType::Char, "dev/null", b"");
+    let layer = ended(&[link.clone(), device, file("a", &[1; 513]), file("a", b"2")]);
+    assert_eq!(end(&layer).unwrap(), u64::try_from(layer.len()).unwrap() - 1024);
+    for hostile in [file("../x", b""), file("/x", b""), member(EntryType::Symlink, "a/../b", b"")] {
+        end(&ended(&[link.clone(), hostile])).unwrap_err();
+    }
+    let sized = member(EntryType::Link, "a", b"content");
+    end(&ended(&[sized])).unwrap_err();
+    end(&[0; 0]).unwrap_err();
 }
 
 #[test]
