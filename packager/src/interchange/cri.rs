@@ -29,5 +29,7 @@ const DELETED: &str = "deleted.files";
 const BIND_MOUNTS: &str = "bind.mounts";
 /// Content of `/dev/shm`, which Podman mounts from outside.
 const DEV_SHM: &str = "devshm-checkpoint.tar";
+/// A file that Podman mounts into each container, and leaves out of what the container had written.
+const CONTAINER_ENV: &str = "/run/.containerenv";
 /// Directory of the content of Podman's named volumes.
 const VOLUMES: &str = "volumes/";

@@ -152,6 +152,12 @@ impl SourceSpec {
         Ok(())
     }
 
+    /// Whether something of the node was mounted here.
+    pub(crate) fn is_mounted_on(&self, destination: &str) -> bool {
+        let mut needed = self.mounts.iter().map(SpecMount::needed);
+        needed.any(|mount| mount.external && mount.destination == destination)
+    }
+
     /// Returns what the container had around it.
     pub(crate) fn needs(&self) -> Needs {
         let has = |kind: &str| self.linux.namespaces.iter().any(|namespace| namespace.kind == kind);

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    CHECKPOINT, CONFIG, DELETED, DEV_SHM, PRE_CHECKPOINT, ROOTFS_DIFF, SPEC, VOLUMES, layer,
+    CHECKPOINT, CONFIG, CONTAINER_ENV, DELETED, DEV_SHM, PRE_CHECKPOINT, ROOTFS_DIFF, SPEC,
+    VOLUMES, layer,
 };
 use crate::interchange::foreign::{ForeignError, Member, Members};
 use crate::interchange::spec::SourceSpec;
@@ -128,8 +129,11 @@ fn read(archive: &Path, place: &Path) -> Result<Found, ForeignError> {
             read_other(&mut members, &member, place, &mut found)?;
         }
     }
-    if found.has_diff || !found.deleted.is_empty() {
-        layer::white_out(&place.join(ROOTFS_DIFF), &found.deleted)?;
+    // A runtime that mounts a tmpfs on /run makes no mount point below it: CRIU looks for one.
+    let env = found.spec.as_ref().is_some_and(|spec| spec.is_mounted_on(CONTAINER_ENV));
+    let places: &[&str] = if env { &[CONTAINER_ENV] } else { &[] };
+    if found.has_diff || !found.deleted.is_empty() || env {
+        layer::complete(&place.join(ROOTFS_DIFF), &found.deleted, places)?;
         found.has_diff = true;
     }
     Ok(found)

@@ -17,8 +17,12 @@ const WHITEOUT: &str = ".wh.";
 /// The whiteout of everything a directory has below.
 const OPAQUE: &str = ".wh..wh..opq";
 
-/// Adds whiteouts to a tar, which is made when it does not exist.
-pub(super) fn white_out(path: &Path, deleted: &[String]) -> Result<(), ForeignError> {
+/// Adds whiteouts, and empty files as mount points, to a tar, which is made when it does not exist.
+pub(super) fn complete(
+    path: &Path,
+    deleted: &[String],
+    mount_points: &[&str],
+) -> Result<(), ForeignError> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     let mut file = options.open(path)?;
@@ -26,8 +30,10 @@ pub(super) fn white_out(path: &Path, deleted: &[String]) -> Result<(), ForeignEr
     file.set_len(end)?;
     file.seek(SeekFrom::Start(end))?;
     let mut builder = Builder::new(file);
-    for path in deleted {
-        let name = whiteout(path)?;
+    let mount_points =
+        mount_points.iter().map(|path| Ok(PathBuf::from(path.trim_start_matches('/'))));
+    for name in deleted.iter().map(|path| whiteout(path)).chain(mount_points) {
+        let name = name?;
         let mut header = Header::new_gnu();
         header.set_entry_type(EntryType::Regular);
         header.set_mode(0o600);
@@ -122,13 +128,15 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         let path = top.path().join("layer");
         fs::write(&path, tar(&["etc/new"])).unwrap();
-        white_out(&path, &["/etc/old".to_owned(), "root".to_owned()]).unwrap();
+        let gone = ["/etc/old".to_owned(), "root".to_owned()];
+        complete(&path, &gone, &["/run/.containerenv"]).unwrap();
         let layer = fs::read(&path).unwrap();
-        assert_eq!(names(&layer), ["etc/new", "etc/.wh.old", ".wh.root"]);
+        let mark = "run/.containerenv";
+        assert_eq!(names(&layer), ["etc/new", "etc/.wh.old", ".wh.root", mark]);
         let mut plain = Vec::new();
         let deleted = without_whiteouts(&*layer, &mut plain).unwrap().unwrap();
         assert_eq!(deleted, ["/etc/old", "/root"]);
-        assert_eq!(names(&plain), ["etc/new"]);
+        assert_eq!(names(&plain), ["etc/new", mark]);
         let opaque = tar(&["etc/.wh..wh..opq"]);
         assert_eq!(without_whiteouts(&*opaque, &mut Vec::new()).unwrap(), None);
     }
@@ -137,7 +145,7 @@ mod tests {
     fn what_leads_elsewhere_is_not_deleted() {
         let top = tempfile::tempdir().unwrap();
         for path in ["../x", "/a/../../x", "/", "", "a/.wh.b", "a\n"] {
-            white_out(&top.path().join("layer"), &[path.to_owned()]).unwrap_err();
+            complete(&top.path().join("layer"), &[path.to_owned()], &[]).unwrap_err();
         }
     }
 }
