@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use crate::app::{App, Rejection};
 use crate::operations::{CancelCause, Filter};
+use crate::suspend;
 
 /// Serves the API.
 #[derive(Clone, Debug)]
@@ -65,6 +66,28 @@ impl Agent for Service {
     ) -> Result<Response<api::EvictResponse>, Status> {
         let evicted = self.app.evict(request.get_ref()).await?;
         Ok(Response::new(api::EvictResponse { evicted }))
+    }
+
+    async fn suspend(
+        &self,
+        request: Request<api::SuspendRequest>,
+    ) -> Result<Response<api::SuspendResponse>, Status> {
+        let request = request.into_inner();
+        let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
+        let done = self.app.suspend(&wanted).await?;
+        let (parts, since, already) = (suspend::parts(), done.since(), done.already);
+        Ok(Response::new(api::SuspendResponse { parts, since, already }))
+    }
+
+    async fn resume(
+        &self,
+        request: Request<api::ResumeRequest>,
+    ) -> Result<Response<api::ResumeResponse>, Status> {
+        let request = request.into_inner();
+        let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
+        let done = self.app.resume(&wanted).await?;
+        let (parts, since, already) = (suspend::parts(), done.since(), done.already);
+        Ok(Response::new(api::ResumeResponse { parts, since, already }))
     }
 
     async fn get_node(

@@ -14,10 +14,11 @@ use crate::node::{NodeCache, NodeReport};
 use crate::operations::{CancelError, Operations, OperationsError, RefusedBy};
 use crate::preflight::Finding;
 use crate::restore;
-use crate::runtime::{Containerd, RuntimeError, TaskState};
+use crate::runtime::{Containerd, RuntimeError, TaskState, TaskStatus};
 use crate::serve::ServeError;
 use crate::stage::StageError;
 use crate::staging::{self, EvictError, Staging};
+use crate::suspend::{self, SuspendError};
 use crate::tasks::Tasks;
 
 /// The agent. Built once.
@@ -27,6 +28,7 @@ pub struct App {
     pub(crate) containerd: Containerd,
     pub(crate) operations: Arc<Operations>,
     pub(crate) staging: Arc<Staging>,
+    pub(crate) suspended: suspend::Ledger,
     pub(crate) tasks: Tasks,
     node: NodeCache,
     // Held for a look-up only, never across an `.await`.
@@ -83,6 +85,9 @@ pub enum Rejection {
     /// A staged checkpoint stays.
     #[error(transparent)]
     Evict(#[from] EvictError),
+    /// A container is neither suspended nor resumed.
+    #[error(transparent)]
+    Suspend(#[from] SuspendError),
     /// The name is taken.
     #[error("container {0:?} exists already")]
     Taken(String),
@@ -109,6 +114,7 @@ impl App {
             containerd: Containerd::at(&config.containerd),
             operations,
             staging,
+            suspended: suspend::Ledger::open(&config.suspended())?,
             tasks: Tasks::default(),
             node: NodeCache::default(),
             busy: Mutex::default(),
@@ -211,6 +217,24 @@ impl App {
         })
     }
 
+    /// Suspends a container in place.
+    pub(crate) async fn suspend(
+        self: &Arc<Self>,
+        wanted: &suspend::Wanted,
+    ) -> Result<suspend::Done, Rejection> {
+        let _busy = self.claim(&wanted.namespace, &wanted.container)?;
+        Ok(suspend::suspend(self, wanted).await?)
+    }
+
+    /// Resumes a suspended container.
+    pub(crate) async fn resume(
+        self: &Arc<Self>,
+        wanted: &suspend::Wanted,
+    ) -> Result<suspend::Done, Rejection> {
+        let _busy = self.claim(&wanted.namespace, &wanted.container)?;
+        Ok(suspend::resume(self, wanted).await?)
+    }
+
     /// Returns what this node is.
     pub(crate) async fn report(&self) -> NodeReport {
         self.node.report(&self.containerd).await
@@ -233,7 +257,14 @@ impl App {
                 let task = tasks.iter().find(|(id, _)| *id == container.id);
                 let task: Option<TaskState> = task.map(|(_, state)| *state);
                 let restored = container.labels.get(restore::CHECKPOINT_LABEL);
+                let wanted =
+                    suspend::Wanted { container: container.id.clone(), namespace: name.clone() };
+                let suspended = task
+                    .filter(|task| task.status == TaskStatus::Paused)
+                    .filter(|task| self.suspended.is(&wanted, task.pid))
+                    .and_then(|_| self.suspended.get(&wanted));
                 found.push(api::Container {
+                    suspended_since: suspended.map_or_else(String::new, |it| it.since.to_string()),
                     containerd_namespace: name.clone(),
                     status: task.map_or("stopped", |task| task.status.name()).to_owned(),
                     pid: task.map_or(0, |task| task.pid),
@@ -295,7 +326,11 @@ impl From<Rejection> for tonic::Status {
             Rejection::NoOperation(_)
             | Rejection::Cancel(CancelError::NoOperation(_))
             | Rejection::Evict(EvictError::NotStaged(_)) => Code::NotFound,
-            Rejection::Runtime(error) if error.is_not_found() => Code::NotFound,
+            Rejection::Runtime(error) | Rejection::Suspend(SuspendError::Runtime(error))
+                if error.is_not_found() =>
+            {
+                Code::NotFound
+            }
             Rejection::Cancel(
                 CancelError::Ended(..) | CancelError::Undoing(_) | CancelError::TooLate(..),
             )
@@ -303,6 +338,7 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Preflight { .. }
             | Rejection::Container { .. }
             | Rejection::Evict(EvictError::InUse(..))
+            | Rejection::Suspend(SuspendError::NotRunning { .. } | SuspendError::Foreign(_))
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
             Rejection::Busy(_) => Code::Aborted,
@@ -310,6 +346,7 @@ impl From<Rejection> for tonic::Status {
             Rejection::Runtime(_)
             | Rejection::Operations(_)
             | Rejection::Evict(EvictError::Staging(_))
+            | Rejection::Suspend(SuspendError::Ledger(_) | SuspendError::Runtime(_))
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
         let mut status = Self::new(code, chain(&rejection).to_string());

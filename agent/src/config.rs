@@ -227,6 +227,11 @@ impl Config {
         self.root.join("operations")
     }
 
+    /// Returns the directory of what is suspended.
+    pub(crate) fn suspended(&self) -> PathBuf {
+        self.root.join("suspended")
+    }
+
     /// Returns the staging directory on disk.
     pub(crate) fn disk_stage(&self) -> PathBuf {
         self.root.join("stage")

@@ -3,7 +3,8 @@
 //! Reading order: [`config`] is what the agent is told, [`app`] what its parts share; [`api`] serves
 //! the requests, [`operations`] keeps what became of them. `checkpoint` and `restore` do the
 //! work, [`guardian`] brings a paused source back when the agent cannot, [`gate`] reads CRIU's
-//! images before CRIU does, [`staging`] keeps checkpoints ready, `undo` takes away what a failure leaves. [`runtime`] is containerd.
+//! images before CRIU does, [`staging`] keeps checkpoints ready, [`suspend`] freezes containers in
+//! place, `undo` takes away what a failure leaves. [`runtime`] is containerd.
 
 pub mod api;
 pub mod app;
@@ -30,6 +31,7 @@ pub mod runtime;
 pub mod serve;
 mod stage;
 pub mod staging;
+pub mod suspend;
 pub mod tasks;
 pub mod trust;
 mod undo;

@@ -70,6 +70,14 @@ pub(crate) fn is_infected(maps: &str) -> bool {
     maps.lines().find(executable).is_some_and(|line| line.contains(" /memfd:CRIUMFD"))
 }
 
+/// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`).
+pub(crate) fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything, blanks and brackets too.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').nth(19)?.parse().ok()
+}
+
 /// Kills one process, if it is there.
 pub(crate) fn kill(pid: u32) -> io::Result<()> {
     let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
@@ -117,6 +125,8 @@ mod tests {
         assert!(memory_bytes(&[std::process::id()]) > 0);
         assert!(memory_available().unwrap() > 0);
         assert_eq!(tracer(std::process::id()), None);
+        assert!(started(std::process::id()).is_some_and(|ticks| ticks > 0));
+        assert_eq!(started(0), None);
         assert_eq!(dumper(std::process::id(), Path::new("/nowhere")), None);
     }
 }

@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::criu_config::RESTORED;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
+use crate::suspend::{self, LedgerError};
 use crate::{metrics, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
@@ -37,6 +38,9 @@ pub enum ServeError {
     /// What is staged cannot be kept.
     #[error(transparent)]
     Staging(#[from] StagingError),
+    /// What is suspended cannot be kept.
+    #[error(transparent)]
+    Suspended(#[from] LedgerError),
     /// The operations cannot be kept.
     #[error(transparent)]
     Operations(#[from] OperationsError),
@@ -68,6 +72,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     stage::mount(staging).map_err(|error| ServeError::Prepare(staging.tmpfs.clone(), error))?;
     let app = App::new(config)?;
     undo::recover(&app).await;
+    suspend::recover(&app).await;
     restore::sweep(&app).await;
     app.config.trust.follow(&app.tasks, &app.operations.metrics);
     if let Some(address) = &app.config.metrics {

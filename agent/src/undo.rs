@@ -20,6 +20,7 @@ use crate::process;
 use crate::revive::{Paused, Revived};
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
+use crate::suspend;
 
 /// How long a killed task may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -164,6 +165,10 @@ async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result
         }
         Made::Paused { pid, directory } => {
             return revive(namespace, container, *pid, directory).await;
+        }
+        Made::Dumped { pid, directory } => {
+            let patience = Instant::now() + DUMP_PATIENCE;
+            return Ok(suspend::settle(namespace, container, *pid, directory, patience).await?);
         }
         Made::Lease(id) => namespace.end_lease(id).await?,
         Made::Image(name) => gone(namespace.delete_image(name).await)?,

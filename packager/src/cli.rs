@@ -26,6 +26,7 @@ mod rm;
 mod shell;
 mod sign;
 mod stage;
+mod suspend;
 mod trust;
 mod unpack;
 mod verify;
@@ -74,6 +75,8 @@ enum Command {
     Stage(stage::Stage),
     Evict(stage::Evict),
     Node(node::Node),
+    Suspend(suspend::Suspend),
+    Resume(suspend::Resume),
     Pack(pack::Pack),
     Unpack(unpack::Unpack),
     Copy(copy::Copy),
@@ -118,6 +121,8 @@ impl Cli {
             Command::Stage(command) => command.run(terminal).await,
             Command::Evict(command) => command.run(terminal).await,
             Command::Node(command) => command.run(terminal).await,
+            Command::Suspend(command) => command.run(terminal).await,
+            Command::Resume(command) => command.run(terminal).await,
             Command::Pack(command) => Box::pin(command.run(terminal)).await,
             Command::Unpack(command) => Box::pin(command.run(terminal)).await,
             Command::Copy(command) => command.run(terminal).await,

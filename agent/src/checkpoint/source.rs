@@ -19,6 +19,7 @@ use crate::preflight::{self, Check, Finding, Policy};
 use crate::process;
 use crate::runtime::{Namespace, TaskState, TaskStatus};
 use crate::stage::{self, StageError};
+use crate::suspend;
 
 /// Whom to look at, and how.
 #[derive(Clone, Debug)]
@@ -36,6 +37,8 @@ pub(crate) struct Source {
     pub(super) spec: SourceSpec,
     pub(super) pid: u32,
     pub(super) freezer: Freezer,
+    /// Whether this agent suspended it: then it stays so.
+    pub(super) suspended: bool,
     /// The upper directory of its root file system.
     pub(super) upper: PathBuf,
     /// Where the dump goes.
@@ -112,7 +115,14 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         .map_err(|error| cannot(format!("its specification cannot be read: {error}")))?;
     let mut findings = of_spec(&spec);
     let task = namespace.task(&wanted.container).await?;
-    let Some(task) = task.filter(|task| task.status == TaskStatus::Running) else {
+    let whom = suspend::Wanted {
+        container: wanted.container.clone(),
+        namespace: wanted.namespace.clone(),
+    };
+    let is_suspended =
+        |task: TaskState| task.status == TaskStatus::Paused && app.suspended.is(&whom, task.pid);
+    let suspended = task.is_some_and(is_suspended);
+    let Some(task) = task.filter(|task| suspended || task.status == TaskStatus::Running) else {
         let status = task.map_or("without a task", |task| task.status.name());
         findings.insert(0, Finding::new(Check::NotRunning, format!("it is {status}")));
         return Ok(Examined { findings, source: None });
@@ -150,6 +160,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             spec,
             pid: task.pid,
             freezer,
+            suspended,
             upper,
             stage,
             memory,

@@ -60,6 +60,8 @@ pub(crate) enum CheckpointError {
     },
     #[error(transparent)]
     Capture(#[from] CaptureError),
+    #[error("the dump of the suspended container took longer than its deadline")]
+    Late,
     #[error("the capture stopped before its end")]
     CaptureInterrupted,
     #[error(transparent)]
@@ -196,18 +198,18 @@ impl Taking<'_> {
             .map_err(io::Error::other)
             .and_then(|made| made)
             .map_err(CheckpointError::Stage)?;
-        let charge = Charge {
-            containerd: self.app.config.containerd.clone(),
-            namespace: self.order.namespace.clone(),
-            container: self.order.container.clone(),
-            pid: self.source.pid,
-            directory: self.directory.clone(),
-            deadline: self.order.deadline,
+        if !self.source.suspended {
+            self.guardian = Some(self.guard().await?);
+        }
+        let expired = self.guardian.as_ref().map(Guardian::expired);
+        let expired = async move {
+            match expired {
+                Some(expired) => expired.await,
+                None => std::future::pending().await,
+            }
         };
-        let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await?;
         let metrics = self.driver.metrics().clone();
-        let (expired, cancelled) = (guardian.expired(), self.driver.cancelled());
-        self.guardian = Some(guardian);
+        let cancelled = self.driver.cancelled();
         tokio::select! {
             taken = self.steps(&store) => taken,
             () = expired => {
@@ -219,14 +221,39 @@ impl Taking<'_> {
         }
     }
 
+    /// Starts who brings the source back when we cannot. What is suspended needs nobody: it is not
+    /// to come back.
+    async fn guard(&self) -> Result<Guardian, GuardianError> {
+        let charge = Charge {
+            containerd: self.app.config.containerd.clone(),
+            namespace: self.order.namespace.clone(),
+            container: self.order.container.clone(),
+            pid: self.source.pid,
+            directory: self.directory.clone(),
+            deadline: self.order.deadline,
+        };
+        Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await
+    }
+
     async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
         self.driver.step("dump");
         let Paused { pid, directory, .. } = self.paused();
-        self.driver.will_make(Made::Paused { pid, directory }).await?;
-        self.tell_criu().await?;
-        self.paused_at = Some(Instant::now());
-        self.source.namespace.pause(&self.order.container).await?;
-        let (captured, summary) = self.capture().await?;
+        if self.source.suspended {
+            self.driver.will_make(Made::Dumped { pid, directory }).await?;
+            self.tell_criu().await?;
+        } else {
+            self.driver.will_make(Made::Paused { pid, directory }).await?;
+            self.tell_criu().await?;
+            self.paused_at = Some(Instant::now());
+            self.source.namespace.pause(&self.order.container).await?;
+        }
+        let (captured, summary) = if self.source.suspended {
+            // Without a guardian, a CRIU that hangs has to be noticed here.
+            let captured = tokio::time::timeout(self.order.deadline, self.capture()).await;
+            captured.map_err(|_elapsed| CheckpointError::Late)??
+        } else {
+            self.capture().await?
+        };
         if self.order.after == After::LeaveRunning {
             self.driver.step("resume");
             self.let_go().await?;
@@ -281,6 +308,10 @@ impl Taking<'_> {
 
     /// Lets the source run and sends the guardian away.
     async fn let_go(&mut self) -> Result<(), CheckpointError> {
+        if self.source.suspended {
+            // Made::Dumped stays: at the end it is looked at once more.
+            return Ok(());
+        }
         self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
         self.running().await?;
         if let Some(guardian) = self.guardian.take() {

@@ -47,7 +47,8 @@ pub(super) fn read(file: &mut Reader<'_>, root: &Path) -> StagingConfig {
     let ram = tier(&mut table, "ram", "/run/kybernate/ram");
     let nvme = tier(&mut table, "nvme", &root.join("nvme").display().to_string());
     // What lies in these is removed when the agent starts, or is the agent's own.
-    let mut taken = vec![tmpfs.clone(), root.join("stage"), root.join("operations")];
+    let mut taken =
+        vec![tmpfs.clone(), root.join("stage"), root.join("operations"), root.join("suspended")];
     for (name, tier) in [("ram", &ram), ("nvme", &nvme)] {
         let Some(tier) = tier else { continue };
         let own = &tier.directory;

@@ -131,6 +131,12 @@ pub(crate) enum Made {
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
+    /// A suspended source is dumped; it stays suspended.
+    Dumped {
+        pid: u32,
+        /// Where its dump and CRIU's log go.
+        directory: PathBuf,
+    },
     /// The directory with a container's captured mounts.
     Volume(PathBuf),
     /// A lease of containerd.
@@ -195,6 +201,7 @@ impl Made {
         match self {
             Self::Directory(_) => "its staging directory was removed".to_owned(),
             Self::Paused { .. } => "the source runs".to_owned(),
+            Self::Dumped { .. } => "the source is suspended as it was".to_owned(),
             Self::Volume(_) => "the directory of its volumes was removed".to_owned(),
             Self::Lease(id) => format!("lease {id:?} was ended"),
             Self::Image(name) => format!("image {name:?} was removed"),
@@ -206,7 +213,7 @@ impl Made {
 
     /// Whether processes may be at work in what was made before it.
     pub(crate) const fn has_processes(&self) -> bool {
-        matches!(self, Self::Paused { .. } | Self::Task { .. })
+        matches!(self, Self::Paused { .. } | Self::Dumped { .. } | Self::Task { .. })
     }
 }
 

@@ -19,5 +19,6 @@ mod oci;
 mod preflights;
 mod refusals;
 mod stagings;
+mod suspensions;
 mod vectors;
 mod workspace;

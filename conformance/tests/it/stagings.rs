@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::failures::deaths::{END_LIMIT, catch};
 use crate::harness::{checkpoint, said, start};
 
-/// Memory of the workload.
+/// Memory of the workload, in MiB. A third of it is zero, and is stored nowhere.
 const MIB: u64 = 48;
 /// In memory two of them fit, on disk none.
 const TIERS: &str = "metrics = \"unix:/run/kybernate/metrics.sock\"
@@ -76,7 +76,7 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
         moved.push(told["sizes"]["transferredBytes"].as_u64().unwrap());
     }
     moved.sort_unstable();
-    assert!(moved[0] == 0 && moved[1] > MIB << 20, "{moved:?}");
+    assert!(moved[0] == 0 && moved[1] > MIB << 19, "{moved:?}");
 
     let before = files(&scenario.testbed.b, RAM);
     let (told, after) = restored(&scenario, &reference, "one");
@@ -95,7 +95,7 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     let ram = tier(&node, "ram");
     assert_eq!(ram["staged"][0]["references"][0], reference.as_str(), "{node}");
     assert_eq!(ram["staged"][0]["pinned"], false);
-    assert!(ram["usedBytes"].as_u64().unwrap() > MIB << 20, "{node}");
+    assert!(ram["usedBytes"].as_u64().unwrap() > MIB << 19, "{node}");
     let (told, _) = restored(&scenario, &reference, "two");
     assert_eq!(told["staged"], "ram", "{told}");
     let page = ["curl", "-s", "--unix-socket", "/run/kybernate/metrics.sock", "http://x/metrics"];

@@ -81,13 +81,8 @@ impl Ps {
         }
         for one in &list.containers {
             let pid = one.pid.to_string();
-            text.push_str(&row(&[
-                &one.id,
-                &one.containerd_namespace,
-                &one.status,
-                &pid,
-                &one.image,
-            ]));
+            let shown = if one.suspended_since.is_empty() { &*one.status } else { "suspended" };
+            text.push_str(&row(&[&one.id, &one.containerd_namespace, shown, &pid, &one.image]));
         }
         if !list.containers_problem.is_empty() {
             text = format!("containers are not known: {}\n", list.containers_problem);
@@ -118,6 +113,7 @@ fn container(one: &Container) -> Value {
         "status": one.status,
         "pid": one.pid,
         "restoredFrom": one.restored_from,
+        "suspendedSince": Some(&one.suspended_since).filter(|since| !since.is_empty()),
     })
 }
 

@@ -10,7 +10,8 @@ use kybernate_packager::agent_api::{
     CancelRequest, CheckpointRequest, Container, EvictRequest, EvictResponse, Finding,
     GetNodeRequest, GetOperationRequest, ListRequest, ListResponse, Node, NodeTier, Operation,
     OperationState, PreflightRequest, PreflightResponse, Progress, REFUSED_BY, ReportTaggedRequest,
-    RestoreRequest, Severity, StageRequest, StagedCheckpoint, StepTime, TagState, TcpPolicy, Tier,
+    RestoreRequest, ResumeRequest, ResumeResponse, Severity, StageRequest, StagedCheckpoint,
+    StepTime, SuspendRequest, SuspendResponse, SuspendedPart, TagState, TcpPolicy, Tier,
     WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
@@ -27,6 +28,8 @@ use crate::artifact::{checkpoint, noise};
 use crate::kyb::{Ran, kyb, signal_child_with, terminate_child_with};
 use crate::proxy::Proxy;
 use crate::registry::{Registry, open};
+
+mod places;
 
 /// What the agent answers, and what it was asked.
 #[derive(Debug, Default)]
@@ -139,6 +142,24 @@ impl Agent for Fake {
         }
         let staged = StagedCheckpoint { references: vec![request.reference], ..staged() };
         Ok(Response::new(EvictResponse { evicted: vec![staged] }))
+    }
+
+    async fn suspend(
+        &self,
+        request: Request<SuspendRequest>,
+    ) -> Result<Response<SuspendResponse>, Status> {
+        if request.into_inner().container == "theirs" {
+            return Err(Status::failed_precondition("it was paused by somebody else"));
+        }
+        Ok(Response::new(SuspendResponse {
+            parts: vec![SuspendedPart::Cpu.into()],
+            since: "2026-01-01T00:00:00Z".to_owned(),
+            already: false,
+        }))
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        Ok(Response::new(ResumeResponse { already: true, ..ResumeResponse::default() }))
     }
 
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<Node>, Status> {
@@ -516,55 +537,4 @@ async fn preflight_tells_what_stands_in_the_way() {
 
     let line = ["checkpoint", "odd", "localhost:1/a/b", "--unsigned", "--agent-socket", socket];
     kyb(scratch.path(), line).await.ended(2, "refused (compatibility): it has a device open");
-}
-
-#[tokio::test]
-async fn a_checkpoint_is_staged_and_evicted() {
-    let scratch = tempfile::tempdir().unwrap();
-    let end = Operation {
-        state: OperationState::Done.into(),
-        digest: staged().digest,
-        tier: Tier::Ram.into(),
-        ..Operation::default()
-    };
-    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
-    let socket = agent.socket.to_str().unwrap();
-    let line = ["stage", "localhost:1/a/b:v1", "--tier=ram", "--json", "--agent-socket", socket];
-    let told = kyb(scratch.path(), line).await.json();
-    assert_eq!((&told["tier"], &told["digest"]), (&"ram".into(), &staged().digest.into()));
-    let asked = agent.script.stages.lock().unwrap().remove(0);
-    assert_eq!((&*asked.reference, asked.tier()), ("localhost:1/a/b:v1", Tier::Ram));
-    assert_eq!(asked.containerd_namespace, "default");
-    let line = ["stage", "localhost:1/a/b:v1", "--agent-socket", socket];
-    kyb(scratch.path(), line).await.ended(64, "--tier");
-
-    // A restore says where its dump was.
-    let line = ["restore", "localhost:1/a/b:v1", "--agent-socket", socket];
-    let told = kyb(scratch.path(), line).await;
-    assert!(told.out.contains("the dump was ready in ram"), "{told:?}");
-
-    let digest = staged().digest;
-    let line = ["evict", &*digest, "--json", "--agent-socket", socket];
-    let told = kyb(scratch.path(), line).await.json();
-    assert_eq!(told["evicted"][0]["references"][0], staged().digest);
-    let line = ["evict", "localhost:1/a/b:v1", "--tier=nvme", "--agent-socket", socket];
-    kyb(scratch.path(), line).await.ended(1, "is not staged here");
-    let line = ["evict", "no reference", "--agent-socket", socket];
-    kyb(scratch.path(), line).await.ended(64, "no reference");
-}
-
-#[tokio::test]
-async fn a_node_shows_its_facts_and_its_tiers() {
-    let scratch = tempfile::tempdir().unwrap();
-    let agent = Scripted::start(scratch.path(), Script::default());
-    let socket = agent.socket.to_str().unwrap();
-    let json = kyb(scratch.path(), ["node", "--json", "--agent-socket", socket]).await.json();
-    assert_eq!(json["facts"]["kernel"], "6.12-told");
-    assert_eq!(json["tiers"][0]["tier"], "ram");
-    assert_eq!(json["tiers"][0]["budgetBytes"], 2_u64 << 30);
-    assert_eq!(json["tiers"][0]["staged"][0]["pinned"], true);
-    let told = kyb(scratch.path(), ["node", "--agent-socket", socket]).await;
-    for part in ["1.00 MiB of 2.00 GiB used", "localhost:5000/job:v1", "in use", "6.12-told"] {
-        assert!(told.out.contains(part), "{part} is missing in {told:?}");
-    }
 }

@@ -152,7 +152,7 @@ fn processes(node: &Node, fit: impl Fn(u32) -> bool) -> Vec<Process> {
 }
 
 /// Returns the processes of a program in a node. CRIU changes its command line, not this name.
-pub(super) fn running(node: &Node, name: &str) -> Vec<Process> {
+pub(crate) fn running(node: &Node, name: &str) -> Vec<Process> {
     let comm = |pid| fs::read_to_string(format!("/proc/{pid}/comm"));
     processes(node, |pid| comm(pid).is_ok_and(|comm| comm.trim() == name))
 }

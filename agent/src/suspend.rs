@@ -1,0 +1,246 @@
+//! Suspends containers in place and resumes them: nothing of them runs in between.
+//!
+//! containerd pauses them; what makes such a pause a suspension is that it is written down
+//! ([`ledger`]) before it is asked for, so that the next agent knows it, nobody takes it for a pause
+//! that a dump left behind, and a pause of somebody else's is never ended here.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use kybernate_packager::agent_api as api;
+use kybernate_spec::chain;
+use tokio::time::Instant;
+
+mod ledger;
+
+pub use self::ledger::LedgerError;
+pub(crate) use self::ledger::{Ledger, Suspended};
+use crate::app::{App, Rejection};
+use crate::cgroup::Freezer;
+use crate::checkpoint::namespace_or_default;
+use crate::patience::Patience;
+use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
+use crate::{network, process};
+
+/// How long containerd may take to thaw a container.
+const RESUME_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a dump that was cut short may take to end after it was killed.
+const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A container to suspend or resume.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) container: String,
+    pub(crate) namespace: String,
+}
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// Since when it is suspended, or was.
+    pub(crate) since: Option<jiff::Timestamp>,
+    /// Whether there was nothing to do.
+    pub(crate) already: bool,
+}
+
+/// Why a container is neither suspended nor resumed.
+#[derive(Debug, thiserror::Error)]
+pub enum SuspendError {
+    /// There is nothing that runs.
+    #[error("container {container:?} is {status}: only what runs can be suspended")]
+    NotRunning {
+        /// The container.
+        container: String,
+        /// What it is.
+        status: &'static str,
+    },
+    /// Somebody else's pause is somebody else's to end.
+    #[error("container {0:?} was paused by somebody else, and not by this agent")]
+    Foreign(String),
+    /// It cannot be written down.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// containerd did not do it.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// How a container is, as far as suspending goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Runs(TaskState),
+    /// By us.
+    Suspended(TaskState),
+    /// By somebody else.
+    Paused,
+    Other(&'static str),
+}
+
+impl Wanted {
+    /// Understands a request.
+    pub(crate) fn parse(container: String, namespace: String) -> Result<Self, Rejection> {
+        if container.is_empty() {
+            return Err(Rejection::Invalid("no container is named".to_owned()));
+        }
+        Ok(Self { container, namespace: namespace_or_default(namespace) })
+    }
+}
+
+/// Returns what of a container is suspended: no driver of a GPU is asked yet.
+pub(crate) fn parts() -> Vec<i32> {
+    vec![api::SuspendedPart::Cpu.into()]
+}
+
+impl Done {
+    pub(crate) fn since(&self) -> String {
+        self.since.as_ref().map(ToString::to_string).unwrap_or_default()
+    }
+}
+
+/// Suspends a container. Safe to repeat.
+pub(crate) async fn suspend(app: &App, wanted: &Wanted) -> Result<Done, SuspendError> {
+    let namespace = app.containerd.namespace(&wanted.namespace);
+    let task = match find(app, &namespace, wanted).await? {
+        Found::Suspended(_) => {
+            let since = app.suspended.get(wanted).map(|known| known.since);
+            return Ok(Done { since, already: true });
+        }
+        Found::Paused => return Err(SuspendError::Foreign(wanted.container.clone())),
+        Found::Other(status) => return Err(not_running(wanted, status)),
+        Found::Runs(task) => task,
+    };
+    let since = jiff::Timestamp::now();
+    let started = process::started(task.pid);
+    app.suspended.add(Suspended::new(wanted, task.pid, started, since)).await?;
+    if let Err(error) = namespace.pause(&wanted.container).await {
+        // It may have been done all the same: then it stays written down, and can be resumed.
+        let state = namespace.task(&wanted.container).await;
+        if !matches!(state, Ok(Some(task)) if task.status == TaskStatus::Paused) {
+            app.suspended.forget(wanted).await?;
+        }
+        return Err(error.into());
+    }
+    tracing::info!(container = wanted.container, "suspended");
+    Ok(Done { since: Some(since), already: false })
+}
+
+/// Resumes a container that was suspended. Safe to repeat.
+pub(crate) async fn resume(app: &App, wanted: &Wanted) -> Result<Done, SuspendError> {
+    let namespace = app.containerd.namespace(&wanted.namespace);
+    let since = app.suspended.get(wanted).map(|known| known.since);
+    match find(app, &namespace, wanted).await? {
+        Found::Paused => return Err(SuspendError::Foreign(wanted.container.clone())),
+        Found::Other(status) => {
+            app.suspended.forget(wanted).await?;
+            return Err(not_running(wanted, status));
+        }
+        Found::Runs(_) => {
+            // Somebody resumed it, or an agent that died before it could say so.
+            app.suspended.forget(wanted).await?;
+            return Ok(Done { since, already: true });
+        }
+        Found::Suspended(_) => {}
+    }
+    namespace.resume(&wanted.container, RESUME_LIMIT).await?;
+    app.suspended.forget(wanted).await?;
+    tracing::info!(container = wanted.container, "resumed");
+    Ok(Done { since, already: false })
+}
+
+/// Looks at what an earlier agent suspended, and forgets what is not paused any more.
+pub(crate) async fn recover(app: &App) {
+    for known in app.suspended.all() {
+        let wanted = known.wanted();
+        let namespace = app.containerd.namespace(&wanted.namespace);
+        let kept = match find(app, &namespace, &wanted).await {
+            Ok(Found::Suspended(_)) => {
+                tracing::info!(container = wanted.container, "still suspended");
+                continue;
+            }
+            Ok(Found::Runs(_) | Found::Paused | Found::Other(_)) => {
+                app.suspended.forget(&wanted).await
+            }
+            Err(SuspendError::Runtime(error)) if error.is_not_found() => {
+                app.suspended.forget(&wanted).await
+            }
+            // Asked again when somebody wants something of it.
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), container = wanted.container, "not known");
+                continue;
+            }
+        };
+        if let Err(error) = kept {
+            tracing::error!(error = %chain(&error), "failed to forget a suspension");
+        }
+    }
+}
+
+/// Makes sure that a suspended container is as it was before a dump: nobody works on it, nothing of
+/// it runs. A dump under way may go on until `patience` ends. False when that is not known.
+pub(crate) async fn settle(
+    namespace: &Namespace,
+    container: &str,
+    pid: u32,
+    directory: &Path,
+    patience: Instant,
+) -> io::Result<bool> {
+    let limit = patience.saturating_duration_since(Instant::now()) + SETTLE_LIMIT;
+    let mut looks = Patience::new(limit, LOOK_EVERY);
+    while looks.once_more().await {
+        let place = directory.to_owned();
+        let dumper = tokio::task::spawn_blocking(move || process::dumper(pid, &place)).await;
+        if let Some(dumper) = dumper.unwrap_or_default() {
+            if Instant::now() >= patience {
+                process::kill(dumper)?;
+            }
+            continue;
+        }
+        let freezer = match Freezer::of(pid) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            found => found?,
+        };
+        match namespace.task(container).await {
+            // While a shim is at its dump, containerd knows neither state nor process.
+            Ok(Some(task)) if task.pid == pid && task.status == TaskStatus::Paused => {
+                if !freezer.is_frozen()? {
+                    // A CRIU that was killed had it thawed.
+                    freezer.freeze()?;
+                }
+                network::unlock(pid).await?;
+                return Ok(true);
+            }
+            // It has ended, or somebody resumed it meanwhile.
+            Ok(None) => return Ok(true),
+            Ok(Some(task)) if task.status == TaskStatus::Stopped => return Ok(true),
+            Ok(Some(task)) if task.status == TaskStatus::Running => return Ok(true),
+            Ok(Some(_)) => {}
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), container, "containerd does not answer");
+                freezer.freeze()?;
+            }
+        }
+    }
+    Ok(false)
+}
+
+async fn find(app: &App, namespace: &Namespace, wanted: &Wanted) -> Result<Found, SuspendError> {
+    namespace.container(&wanted.container).await?;
+    let Some(task) = namespace.task(&wanted.container).await? else {
+        return Ok(Found::Other("not started"));
+    };
+    Ok(match task.status {
+        TaskStatus::Running => Found::Runs(task),
+        TaskStatus::Paused if app.suspended.is(wanted, task.pid) => Found::Suspended(task),
+        TaskStatus::Paused => Found::Paused,
+        other => Found::Other(other.name()),
+    })
+}
+
+fn not_running(wanted: &Wanted, status: &'static str) -> SuspendError {
+    SuspendError::NotRunning { container: wanted.container.clone(), status }
+}

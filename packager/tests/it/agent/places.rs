@@ -1,0 +1,71 @@
+//! What stays on the node: staged checkpoints and suspended containers.
+
+use kybernate_packager::agent_api::{Operation, OperationState, Tier};
+
+use super::{Script, Scripted, staged};
+use crate::kyb::kyb;
+
+#[tokio::test]
+async fn a_checkpoint_is_staged_and_evicted() {
+    let scratch = tempfile::tempdir().unwrap();
+    let end = Operation {
+        state: OperationState::Done.into(),
+        digest: staged().digest,
+        tier: Tier::Ram.into(),
+        ..Operation::default()
+    };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["stage", "localhost:1/a/b:v1", "--tier=ram", "--json", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await.json();
+    assert_eq!((&told["tier"], &told["digest"]), (&"ram".into(), &staged().digest.into()));
+    let asked = agent.script.stages.lock().unwrap().remove(0);
+    assert_eq!((&*asked.reference, asked.tier()), ("localhost:1/a/b:v1", Tier::Ram));
+    assert_eq!(asked.containerd_namespace, "default");
+    let line = ["stage", "localhost:1/a/b:v1", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(64, "--tier");
+
+    // A restore says where its dump was.
+    let line = ["restore", "localhost:1/a/b:v1", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await;
+    assert!(told.out.contains("the dump was ready in ram"), "{told:?}");
+
+    let digest = staged().digest;
+    let line = ["evict", &*digest, "--json", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await.json();
+    assert_eq!(told["evicted"][0]["references"][0], staged().digest);
+    let line = ["evict", "localhost:1/a/b:v1", "--tier=nvme", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(1, "is not staged here");
+    let line = ["evict", "no reference", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(64, "no reference");
+}
+
+#[tokio::test]
+async fn a_node_shows_its_facts_and_its_tiers() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let json = kyb(scratch.path(), ["node", "--json", "--agent-socket", socket]).await.json();
+    assert_eq!(json["facts"]["kernel"], "6.12-told");
+    assert_eq!(json["tiers"][0]["tier"], "ram");
+    assert_eq!(json["tiers"][0]["budgetBytes"], 2_u64 << 30);
+    assert_eq!(json["tiers"][0]["staged"][0]["pinned"], true);
+    let told = kyb(scratch.path(), ["node", "--agent-socket", socket]).await;
+    for part in ["1.00 MiB of 2.00 GiB used", "localhost:5000/job:v1", "in use", "6.12-told"] {
+        assert!(told.out.contains(part), "{part} is missing in {told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_container_is_suspended_and_resumed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["suspend", "job", "--json", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await.json();
+    assert_eq!((&told["suspended"][0], &told["already"]), (&"cpu".into(), &false.into()));
+    let told = kyb(scratch.path(), ["resume", "job", "--agent-socket", socket]).await;
+    assert!(told.out.contains("job runs already"), "{told:?}");
+    let line = ["suspend", "theirs", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(1, "paused by somebody else");
+}
