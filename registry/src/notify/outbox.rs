@@ -294,7 +294,7 @@ impl Outbox {
     }
 
     fn count(&self, inner: &Inner) {
-        let waiting = inner.queue.entries().count();
+        let waiting = inner.queue.len();
         self.metrics.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 

@@ -60,6 +60,11 @@ impl Queue {
         self.next
     }
 
+    /// Returns how many events are kept.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub(super) fn entries(&self) -> impl Iterator<Item = (u64, &Entry)> {
         self.entries.iter().map(|(number, entry)| (*number, entry))
     }
@@ -125,14 +130,17 @@ impl Queue {
             cursor.next = cursor.next.max(number + 1);
             cursor.lost = cursor.lost.saturating_sub(lost);
             cursor.taken = None;
+            self.next = self.next.max(cursor.next);
             self.trim();
         }
     }
 
-    /// Says how far an endpoint is.
+    /// Says how far an endpoint is. No number before that is given again: where all was delivered
+    /// this is all that is left of the numbers.
     pub(super) fn place(&mut self, endpoint: usize, next: u64, lost: u64) {
         if let Some(cursor) = self.cursors.get_mut(endpoint) {
             (cursor.next, cursor.lost) = (next, lost);
+            self.next = self.next.max(next);
         }
     }
 

@@ -64,6 +64,33 @@ async fn what_was_delivered_is_not_delivered_again() {
     assert_eq!(waiting(&open(&directory, true)), Vec::<String>::new());
 }
 
+/// Where everything was delivered only the endpoints' places are left in the file, and numbers go
+/// on from there.
+#[test]
+fn what_happens_after_starts_with_nothing_to_tell_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("notify");
+    let outbox = open(&directory, true);
+    outbox.intend(vec![push(), push(), push()]).settle(true);
+    for number in 0..3 {
+        let parcel = outbox.lock().queue.take(0).unwrap();
+        assert_eq!(parcel.number, number);
+        outbox.delivered(0, &parcel);
+    }
+    drop(outbox);
+    for _ in 0..3 {
+        assert_eq!(waiting(&open(&directory, true)), Vec::<String>::new());
+    }
+    // One that is new to the file begins where the others are.
+    let metrics = NotifyMetrics::default();
+    let both = endpoints(&["", ""]);
+    let outbox = Outbox::open(&directory, 100, &both, metrics, &|_| true).unwrap();
+    outbox.intend(vec![push()]).settle(true);
+    let mut inner = outbox.lock();
+    let numbers = [0, 1].map(|endpoint| inner.queue.take(endpoint).map(|parcel| parcel.number));
+    assert_eq!(numbers, [Some(3), Some(3)]);
+}
+
 #[test]
 fn a_new_endpoint_is_told_from_now_on_and_an_old_one_goes_on() {
     let root = tempfile::tempdir().unwrap();
