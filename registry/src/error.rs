@@ -322,6 +322,13 @@ fn store(error: &StoreError) -> (StatusCode, ErrorCode, Message) {
             ErrorCode::Denied,
             format!("the tag {tag} is immutable here and stays with {digest}: use another tag"),
         ),
+        StoreErrorKind::MediaType { ref there, ref pushed } => bad(
+            ErrorCode::ManifestInvalid,
+            format!(
+                "the repository has this manifest as {there:?}, so it cannot become {pushed:?}: \
+                 push it as that, or delete it first"
+            ),
+        ),
         StoreErrorKind::Io(_) => internal(),
     }
 }

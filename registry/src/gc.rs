@@ -19,6 +19,7 @@ mod reach;
 mod references;
 mod run;
 
+pub(crate) use self::references::names;
 pub use self::run::{Run, Scope};
 
 /// How long what nothing needs is kept.

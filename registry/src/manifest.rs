@@ -79,11 +79,20 @@ impl References {
             };
             return Ok((media_type, references));
         };
-        let Some(kind) = kind(header) else { return Ok((header.to_owned(), Self::default())) };
+        let differs = |said: &str| {
+            let (header, document) = (header.to_owned(), said.to_owned());
+            Err(ManifestError::MediaType { header, document })
+        };
+        let Some(kind) = kind(header) else {
+            // What is one of ours must not be stored as something that refers to nothing.
+            return match said(content).filter(|said| kind(said).is_some()) {
+                Some(said) => differs(&said),
+                None => Ok((header.to_owned(), Self::default())),
+            };
+        };
         let document = read(content)?;
         if let Some(said) = document.media_type.as_deref().filter(|said| *said != header) {
-            let (header, document) = (header.to_owned(), said.to_owned());
-            return Err(ManifestError::MediaType { header, document });
+            return differs(said);
         }
         Ok((header.to_owned(), references(document, kind)?))
     }
@@ -99,6 +108,16 @@ fn kind(media_type: &str) -> Option<Kind> {
 
 fn read(content: &[u8]) -> Result<Document, ManifestError> {
     serde_json::from_slice(content).map_err(ManifestError::Json)
+}
+
+/// Returns the media type that a document of any kind says it is of.
+fn said(content: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Said {
+        media_type: String,
+    }
+    serde_json::from_slice::<Said>(content).ok().map(|said| said.media_type)
 }
 
 fn references(document: Document, kind: Kind) -> Result<References, ManifestError> {

@@ -144,6 +144,14 @@ pub enum StoreErrorKind {
         /// What it names.
         digest: Digest,
     },
+    /// The manifest is here as something else, and stays that.
+    #[error("the manifest is here as {there:?} and was pushed as {pushed:?}")]
+    MediaType {
+        /// The media type it was pushed with first.
+        there: String,
+        /// The one it is pushed with now.
+        pushed: String,
+    },
     /// Storage failed otherwise.
     #[error("storage input or output failed")]
     Io(#[source] io::Error),
@@ -300,6 +308,12 @@ fn remove_quietly(path: &Path) {
 /// Opens a file that may be missing.
 fn open_if_there(path: &Path) -> io::Result<Option<fs::File>> {
     absent(glance::open(path))
+}
+
+/// Whether a file is there. That it cannot be told is an error: what could not be looked at is not
+/// what is not there.
+fn is_there(path: &Path) -> io::Result<bool> {
+    Ok(absent(fs::metadata(path))?.is_some())
 }
 
 /// Turns "no such file" into nothing, also when a directory above is missing or is a file.

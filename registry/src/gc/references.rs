@@ -22,7 +22,7 @@ struct Target {
 
 /// Returns what a manifest of this media type needs. A known type's subject is not among it: a
 /// referrer keeps nothing alive but what it consists of.
-pub(super) fn names(media_type: Option<&str>, content: &[u8]) -> Vec<Digest> {
+pub(crate) fn names(media_type: Option<&str>, content: &[u8]) -> Vec<Digest> {
     let known = matches!(
         media_type,
         Some(

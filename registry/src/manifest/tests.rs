@@ -66,6 +66,10 @@ fn a_document_that_two_clients_could_read_as_two_things_is_refused() {
     assert!(matches!(check(media_type::OCI_INDEX, both), ManifestError::Ambiguous));
     let other = serde_json::json!({ "mediaType": media_type::OCI_INDEX, "manifests": [] });
     assert!(matches!(check(media_type::OCI_MANIFEST, other), ManifestError::MediaType { .. }));
+    for header in ["application/x", media_type::DOCKER_MANIFEST_LIST] {
+        let ours = serde_json::json!({ "mediaType": media_type::OCI_INDEX, "manifests": [] });
+        assert!(matches!(check(header, ours), ManifestError::MediaType { .. }), "{header}");
+    }
     let no_config = serde_json::json!({ "layers": [] });
     assert!(matches!(check(media_type::OCI_MANIFEST, no_config), ManifestError::Ambiguous));
 }

@@ -9,7 +9,7 @@ use kybernate_spec::{Descriptor, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryN
 use serde::{Deserialize, Serialize};
 
 use super::record::Record;
-use super::{Store, StoreError, absent, glance, read_record};
+use super::{Store, StoreError, StoreErrorKind, absent, glance, is_there, read_record};
 use crate::gc::LinkKind;
 use crate::index::Change;
 use crate::manifest::References;
@@ -98,6 +98,7 @@ impl Store {
         repository: &RepositoryName,
         new: &NewManifest,
     ) -> Result<Vec<Digest>, StoreError> {
+        self.refuse_another_type(repository, new)?;
         let _settled = self.settle(repository, &new.tags, &new.digest)?;
         self.house.pushing(repository, &new.digest);
         let missing = self.missing(repository, &new.references, 0)?;
@@ -107,6 +108,25 @@ impl Store {
             written.map_err(StoreError::during("store a manifest"))?;
         }
         Ok(missing)
+    }
+
+    /// Refuses to make a manifest something else than it is: whoever pulls it, also by a tag that
+    /// does not move, would be served another thing, and what it refers to would lose its place.
+    fn refuse_another_type(
+        &self,
+        repository: &RepositoryName,
+        new: &NewManifest,
+    ) -> Result<(), StoreError> {
+        let operation = "store a manifest";
+        let link = self.layout.manifest_link(repository, &new.digest);
+        let record = read_record::<ManifestRecord>(&link).map_err(StoreError::during(operation))?;
+        match record.map(|record| record.media_type).filter(|there| *there != new.media_type) {
+            Some(there) => {
+                let pushed = new.media_type.clone();
+                Err(StoreError { operation, kind: StoreErrorKind::MediaType { there, pushed } })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns the references that the repository does not have. What is in quarantine is revived:
@@ -248,7 +268,7 @@ impl Store {
         self.refuse_to_remove(repository, digest)?;
         let delete = || -> io::Result<_> {
             let link = self.layout.manifest_link(repository, digest);
-            if !link.exists() {
+            if !is_there(&link)? {
                 return Ok(Some(false));
             }
             if !goes(digest) {

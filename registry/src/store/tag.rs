@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::house::refresh;
 use super::record::Record;
 use super::{Store, StoreError, StoreErrorKind, absent, pick, read_record};
+use crate::gc::names;
 use crate::index::Change;
-use crate::manifest::References;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct TagRecord {
@@ -56,7 +56,7 @@ impl Store {
 
     /// Says that the tag at `path` will no longer name what it names, which so becomes as young as
     /// an untagged manifest can be.
-    fn untagging(
+    pub(super) fn untagging(
         &self,
         name: &RepositoryName,
         path: &Path,
@@ -140,13 +140,10 @@ impl Store {
             if !seen.insert(digest.clone()) {
                 continue;
             }
+            // A blob, or what is not here.
             let Some((manifest, content)) = self.read_manifest(name, &digest)? else { continue };
-            let parsed = References::parse(Some(&manifest.media_type), &content);
-            let Ok((_, references)) = parsed else { continue };
-            if references.blobs.contains(wanted) {
-                return Ok(true);
-            }
-            next.extend(references.manifests);
+            // As garbage collection sees it: of an unknown type, all that looks like a digest.
+            next.extend(names(Some(&manifest.media_type), &content));
         }
         Ok(false)
     }

@@ -1,6 +1,6 @@
 //! Tags that stay where they are.
 
-use kybernate_spec::Digest;
+use kybernate_spec::{Digest, media_type};
 
 use crate::harness::TestRegistry;
 
@@ -95,4 +95,37 @@ async fn of_many_who_push_an_immutable_tag_at_once_one_wins() {
         let found = registry.get(&format!("/v2/release/r/manifests/{tag}")).await;
         assert_eq!(found.body, format!("content {winner}"));
     }
+}
+
+/// A manifest stays what it was pushed as: another type would change what the tag serves, and hide
+/// what it needs.
+#[tokio::test]
+async fn a_manifest_does_not_become_something_else() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let image = registry.push_image("release/a", "v1", b"layer", None).await;
+    let path = format!("/v2/release/a/manifests/{}", image.digest);
+    let content = registry.get(&path).await.body;
+    let digest = image.digest.to_string();
+    for reference in [&*digest, "free"] {
+        let again = registry.put_manifest("release/a", reference, "application/x", content.clone());
+        again.await.refused(400, "MANIFEST_INVALID");
+    }
+    assert_eq!(registry.head(&path).await.header("content-type"), media_type::OCI_MANIFEST);
+    let layer = Digest::of(b"layer");
+    registry.delete(&format!("/v2/release/a/blobs/{layer}")).await.refused(409, "DENIED");
+
+    // One that does not say itself what it is, and what that needs.
+    let config = registry.push("release/a", b"{}").await;
+    let stranger = format!("{{\"needs\": \"{config}\"}}");
+    let path = format!("/v2/release/a/manifests/{}", Digest::of(stranger.as_bytes()));
+    let push = async |media_type| {
+        registry.put_manifest("release/a", "v2", media_type, stranger.clone()).await
+    };
+    assert_eq!(push("x/one").await.status, 201);
+    assert_eq!(push("x/one").await.status, 201);
+    let refused = push("x/two").await;
+    refused.refused(400, "MANIFEST_INVALID");
+    assert!(refused.json().to_string().contains("x/one"), "{refused:?}");
+    assert_eq!(registry.head(&path).await.header("content-type"), "x/one");
+    registry.delete(&format!("/v2/release/a/blobs/{config}")).await.refused(409, "DENIED");
 }

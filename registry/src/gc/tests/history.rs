@@ -142,7 +142,7 @@ fn document(house: &House, model: &Model, step: &Step) -> Option<Manifest> {
     if let Some(subject) = &subject {
         document["subject"] = json!(subject);
     }
-    let names = references::names(document["mediaType"].as_str(), document.to_string().as_bytes());
+    let names = names(document["mediaType"].as_str(), document.to_string().as_bytes());
     Some(Manifest {
         repository: *repository,
         digest: Digest::of(document.to_string().as_bytes()),
