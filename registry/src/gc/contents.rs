@@ -27,7 +27,7 @@ pub(super) fn remove(work: &mut Work<'_>, mut suspects: Vec<Digest>) -> io::Resu
         let watched = store.watch(batch);
         let repositories = store.all_repositories()?;
         for (digest, watch) in batch.iter().zip(&watched) {
-            if store.is_linked_anywhere(&repositories, digest, &work.leaving) {
+            if store.is_linked_anywhere(&repositories, digest, &work.leaving)? {
                 work.settled(digest);
                 continue;
             }

@@ -1,6 +1,7 @@
 //! Collections on a real store, with the clock in our hands.
 
 mod history;
+mod looking;
 mod revival;
 
 use std::collections::BTreeSet;

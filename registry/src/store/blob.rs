@@ -9,7 +9,7 @@ use kybernate_spec::{Digest, Hasher, RepositoryName, chain};
 
 use super::checksum::{ChunkTable, DIGEST_CHECKED_MAX};
 use super::layout::file_name;
-use super::{Store, StoreError, absent, glance, open_if_there};
+use super::{Store, StoreError, absent, glance, is_there, open_if_there};
 use crate::gc::LinkKind;
 
 /// A blob that is there, not yet read.
@@ -69,7 +69,7 @@ impl Store {
         digest: &Digest,
     ) -> Result<bool, StoreError> {
         let aside = self.condemned_link(repository, LinkKind::Blob, digest);
-        let whole = || Ok(aside.exists() && self.content(digest)?.is_some());
+        let whole = || Ok(is_there(&aside)? && self.content(digest)?.is_some());
         whole().map_err(StoreError::during("look at a condemned blob"))
     }
 

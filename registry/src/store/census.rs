@@ -10,12 +10,11 @@ use fs_err as fs;
 use kybernate_spec::{Algorithm, Digest, RepositoryName, Tag};
 
 use super::layout::parse_file_name;
-use super::listing::is_repository;
 use super::manifest::ManifestRecord;
 use super::pins::Watch;
 use super::record;
 use super::tag::TagRecord;
-use super::{Store, absent};
+use super::{Store, absent, is_there};
 use crate::gc::{Key, LinkKind};
 
 /// The hash functions content is stored under.
@@ -29,24 +28,11 @@ struct Damaged(PathBuf, #[source] record::RecordError);
 impl Store {
     /// Lists all repositories, in order. ~60 bytes each are held at once.
     pub(crate) fn all_repositories(&self) -> io::Result<Vec<RepositoryName>> {
-        let root = self.layout.repositories();
         let mut names = Vec::new();
-        let mut unread = vec![root.clone()];
-        while let Some(dir) = unread.pop() {
-            let name = dir.strip_prefix(&root).ok().and_then(Path::to_str).unwrap_or_default();
-            if let Ok(name) = name.parse()
-                && is_repository(&dir)
-            {
-                names.push(name);
-            }
-            for entry in absent(fs::read_dir(&dir))?.into_iter().flatten() {
-                let entry = entry?;
-                let ours = entry.file_name().to_string_lossy().starts_with('_');
-                if !ours && entry.file_type()?.is_dir() {
-                    unread.push(entry.path());
-                }
-            }
-        }
+        self.each_repository::<io::Error>(&mut |name| {
+            names.push(name.clone());
+            Ok(())
+        })?;
         names.sort_unstable();
         Ok(names)
     }
@@ -189,17 +175,24 @@ impl Store {
         repositories: &[RepositoryName],
         digest: &Digest,
         leaving: &HashSet<(RepositoryName, LinkKind, Key)>,
-    ) -> bool {
+    ) -> io::Result<bool> {
         let key = Key::of(digest);
-        repositories.iter().any(|name| {
+        for name in repositories {
             // A link moves from live to condemned; the other way round its mover holds it.
-            self.layout.blob_link(name, digest).exists()
-                || self.layout.manifest_link(name, digest).exists()
-                || [LinkKind::Blob, LinkKind::Manifest].into_iter().any(|kind| {
-                    self.condemned_link(name, kind, digest).exists()
-                        && !leaving.contains(&(name.clone(), kind, key))
-                })
-        })
+            if is_there(&self.layout.blob_link(name, digest))?
+                || is_there(&self.layout.manifest_link(name, digest))?
+            {
+                return Ok(true);
+            }
+            for kind in [LinkKind::Blob, LinkKind::Manifest] {
+                if is_there(&self.condemned_link(name, kind, digest))?
+                    && !leaving.contains(&(name.clone(), kind, key))
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Removes content that no repository links, unless somebody links it at this moment. Returns
@@ -243,16 +236,16 @@ impl Store {
     }
 
     fn remove_if_stray(&self, digest: &Digest) -> io::Result<()> {
-        let stray = || !self.layout.blob(digest).exists();
+        let stray = || is_there(&self.layout.blob(digest)).map(|there| !there);
         let remove = || {
-            if stray() {
+            if stray()? {
                 absent(fs::remove_file(self.layout.checksums(digest))).map(drop)
             } else {
                 Ok(())
             }
         };
         // Whoever commits puts the checksums first, and holds the digest meanwhile.
-        if stray() { self.house.pins.unless_held(digest, remove).unwrap_or(Ok(())) } else { Ok(()) }
+        if stray()? { self.house.pins.unless_held(digest, remove).unwrap_or(Ok(())) } else { Ok(()) }
     }
 }
 

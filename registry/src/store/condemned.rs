@@ -22,7 +22,7 @@ use kybernate_spec::{Digest, RepositoryName};
 use super::house::refresh;
 use super::layout::{file_name, parse_file_name};
 use super::manifest::ManifestRecord;
-use super::{Store, absent, read_record};
+use super::{Store, absent, is_there, read_record};
 use crate::gc::LinkKind;
 use crate::manifest::References;
 
@@ -135,7 +135,7 @@ impl Store {
         digest: &Digest,
     ) -> io::Result<bool> {
         let aside = self.condemned_link(repository, kind, digest);
-        if kind == LinkKind::Manifest && !self.live_link(repository, kind, digest).exists() {
+        if kind == LinkKind::Manifest && !is_there(&self.live_link(repository, kind, digest))? {
             let record = read_record::<ManifestRecord>(&aside)?;
             if let Some(subject) = record.and_then(|record| record.subject) {
                 self.remove_referrer(repository, &subject, digest)?;
@@ -173,7 +173,7 @@ impl Store {
         let live = self.live_link(repository, kind, digest);
         let aside = self.condemned_link(repository, kind, digest);
         let _held = self.hold(digest);
-        if live.exists() {
+        if is_there(&live)? {
             return Ok(true);
         }
         {
@@ -181,7 +181,7 @@ impl Store {
             let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
             if absent(fs::rename(&aside, &live))?.is_none() {
                 // Somebody else may have revived it at the same time.
-                return Ok(live.exists());
+                return is_there(&live);
             }
             self.link_revived(repository, kind, digest, &live)?;
         }
@@ -198,7 +198,7 @@ impl Store {
         digest: &Digest,
     ) -> io::Result<bool> {
         let aside = self.condemned_link(repository, LinkKind::Blob, digest);
-        if !aside.exists() {
+        if !is_there(&aside)? {
             return Ok(false);
         }
         let revived = self.revive(repository, LinkKind::Blob, digest)?;
@@ -213,7 +213,7 @@ impl Store {
         depth: u32,
     ) -> io::Result<bool> {
         let aside = self.condemned_link(repository, LinkKind::Manifest, digest);
-        if depth >= NESTING_MAX || !aside.exists() {
+        if depth >= NESTING_MAX || !is_there(&aside)? {
             return Ok(false);
         }
         let Some(record) = read_record::<ManifestRecord>(&aside)? else { return Ok(false) };

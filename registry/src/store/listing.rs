@@ -72,7 +72,7 @@ impl Store {
     ) -> Result<Option<Page<String>>, StoreError> {
         let indexed = || self.index().tags(repository, &window).map(Some);
         let list = || -> io::Result<_> {
-            if !is_repository(&self.layout.repository(repository)) {
+            if !is_repository(&self.layout.repository(repository))? {
                 return Ok(None);
             }
             let mut tags = Collector::new(window.clone());
@@ -116,8 +116,14 @@ pub(super) fn from_index_or<T>(
     })
 }
 
-pub(super) fn is_repository(dir: &Path) -> bool {
-    [BLOBS, MANIFESTS, TAGS].iter().any(|kind| dir.join(kind).is_dir())
+/// Whether a directory is a repository's.
+pub(super) fn is_repository(dir: &Path) -> io::Result<bool> {
+    for kind in [BLOBS, MANIFESTS, TAGS] {
+        if absent(fs::metadata(dir.join(kind)))?.is_some_and(|found| found.is_dir()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

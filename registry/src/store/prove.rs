@@ -11,7 +11,7 @@ use rustix::io::{Errno, pread};
 
 use super::checksum::{CHUNK_BYTES, ChunkSums, DIGEST_CHECKED_MAX, SumRun};
 use super::record::Record;
-use super::{Store, StoreError, absent, open_if_there, read_record};
+use super::{Store, StoreError, absent, is_there, open_if_there, read_record};
 use crate::scrub::Pass;
 
 /// Digests listed at once.
@@ -64,8 +64,6 @@ impl Store {
             let read = match pread(&file, buffer.spare(), length) {
                 Ok(read) => read,
                 Err(Errno::INTR) => continue,
-                // As a client's read would see it.
-                Err(Errno::IO) => return Ok(Some(self.set_aside(digest, &file))),
                 Err(error) => return Err(error.into()),
             };
             if read == 0 {
@@ -102,7 +100,7 @@ impl Store {
         }
         let _kept = self.hold(digest);
         let _held = self.shelf_lock(digest).lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.layout.blob(digest).exists() {
+        if !is_there(&self.layout.blob(digest))? {
             return Ok(false);
         }
         tracing::error!(blob.digest = %digest, "stored content is right, its checksums were not and are made anew");

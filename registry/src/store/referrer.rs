@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::layout::{file_name, parse_file_name};
 use super::listing::{Collector, from_index_or};
 use super::record::Record;
-use super::{Page, Store, StoreError, Window, absent, read_record};
+use super::{Page, Store, StoreError, Window, absent, is_there, read_record};
 use crate::index::{Change, ReferrersWanted};
 
 /// A page ends after this many bytes of annotations, artifact types and the like, so that
@@ -85,7 +85,7 @@ impl Store {
                 };
                 let wanted = artifact_type
                     .is_none_or(|wanted| record.referrer.artifact_type.as_deref() == Some(wanted));
-                if wanted && link.exists() {
+                if wanted && is_there(&link)? {
                     bytes += size_of(&record.referrer);
                     items.push(record.referrer);
                 }

@@ -13,7 +13,7 @@ use kybernate_spec::{Algorithm, Digest, RepositoryName, Tag};
 use super::layout::parse_file_name;
 use super::listing::is_repository;
 use super::referrer::ReferrerRecord;
-use super::{Store, absent, read_record};
+use super::{Store, absent, is_there, read_record};
 use crate::gc::LinkKind;
 use crate::index::{Change, IndexDatabase, IndexError, Reindexed};
 
@@ -75,21 +75,33 @@ impl Store {
         let mut unread = vec![root.clone()];
         while let Some(dir) = unread.pop() {
             let name = dir.strip_prefix(&root).ok().and_then(Path::to_str).unwrap_or_default();
-            if let Ok(name) = name.parse::<RepositoryName>()
-                && is_repository(&dir)
-            {
-                each(&name)?;
+            match name.parse::<RepositoryName>() {
+                Ok(name) if is_repository(&dir)? => each(&name)?,
+                Ok(_) => {}
+                // What begins with no name has none in it.
+                Err(_) if dir == root => {}
+                Err(_) => continue,
             }
             for entry in absent(fs::read_dir(&dir))?.into_iter().flatten() {
                 let entry = entry?;
                 let ours = entry.file_name().to_string_lossy().starts_with('_');
-                if !ours && entry.file_type()?.is_dir() {
+                if !ours && is_directory(&entry)? {
                     unread.push(entry.path());
                 }
             }
         }
         Ok(())
     }
+}
+
+/// Whether an entry is a directory, or leads to one: what was moved to another disk is served, so
+/// it is counted too.
+fn is_directory(entry: &fs::DirEntry) -> io::Result<bool> {
+    let kind = entry.file_type()?;
+    if !kind.is_symlink() {
+        return Ok(kind.is_dir());
+    }
+    Ok(absent(fs::metadata(entry.path()))?.is_some_and(|found| found.is_dir()))
 }
 
 impl From<io::Error> for ScanError {
@@ -148,7 +160,8 @@ impl<'s> Scan<'s> {
         link: &Path,
     ) -> Result<(), ScanError> {
         let content = absent(fs::metadata(self.store.layout.blob(digest)))?;
-        let Some(content) = content.filter(|_| link.exists()) else { return Ok(()) };
+        let linked = is_there(link)?;
+        let Some(content) = content.filter(|_| linked) else { return Ok(()) };
         self.counts.links += 1;
         self.enter(&Change::link(name, kind, digest, content.len()))
     }
@@ -157,7 +170,7 @@ impl<'s> Scan<'s> {
         let dir = self.store.layout.tags(name);
         self.each_locked(name, &dir, &mut |scan, file| {
             let Ok(tag) = file.parse::<Tag>() else { return Ok(()) };
-            if !dir.join(file).exists() {
+            if !is_there(&dir.join(file))? {
                 return Ok(());
             }
             scan.counts.tags += 1;
@@ -174,7 +187,8 @@ impl<'s> Scan<'s> {
                 let Some(digest) = parse_file_name(file) else { return Ok(()) };
                 let link = scan.store.layout.manifest_link(name, &digest);
                 let record = read_record::<ReferrerRecord>(&dir.join(file))?;
-                let Some(record) = record.filter(|_| link.exists()) else { return Ok(()) };
+                let linked = is_there(&link)?;
+                let Some(record) = record.filter(|_| linked) else { return Ok(()) };
                 let change = Change::referrer(name, &subject, &record.referrer);
                 scan.counts.referrers += 1;
                 scan.enter(&change.map_err(io::Error::from)?)

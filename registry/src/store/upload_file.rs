@@ -143,9 +143,9 @@ impl UploadFile {
         name.get(..UploadId::LENGTH)?.parse().ok()
     }
 
-    /// Whether it is there. Blocks.
+    /// Whether it is there, or may be. Blocks.
     pub(crate) fn exists(&self) -> bool {
-        self.path.exists()
+        self.path.try_exists().unwrap_or(true)
     }
 
     /// Returns how long nothing was written to it, when it has any bytes. Blocks.
