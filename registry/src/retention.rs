@@ -120,6 +120,20 @@ pub fn run(
     now: SystemTime,
     each: &mut dyn FnMut(&Verdict) -> ControlFlow<()>,
 ) -> Result<(), StoreError> {
+    let expire = |name: &RepositoryName, facts: &TagFacts| store.expire_tag(name, facts);
+    let remove: Option<Remove<'_>> = (mode == Mode::Remove).then_some(&expire);
+    judge(store, retention, (remove, now), each)
+}
+
+/// Removes a tag unless it was pushed again since, and returns whether it did.
+type Remove<'a> = &'a dyn Fn(&RepositoryName, &TagFacts) -> Result<bool, StoreError>;
+
+fn judge(
+    store: &Store,
+    retention: &Retention,
+    (remove, now): (Option<Remove<'_>>, SystemTime),
+    each: &mut dyn FnMut(&Verdict) -> ControlFlow<()>,
+) -> Result<(), StoreError> {
     let mut repositories = Vec::new();
     store.for_each_repository(&mut |name| {
         if !retention.rules(name.as_str()).is_empty() {
@@ -127,24 +141,44 @@ pub fn run(
         }
     })?;
     repositories.sort();
+    let mut outcome = Ok(());
     for repository in repositories {
         let rules = retention.rules(repository.as_str());
-        let signed = rules.iter().any(|(_, rule)| rule.signed);
-        let tags = store.tag_facts(&repository, signed)?;
-        for (facts, fate) in tags.iter().zip(plan(&rules, now, &tags)) {
-            let gone = fate == Fate::Dropped
-                && mode == Mode::Remove
-                && !store.expire_tag(&repository, facts)?;
-            // What was pushed again meanwhile is judged the next time.
-            if !gone {
-                let (tag, digest) = (facts.tag.clone(), facts.digest.clone());
-                if each(&Verdict { repository: repository.clone(), tag, digest, fate }).is_break() {
-                    return Ok(());
-                }
+        match judge_one(store, (&repository, &rules), (remove, now), each) {
+            Ok(ControlFlow::Continue(())) => {}
+            Ok(ControlFlow::Break(())) => break,
+            // What is wrong with one repository keeps nothing in the others.
+            Err(error) if outcome.is_err() => {
+                tracing::error!(%repository, error = %chain(&error), "retention failed");
+            }
+            Err(error) => outcome = Err(error),
+        }
+    }
+    outcome
+}
+
+fn judge_one(
+    store: &Store,
+    (repository, rules): (&RepositoryName, &[(usize, &RetentionRule)]),
+    (remove, now): (Option<Remove<'_>>, SystemTime),
+    each: &mut dyn FnMut(&Verdict) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, StoreError> {
+    let signed = rules.iter().any(|(_, rule)| rule.signed);
+    let tags = store.tag_facts(repository, signed)?;
+    for (facts, fate) in tags.iter().zip(plan(rules, now, &tags)) {
+        // What was pushed again meanwhile is judged the next time.
+        let stays = match remove {
+            Some(remove) if fate == Fate::Dropped => !remove(repository, facts)?,
+            _ => false,
+        };
+        if !stays {
+            let (tag, digest) = (facts.tag.clone(), facts.digest.clone());
+            if each(&Verdict { repository: repository.clone(), tag, digest, fate }).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Whether anything is removed.
@@ -195,25 +229,19 @@ fn remove(app: &AppState, stop: &dyn Fn() -> bool) -> Result<(), StoreError> {
             let Verdict { repository, tag, digest, .. } = verdict;
             tracing::info!(%repository, %tag, %digest, "removed a tag that no retention rule keeps");
             app.store.metrics().retention_removed.inc();
-            tell(app, repository, tag);
         }
         if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let retention = &app.config.retention;
-    let now = SystemTime::now();
-    run(&app.store, retention, Mode::Remove, now, &mut each)?;
+    let expire = |name: &RepositoryName, facts: &TagFacts| {
+        let (action, subject, tag) =
+            (NotifyAction::Delete, Subject::Tag, Some(facts.tag.clone()));
+        let news = [Happening { action, repository: name.clone(), subject, tag }];
+        app.notices.telling(news, None, || app.store.expire_tag(name, facts), |gone| *gone)
+    };
+    judge(&app.store, retention, (Some(&expire), SystemTime::now()), &mut each)?;
     tracing::debug!(dropped, "the retention rules are applied");
     Ok(())
-}
-
-/// Tells others that a tag is gone.
-fn tell(app: &AppState, repository: &RepositoryName, tag: &Tag) {
-    let (action, repository) = (NotifyAction::Delete, repository.clone());
-    let news = Happening { action, repository, subject: Subject::Tag, tag: Some(tag.clone()) };
-    let told: Result<(), StoreError> = app.notices.telling([news], None, || Ok(()), |()| true);
-    if let Err(error) = told {
-        tracing::warn!(error = %chain(&error), "a removed tag is not told of");
-    }
 }
 
 async fn note_pulls(app: &AppState) {
@@ -223,7 +251,9 @@ async fn note_pulls(app: &AppState) {
     }
     let noted = crate::app::blocking(&app.store, move |store| {
         let now = SystemTime::now();
-        pulled.iter().try_for_each(|(name, digest)| store.note_pull(name, digest, now))
+        // One that cannot be noted does not make the others forgotten.
+        let notes = pulled.iter().map(|(name, digest)| store.note_pull(name, digest, now));
+        notes.fold(Ok(()), Result::and)
     });
     if let Err(error) = noted.await {
         tracing::warn!(error = %chain(&error), "failed to note pulls");

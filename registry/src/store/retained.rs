@@ -9,7 +9,7 @@ use kybernate_spec::{Algorithm, Digest, RepositoryName, Tag};
 
 use super::layout::parse_file_name;
 use super::tag::TagRecord;
-use super::{Store, StoreError, Window, absent, read_record};
+use super::{Store, StoreError, Window, absent, is_there, read_record};
 use crate::index::Change;
 use crate::quota::Quotas;
 use crate::retention::TagFacts;
@@ -108,8 +108,12 @@ impl Store {
         let pushed = pushed.modified()?;
         let used = absent(fs::metadata(self.layout.manifest_link(repository, &digest)))?;
         let used = used.map(|link| link.modified()).transpose()?;
-        let attached_to = attached_to(&tag)
-            .filter(|subject| self.layout.manifest_link(repository, subject).exists());
+        let attached_to = match attached_to(&tag) {
+            Some(subject) if is_there(&self.layout.manifest_link(repository, &subject))? => {
+                Some(subject)
+            }
+            _ => None,
+        };
         let used = used.map_or(pushed, |used| used.max(pushed));
         Ok(Some(TagFacts { tag, digest, pushed, used, signed: false, attached_to }))
     }
@@ -144,7 +148,9 @@ impl Store {
             let same =
                 now.is_some_and(|now| now.digest == facts.digest && now.pushed == facts.pushed);
             if same {
-                fs::remove_file(self.layout.tag(repository, &facts.tag))?;
+                let path = self.layout.tag(repository, &facts.tag);
+                self.untagging(repository, &path, None)?;
+                fs::remove_file(path)?;
                 self.changed(Change::no_tag(repository, &facts.tag))?;
                 self.directories.sync(&self.layout.tags(repository))?;
             }

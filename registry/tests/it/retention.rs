@@ -60,6 +60,9 @@ async fn a_dry_run_tells_and_changes_nothing_and_a_run_does_what_it_told() {
     for (name, tag, days) in [("ci/a", "old", 40), ("ci/a", "older", 50), ("prod/a", "old", 90)] {
         age(&registry.path(&format!("repositories/{name}/_tags/{tag}")), DAY * days);
     }
+    let older = Digest::of(&image(b"two", None)).hex().to_owned();
+    let older = registry.path(&format!("repositories/ci/a/_manifests/sha256/{older}"));
+    age(&older, DAY * 50);
 
     let root = registry.stop().await;
     let store = Store::open(&root.path().join("store")).unwrap();
@@ -71,6 +74,9 @@ async fn a_dry_run_tells_and_changes_nothing_and_a_run_does_what_it_told() {
     assert_eq!(judge(&store, &rules, Mode::DryRun), told);
     assert_eq!(judge(&store, &rules, Mode::Remove), told);
     drop(store);
+    // Who knows its digest finds it for as long as one that has lost its tag otherwise.
+    let lost = fs_err::metadata(&older).unwrap().modified().unwrap();
+    assert!(SystemTime::now().duration_since(lost).unwrap() < DAY);
 
     let registry = TestRegistry::start_in(root).await;
     let list = registry.get("/v2/ci/a/tags/list").await.json();
