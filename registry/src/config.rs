@@ -36,6 +36,7 @@ pub use self::metrics::MetricsPage;
 pub use self::mistake::{Mistake, Mistakes, Origin, Place};
 pub use self::notify::{Notify, NotifyAction, NotifyEndpoint};
 pub use self::pattern::Pattern;
+pub(crate) use self::pattern::stars_stand_alone;
 pub use self::quota::{Quota, QuotaRule};
 pub use self::retention::{Retention, RetentionRule};
 pub use self::scrub::Scrub;

@@ -23,7 +23,9 @@ const SCRUB_LOOK_EVERY: Duration = Duration::from_mins(10);
 
 /// Starts everything that is done in the background.
 pub(crate) fn start(app: &AppState) {
-    app.store.set_gc(app.config.gc.settings());
+    if let Err(error) = app.store.serve_gc(app.config.gc.settings()) {
+        tracing::warn!(error = %chain(&error), "`gc` without a server will not know what is set here");
+    }
     let sweeping = Arc::clone(app);
     app.tasks.spawn(|cancel| sweep(sweeping, cancel));
     if app.config.gc.enabled {

@@ -9,7 +9,7 @@
 //! endpoint, in order.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kybernate_spec::chain;
 
@@ -20,7 +20,7 @@ use self::event::Source;
 use self::outbox::Outbox;
 use crate::config::{Config, Notify, NotifyAction, NotifyEndpoint};
 use crate::metrics::NotifyMetrics;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, line_sum};
 use crate::tasks::Tasks;
 
 mod deliver;
@@ -31,6 +31,9 @@ mod outbox;
 mod queue;
 mod sign;
 
+/// Locks for repositories; two that share one merely wait for each other.
+const ORDERS: usize = 64;
+
 /// Where what happens is told; nothing is done while there is nobody to tell.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Notices(Option<Arc<Inner>>);
@@ -40,6 +43,8 @@ struct Inner {
     endpoints: Arc<[NotifyEndpoint]>,
     source: Source,
     outbox: Arc<Outbox>,
+    /// Held while a change is written down and made: what is told first happened first.
+    orders: [Mutex<()>; ORDERS],
 }
 
 impl Notices {
@@ -63,7 +68,8 @@ impl Notices {
         let directory: PathBuf = store.notices();
         let outbox = Outbox::open(&directory, *keep, &endpoints, metrics, &resolve)?;
         let source = Source::here(&config.listen);
-        Ok(Self(Some(Arc::new(Inner { endpoints, source, outbox: Arc::new(outbox) }))))
+        let orders = std::array::from_fn(|_| Mutex::new(()));
+        Ok(Self(Some(Arc::new(Inner { endpoints, source, outbox: Arc::new(outbox), orders }))))
     }
 
     /// Begins to deliver.
@@ -96,7 +102,11 @@ impl Notices {
         let wanted = news.filter(|news| {
             inner.wants(news.action, news.is_pushed_blob(), news.repository.as_str())
         });
-        let events = wanted.map(|news| Event::new(news, origin, &inner.source));
+        let wanted: Vec<_> = wanted.collect();
+        // A blob is the same whoever pushes it first.
+        let ordered = wanted.iter().find(|news| !news.is_pushed_blob());
+        let _order = ordered.map(|news| inner.order(news.repository.as_str()));
+        let events = wanted.into_iter().map(|news| Event::new(news, origin, &inner.source));
         let intent = inner.outbox.intend(events.collect());
         let outcome = work();
         intent.settle(outcome.as_ref().is_ok_and(done));
@@ -112,6 +122,14 @@ impl Notices {
 }
 
 impl Inner {
+    /// Waits for the changes of a repository that are under way.
+    fn order(&self, repository: &str) -> MutexGuard<'_, ()> {
+        let [first, ..] = &self.orders;
+        let at = usize::try_from(line_sum(repository.as_bytes())).unwrap_or(0) % ORDERS;
+        let order = self.orders.get(at).unwrap_or(first);
+        order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wants(&self, action: NotifyAction, pushed_blob: bool, repository: &str) -> bool {
         let mut endpoints = self.endpoints.iter();
         endpoints.any(|endpoint| endpoint.wants(action, pushed_blob, repository))

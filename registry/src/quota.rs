@@ -116,12 +116,16 @@ impl Room {
         repository: &RepositoryName,
         new: &NewManifest,
     ) -> Result<Option<Self>, StoreError> {
-        if store.quotas().limit(repository).is_none()
-            || store.manifest(repository, &new.digest)?.is_some()
-        {
+        if store.quotas().limit(repository).is_none() {
             return Ok(None);
         }
-        Self::take(store, repository, u64::try_from(new.content.len()).unwrap_or(u64::MAX))
+        let own = match store.manifest(repository, &new.digest)? {
+            Some(_) => 0,
+            None => u64::try_from(new.content.len()).unwrap_or(u64::MAX),
+        };
+        // What comes back with it is held from then on.
+        let back = store.revivable_bytes(repository, &new.digest, &new.references)?;
+        Self::take(store, repository, own.saturating_add(back))
     }
 
     /// Returns room for a blob that is to be mounted. Blocks.

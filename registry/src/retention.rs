@@ -234,8 +234,7 @@ fn remove(app: &AppState, stop: &dyn Fn() -> bool) -> Result<(), StoreError> {
     };
     let retention = &app.config.retention;
     let expire = |name: &RepositoryName, facts: &TagFacts| {
-        let (action, subject, tag) =
-            (NotifyAction::Delete, Subject::Tag, Some(facts.tag.clone()));
+        let (action, subject, tag) = (NotifyAction::Delete, Subject::Tag, Some(facts.tag.clone()));
         let news = [Happening { action, repository: name.clone(), subject, tag }];
         app.notices.telling(news, None, || app.store.expire_tag(name, facts), |gone| *gone)
     };

@@ -23,7 +23,7 @@ use super::action::{Action, Actions};
 use super::follow::mistake;
 use super::grant::Decider;
 use super::subject::{Identity, Subject};
-use crate::config::{Mistake, Mistakes, read_toml};
+use crate::config::{Mistake, Mistakes, read_toml, stars_stand_alone};
 
 /// Rules, ready to be asked.
 #[derive(Debug)]
@@ -155,6 +155,11 @@ impl Written {
             for (at, pattern) in written.repositories.iter().enumerate() {
                 let mut glob = GlobBuilder::new(pattern);
                 match glob.literal_separator(true).backslash_escape(true).build() {
+                    Ok(_) if !stars_stand_alone(pattern) => {
+                        let told = "has `**` beside letters; write it alone between slashes, as in \
+                                    \"team/**\" or \"team-*/**\"";
+                        patterns.item(at).here(told.to_owned());
+                    }
                     Ok(glob) => {
                         globs.add(glob);
                         rule_of.push(number);

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Reply, Request, SOCKET, line, server, short};
 use crate::config::Config;
+use crate::gc::Settings;
 use crate::janitor::stoppable;
 use crate::store::{OpenError, Store, StoreError, looks};
 
@@ -136,7 +137,10 @@ async fn perform_here(
     request: &Request,
     told: &mut Told<'_>,
 ) -> Result<Reply, AdminError> {
-    store.set_gc(config.gc.settings());
+    // Nothing was said: what the server keeps is kept. It may be told to keep more than others do.
+    let said = config.gc.settings();
+    let served = if said == Settings::default() { store.served_gc()? } else { None };
+    store.set_gc(served.unwrap_or(said));
     let cancel = CancellationToken::new();
     let (tell, mut heard) = tokio::sync::mpsc::channel(1);
     let (request, rate) = (request.clone(), config.scrub.rate.0);

@@ -8,10 +8,21 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A pattern over names of repositories or tags: `*` is any text without a `/`, `**` any text, `?`
-/// one letter, `[a-z]` one of some, `{a,b}` either.
+/// A pattern over names of repositories or tags: `*` is any text without a `/`, `**` any number of
+/// parts between slashes, `?` one letter, `[a-z]` one of some, `{a,b}` either.
 #[derive(Clone)]
 pub struct Pattern(GlobMatcher);
+
+/// Whether each `**` is a whole part of a pattern. Beside letters it would mean no more than `*`, and
+/// a rule would say nothing of what it seems to speak of.
+pub(crate) fn stars_stand_alone(text: &str) -> bool {
+    let starts = |before: &str| before.is_empty() || before.ends_with(['/', '{', ',']);
+    let ends = |after: &str| after.is_empty() || after.starts_with(['/', '}', ',']);
+    text.match_indices("**").all(|(at, stars)| {
+        let (before, after) = text.split_at(at);
+        starts(before) && after.strip_prefix(stars).is_some_and(ends)
+    })
+}
 
 impl Pattern {
     fn parse(text: &str) -> Result<Self, globset::Error> {
@@ -60,6 +71,10 @@ impl<'de> Deserialize<'de> for Pattern {
         let text = String::deserialize(deserializer)?;
         let malformed =
             || D::Error::invalid_value(Unexpected::Str(&text), &"a pattern such as \"team/**\"");
+        if !stars_stand_alone(&text) {
+            let wanted = &"`**` alone between slashes, as in \"team/**\" or \"team-*/**\"";
+            return Err(D::Error::invalid_value(Unexpected::Str(&text), wanted));
+        }
         match Self::parse(&text) {
             Ok(pattern) if !text.is_empty() => Ok(pattern),
             Ok(_) | Err(_) => Err(malformed()),

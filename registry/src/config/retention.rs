@@ -59,6 +59,9 @@ impl Retention {
             if rule.newest == Some(0) {
                 mistakes.add("newest", "0 keeps nothing; write how many, or leave the rule out");
             }
+            if rule.younger_than.is_some_and(|Period(time)| time.is_zero()) {
+                mistakes.add("younger_than", "0 keeps nothing; write how long, as in \"30days\"");
+            }
             if let Some(period) = rule.pulled_within {
                 // Pulls are noted to the hour.
                 period.check(day / 12..=day * 36_500, "pulled_within", &mut mistakes);

@@ -57,7 +57,11 @@ impl Store {
         let _held = self.hold(digest);
         let there = self.blob(from, digest)?.is_some() || self.is_condemned(from, digest)?;
         if there {
-            self.link(repository, digest).map_err(failed)?;
+            // It may have been put there just now, by who has not synced yet.
+            self.directories
+                .sync(&self.layout.shelf(digest))
+                .and_then(|()| self.link(repository, digest))
+                .map_err(failed)?;
         }
         Ok(there)
     }
@@ -79,6 +83,22 @@ impl Store {
         self.directories.sync(&self.layout.blob_links(repository, digest.algorithm()))
     }
 
+    /// Whether a repository has a blob, which then survives power loss: whoever put it there may have
+    /// been killed before it was synced.
+    pub(crate) fn has_durably(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<bool, StoreError> {
+        if self.blob(repository, digest)?.is_none() {
+            return Ok(false);
+        }
+        let links = self.layout.blob_links(repository, digest.algorithm());
+        let synced = self.directories.sync(&self.layout.shelf(digest));
+        let synced = synced.and_then(|()| self.directories.sync(&links));
+        synced.map(|()| true).map_err(StoreError::during("sync a blob"))
+    }
+
     /// Takes a blob out of a repository. Returns whether it was there.
     pub(crate) fn unlink(
         &self,
@@ -96,6 +116,7 @@ impl Store {
                 let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
                 let removed = absent(fs::remove_file(links.join(digest.hex())))?.is_some();
                 if removed {
+                    self.remove_aside(repository, LinkKind::Blob, digest)?;
                     self.link_gone(repository, LinkKind::Blob, digest)?;
                 }
                 removed

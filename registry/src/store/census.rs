@@ -245,7 +245,11 @@ impl Store {
             }
         };
         // Whoever commits puts the checksums first, and holds the digest meanwhile.
-        if stray()? { self.house.pins.unless_held(digest, remove).unwrap_or(Ok(())) } else { Ok(()) }
+        if stray()? {
+            self.house.pins.unless_held(digest, remove).unwrap_or(Ok(()))
+        } else {
+            Ok(())
+        }
     }
 }
 

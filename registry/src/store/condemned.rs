@@ -10,6 +10,7 @@
 //! A condemned link is a 404 to everybody who asks. Each arrow is one rename or unlink, so a
 //! process killed between any two leaves a state that the next collection goes on from.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ use kybernate_spec::{Digest, RepositoryName};
 use super::house::refresh;
 use super::layout::{file_name, parse_file_name};
 use super::manifest::ManifestRecord;
-use super::{Store, absent, is_there, read_record};
+use super::{Store, StoreError, absent, is_there, read_record};
 use crate::gc::LinkKind;
 use crate::manifest::References;
 
@@ -147,9 +148,23 @@ impl Store {
         Ok(absent(fs::remove_file(&aside))?.is_some())
     }
 
+    /// Removes what is in quarantine of a link that was made anew since and is deleted now. The
+    /// caller has the repository's lock for itself.
+    pub(super) fn remove_aside(
+        &self,
+        repository: &RepositoryName,
+        kind: LinkKind,
+        digest: &Digest,
+    ) -> io::Result<()> {
+        if absent(fs::remove_file(self.condemned_link(repository, kind, digest)))?.is_some() {
+            self.directories.sync(&self.layout.condemned(repository))?;
+        }
+        Ok(())
+    }
+
     /// Forgets the list of a subject's referrers when nothing is in it. The caller has the
     /// repository's lock for itself.
-    fn remove_referrers_if_empty(
+    pub(super) fn remove_referrers_if_empty(
         &self,
         repository: &RepositoryName,
         subject: &Digest,
@@ -189,6 +204,62 @@ impl Store {
         self.sync_condemned(repository)?;
         tracing::debug!(%repository, %digest, "revived what was condemned");
         Ok(true)
+    }
+
+    /// Returns how many bytes come back from quarantine when a manifest is pushed: what it names, and
+    /// what is attached to it.
+    pub(crate) fn revivable_bytes(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+        references: &References,
+    ) -> Result<u64, StoreError> {
+        let count = || -> io::Result<u64> {
+            let mut seen = HashSet::from([(LinkKind::Manifest, digest.clone())]);
+            let mut next: Vec<_> =
+                self.attached(repository, digest)?.into_iter().map(|it| (it, 0)).collect();
+            let mut bytes = 0u64;
+            bytes = bytes.saturating_add(self.revivable(repository, references, &mut seen)?);
+            next.extend(references.manifests.iter().map(|it| (it.clone(), 0)));
+            while let Some((manifest, depth)) = next.pop() {
+                let aside = self.condemned_link(repository, LinkKind::Manifest, &manifest);
+                if depth >= NESTING_MAX || !seen.insert((LinkKind::Manifest, manifest.clone())) {
+                    continue;
+                }
+                if is_there(&self.live_link(repository, LinkKind::Manifest, &manifest))? {
+                    continue;
+                }
+                let Some(record) = read_record::<ManifestRecord>(&aside)? else { continue };
+                let Some(content) = self.read_content(&manifest)? else { continue };
+                bytes = bytes.saturating_add(u64::try_from(content.len()).unwrap_or(u64::MAX));
+                let parsed = References::parse(Some(&record.media_type), &content);
+                let Ok((_, references)) = parsed else { continue };
+                bytes = bytes.saturating_add(self.revivable(repository, &references, &mut seen)?);
+                let children = references.manifests.into_iter();
+                let attached = self.attached(repository, &manifest)?.into_iter();
+                next.extend(children.chain(attached).map(|it| (it, depth + 1)));
+            }
+            Ok(bytes)
+        };
+        count().map_err(StoreError::during("count what comes back"))
+    }
+
+    fn revivable(
+        &self,
+        repository: &RepositoryName,
+        references: &References,
+        seen: &mut HashSet<(LinkKind, Digest)>,
+    ) -> io::Result<u64> {
+        let mut bytes = 0u64;
+        for blob in &references.blobs {
+            if seen.insert((LinkKind::Blob, blob.clone()))
+                && !is_there(&self.live_link(repository, LinkKind::Blob, blob))?
+                && is_there(&self.condemned_link(repository, LinkKind::Blob, blob))?
+            {
+                bytes = bytes.saturating_add(self.content_length(blob)?.unwrap_or(0));
+            }
+        }
+        Ok(bytes)
     }
 
     /// Revives a blob when its content is still there.

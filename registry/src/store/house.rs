@@ -6,12 +6,14 @@ use std::time::{Duration, SystemTime};
 
 use kybernate_spec::{Digest, RepositoryName};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
+use serde::{Deserialize, Serialize};
 
 use super::layout::Layout;
 use super::notes::Notes;
 use super::pins::{Hold, Pins};
+use super::record::Record;
 use super::seen::Seen;
-use super::{Store, StoreError, absent};
+use super::{Store, StoreError, absent, read_record};
 use crate::gc::Settings;
 use crate::scrub::Pass;
 
@@ -33,6 +35,37 @@ pub(super) struct House {
 /// Collects what is pushed to a repository until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Barrier<'a>(&'a House);
+
+/// [`Settings`] as they are written down, in milliseconds.
+#[derive(Debug, Serialize, Deserialize)]
+struct KeptSettings {
+    grace: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    untagged: Option<u64>,
+    quarantine: u64,
+}
+
+impl Record for KeptSettings {
+    const KIND: &'static str = "gc";
+}
+
+impl From<Settings> for KeptSettings {
+    fn from(Settings { grace, untagged, quarantine }: Settings) -> Self {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            grace: millis(grace),
+            untagged: untagged.map(millis),
+            quarantine: millis(quarantine),
+        }
+    }
+}
+
+impl From<KeptSettings> for Settings {
+    fn from(KeptSettings { grace, untagged, quarantine }: KeptSettings) -> Self {
+        let time = Duration::from_millis;
+        Self { grace: time(grace), untagged: untagged.map(time), quarantine: time(quarantine) }
+    }
+}
 
 impl House {
     pub(super) fn open(layout: &Layout) -> io::Result<Self> {
@@ -84,6 +117,21 @@ impl Store {
     /// Says how long what is kept without being needed.
     pub fn set_gc(&self, settings: Settings) {
         *self.house.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+    }
+
+    /// Says how long what is kept without being needed, and writes it down for who collects while
+    /// nobody serves. Blocks.
+    pub(crate) fn serve_gc(&self, settings: Settings) -> Result<(), StoreError> {
+        self.set_gc(settings);
+        let kept = self.place_record(&KeptSettings::from(settings), &self.layout.gc_settings());
+        kept.map_err(StoreError::during("write down how long garbage is kept"))
+    }
+
+    /// Returns how long the last server kept what is not needed, when there was one. Blocks.
+    pub(crate) fn served_gc(&self) -> Result<Option<Settings>, StoreError> {
+        let read = read_record::<KeptSettings>(&self.layout.gc_settings());
+        let read = read.map_err(StoreError::during("read how long garbage is kept"))?;
+        Ok(read.map(Settings::from))
     }
 
     /// Returns how long what is kept without being needed.

@@ -59,11 +59,6 @@ impl Store {
         self.layout.index()
     }
 
-    /// Returns the bytes of the blobs and manifests a repository shows, when the index can say.
-    pub fn indexed_bytes(&self, repository: &RepositoryName) -> Option<u64> {
-        self.index.bytes(repository)
-    }
-
     /// Whether lists are answered from the index.
     pub fn is_indexed(&self) -> bool {
         self.index.is_ready()

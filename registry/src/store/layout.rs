@@ -17,6 +17,7 @@
 //! corrupt/                                         content that did not match, moved out of the way
 //! gc/candidates.log                                where garbage may be, see `notes`
 //! gc/everything                                    modified when garbage was last looked for everywhere
+//! gc/settings                                      how long the last server kept garbage (record)
 //! gc/scrub                                         how far scrubbing is (record)
 //! notify/outbox.log                                events to be told, see `notify::outbox`
 //! ```
@@ -134,6 +135,10 @@ impl Layout {
 
     pub(crate) fn everything(&self) -> PathBuf {
         self.housekeeping().join("everything")
+    }
+
+    pub(crate) fn gc_settings(&self) -> PathBuf {
+        self.housekeeping().join("settings")
     }
 
     pub(crate) fn scrub_progress(&self) -> PathBuf {

@@ -26,6 +26,9 @@ pub struct StoredManifest {
     pub size: u64,
 }
 
+/// A manifest and its bytes, when those were wanted.
+pub(crate) type ReadManifest = (StoredManifest, Option<Bytes>);
+
 /// A manifest to store.
 #[derive(Debug)]
 pub struct NewManifest {
@@ -224,10 +227,23 @@ impl Store {
         repository: &RepositoryName,
         digest: &Digest,
     ) -> Result<Option<(StoredManifest, Bytes)>, StoreError> {
-        let failed = StoreError::during("read a manifest");
+        let found = self.read_manifest_of(repository, digest, u64::MAX)?;
+        Ok(found.and_then(|(manifest, content)| Some((manifest, content?))))
+    }
+
+    /// Does what [`Self::read_manifest`] does, but does not read what is longer than `bytes_max`.
+    pub(crate) fn read_manifest_of(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+        bytes_max: u64,
+    ) -> Result<Option<ReadManifest>, StoreError> {
         let Some(manifest) = self.manifest(repository, digest)? else { return Ok(None) };
-        let content = self.read_content(digest).map_err(failed)?;
-        Ok(content.map(|content| (manifest, content)))
+        if manifest.size > bytes_max {
+            return Ok(Some((manifest, None)));
+        }
+        let content = self.read_content(digest).map_err(StoreError::during("read a manifest"))?;
+        Ok(content.map(|content| (manifest, Some(content))))
     }
 
     pub(super) fn read_content(&self, digest: &Digest) -> io::Result<Option<Bytes>> {
@@ -278,12 +294,16 @@ impl Store {
             self.house.deleted(repository, digest);
             // Tags first: killed in between, the manifest is there and can be deleted again.
             self.remove_tags_of(repository, digest)?;
-            absent(fs::remove_file(&link))?;
-            self.link_gone(repository, LinkKind::Manifest, digest)?;
-            self.directories.sync(&self.layout.manifest_links(repository, digest.algorithm()))?;
+            // And what finds it by its subject: without the manifest nobody would look for that.
             if let Some(subject) = subject {
                 self.remove_referrer(repository, &subject, digest)?;
+                self.remove_referrers_if_empty(repository, &subject)?;
             }
+            absent(fs::remove_file(&link))?;
+            // Deleted is deleted: nothing brings back what an earlier collection put aside.
+            self.remove_aside(repository, LinkKind::Manifest, digest)?;
+            self.link_gone(repository, LinkKind::Manifest, digest)?;
+            self.directories.sync(&self.layout.manifest_links(repository, digest.algorithm()))?;
             Ok(Some(true))
         };
         delete().map_err(StoreError::during("delete a manifest"))
