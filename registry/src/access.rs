@@ -12,6 +12,7 @@
 //!
 //! While no rule exists everything is allowed, and nothing here costs more than one comparison.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -168,11 +169,12 @@ impl Access {
         Ok(Self { rules, proof, anonymous: Arc::default(), hidden })
     }
 
-    /// Returns who sends a request.
+    /// Returns who sends a request from an address, which is what guesses at passwords count for.
     pub async fn identify(
         &self,
         headers: &HeaderMap,
         certificate: Option<&Arc<CertificateNames>>,
+        address: IpAddr,
     ) -> Caller {
         let policy = match &self.rules {
             Rules::None => return Caller::Anyone,
@@ -180,7 +182,7 @@ impl Access {
             Rules::File(policy) => policy.get(),
         };
         let proven = match &self.proof {
-            Some(proof) => proof.of(headers).await,
+            Some(proof) => proof.of(headers, address).await,
             None => Ok(None),
         };
         let (identity, refused) = match proven {
@@ -194,11 +196,11 @@ impl Access {
     pub async fn identify_by_password(
         &self,
         caller: &Somebody,
-        user: &str,
-        password: &str,
+        (user, password): (&str, &str),
+        address: IpAddr,
     ) -> Somebody {
         let proven = match &self.proof {
-            Some(proof) => proof.password(user, password).await.map(Some),
+            Some(proof) => proof.password(user, password, address).await.map(Some),
             None => Ok(None),
         };
         let (identity, refused) = match proven {
@@ -244,7 +246,7 @@ impl Access {
     }
 
     /// Makes a token for a caller, good for as much of `scopes` as the policy allows. Returns
-    /// nothing for a caller whom we make none for.
+    /// nothing for a caller whom we make none for, as for one that itself came with a token.
     pub fn issue(&self, caller: &Somebody, scopes: &[Scope]) -> Option<Result<Issued, SignError>> {
         self.proof.as_ref()?.issue(&caller.policy, &caller.identity, scopes)
     }

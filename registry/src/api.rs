@@ -8,10 +8,12 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, USER_AGENT};
+use http::header::{
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, EXPECT, HOST, USER_AGENT,
+    X_CONTENT_TYPE_OPTIONS,
+};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
 use kybernate_spec::{Digest, RepositoryName};
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument as _;
@@ -26,6 +28,7 @@ use crate::condition;
 use crate::config::Config;
 use crate::error::ApiError;
 use crate::notify::Origin;
+use crate::places::until_sent;
 use crate::request_id::{REQUEST_ID, RequestId};
 use crate::route::Route;
 use crate::trace::{self, RequestSpan};
@@ -50,6 +53,11 @@ use self::gate::Entry;
 const LINGER_BYTES_MAX: u64 = 1 << 30;
 /// How long that is done.
 const LINGER_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// No script, no form, nothing of this origin's or of others'.
+const NO_PAGE: &str = "sandbox; default-src 'none'";
+/// Of a header that others are told, at most so many letters.
+const TOLD_MAX: usize = 256;
 
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
@@ -141,7 +149,8 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
         None | Some(Route::TokenKeys) => Caller::Anyone,
         Some(route) if route.is_for_operators() => Caller::Anyone,
         Some(_) => {
-            let identifying = app.access.identify(&parts.headers, peer.certificate.as_ref());
+            let (certificate, address) = (peer.certificate.as_ref(), peer.address.ip());
+            let identifying = app.access.identify(&parts.headers, certificate, address);
             if trace::is_on() && parts.headers.contains_key(AUTHORIZATION) {
                 Box::pin(trace::part_of("access.identify", identifying)).await
             } else {
@@ -163,16 +172,14 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
     let headers = response.headers_mut();
     headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
     headers.insert(REQUEST_ID, id.header());
+    // What is served is whatever was pushed: no browser is to make a page of it.
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(NO_PAGE));
     let client = caller.identity().and_then(Identity::name);
     seen.end(&parts, route.as_ref(), client.as_deref(), response.status());
     match place {
         // Until all is sent: a pull that is still going on is a request in progress.
-        Some(place) => response.map(|body| {
-            Body::new(body.map_frame(move |frame| {
-                let _held: &Place = &place;
-                frame
-            }))
-        }),
+        Some(place) => until_sent(place, response),
         None => response,
     }
 }
@@ -297,7 +304,8 @@ impl<'a> Call<'a> {
 
     /// Returns what others are told of where a change comes from.
     fn origin(&self) -> Origin {
-        let text = |name| self.header(name).map(str::to_owned);
+        // Kept for as long as an endpoint is away.
+        let text = |name| self.header(name).map(|text| text.chars().take(TOLD_MAX).collect());
         let forwarded = self.parts.headers.get("x-forwarded-proto");
         let encrypted = self.peer.encrypted || forwarded.is_some_and(|said| said == "https");
         Origin {

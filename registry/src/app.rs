@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::Semaphore;
 use tracing::Span;
 
 use crate::access::Access;
@@ -12,6 +11,7 @@ use crate::access::limit::Limits;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::notify::{Notices, OpenError};
+use crate::places::Places;
 use crate::quota::Quotas;
 use crate::retention::Pulls;
 use crate::store::{Rules, Store, StoreError, glance};
@@ -19,10 +19,9 @@ use crate::tasks::Tasks;
 use crate::trace;
 use crate::upload::Uploads;
 
-/// Bodies sent at once; each holds at most two chunks of 1 MiB, and a client that does not read is
-/// cut, so those who wait for a place get one.
+/// Bodies sent at once; each holds at most two chunks of 1 MiB, or a manifest or list of 4 MiB.
 const BODIES_SENT_MAX: usize = 256;
-/// Bodies received at once; each holds at most two chunks of 1 MiB.
+/// Bodies received at once; each holds at most two chunks of 1 MiB, or a manifest of 4 MiB.
 const BODIES_RECEIVED_MAX: usize = 256;
 
 /// Everything the registry is made of, built once and never changed.
@@ -44,8 +43,8 @@ pub struct App {
     pub tasks: Tasks,
     pub(crate) pulls: Pulls,
     pub(crate) notices: Notices,
-    pub(crate) sending: Arc<Semaphore>,
-    pub(crate) receiving: Semaphore,
+    pub(crate) sending: Places,
+    pub(crate) receiving: Places,
 }
 
 /// A cheap handle to the [`App`].
@@ -65,6 +64,7 @@ impl App {
         let metrics = Metrics::new(store.metrics());
         let notices = Notices::open(&config, &store, metrics.notify.clone())?;
         let store = Arc::new(store);
+        let receiving = Places::new(BODIES_RECEIVED_MAX);
         Ok(Arc::new(Self {
             notices: notices.clone(),
             pulls: Pulls::new(&config.retention),
@@ -72,11 +72,11 @@ impl App {
             config,
             access,
             metrics,
-            uploads: Uploads::new(Arc::clone(&store), notices),
+            uploads: Uploads::new(Arc::clone(&store), notices, receiving.clone()),
             store,
             tasks,
-            sending: Arc::new(Semaphore::new(BODIES_SENT_MAX)),
-            receiving: Semaphore::new(BODIES_RECEIVED_MAX),
+            sending: Places::new(BODIES_SENT_MAX),
+            receiving,
         }))
     }
 }

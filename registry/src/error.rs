@@ -10,12 +10,16 @@ use kybernate_spec::{Digest, DigestError, MANIFEST_BYTES_MAX, NameError, TagErro
 
 use crate::access::sign::SignError;
 use crate::manifest::ManifestError;
+use crate::places::Full;
 use crate::request_id::RequestId;
 use crate::store::{ReadError, StoreError, StoreErrorKind};
 use crate::upload::UploadError;
 
 const NOT_AS_WANTED: &str =
     "what is here now is not what If-Match or If-None-Match asks for: look at it again";
+
+/// Seconds after which to come again when all transfers have places; nobody knows when they end.
+const PLACES_AGAIN: u64 = 10;
 
 /// The error codes of the distribution specification that this registry sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -163,6 +167,12 @@ type Message = Cow<'static, str>;
 impl From<UploadError> for ApiError {
     fn from(error: UploadError) -> Self {
         Self::Upload { location: None, error }
+    }
+}
+
+impl From<Full> for ApiError {
+    fn from(Full: Full) -> Self {
+        Self::Busy { why: "too many transfers are under way", retry_after: PLACES_AGAIN }
     }
 }
 

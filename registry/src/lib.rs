@@ -25,6 +25,7 @@ pub mod maintain;
 pub mod manifest;
 pub mod metrics;
 mod notify;
+mod places;
 mod quota;
 pub mod range;
 mod request_id;

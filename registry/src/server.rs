@@ -198,7 +198,7 @@ async fn greet(
 ) {
     let limits = &app.config.connections;
     let (idle_max, unread_max) = (limits.idle.0, limits.unread.0);
-    let stream = Patience::new(stream, unread_max, &app.metrics.connections);
+    let stream = Patience::new(stream, unread_max, &app.metrics.connections, &app.sending);
     let service = |peer: Peer| (door.make)(Arc::clone(&app), peer);
     let displaced = &app.metrics.connections.displaced;
     let Some(tls) = door.tls else {

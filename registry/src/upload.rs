@@ -24,6 +24,7 @@ use self::progress::Progress;
 use crate::app::blocking;
 use crate::config::NotifyAction;
 use crate::notify::{Happening, Notices, Origin, Subject};
+use crate::places::Places;
 use crate::quota::Allowance;
 use crate::range::ContentRange;
 use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
@@ -33,7 +34,7 @@ mod append;
 mod progress;
 mod room;
 
-pub(crate) use self::append::next_frame;
+pub(crate) use self::append::{next_frame, next_paced};
 
 /// Sessions known at once. Idle ones cost ~1 KiB each.
 const SESSIONS_MAX: usize = 10_000;
@@ -43,6 +44,8 @@ const SESSIONS_MAX: usize = 10_000;
 pub struct Uploads {
     store: Arc<Store>,
     notices: Notices,
+    /// Where those who add to uploads have places.
+    receiving: Places,
     // Held for a look-up only, never across an `.await`, hence not a tokio mutex.
     sessions: Mutex<HashMap<UploadId, Arc<Session>>>,
 }
@@ -132,8 +135,8 @@ enum State {
 }
 
 impl Uploads {
-    pub(crate) fn new(store: Arc<Store>, notices: Notices) -> Self {
-        Self { store, notices, sessions: Mutex::default() }
+    pub(crate) fn new(store: Arc<Store>, notices: Notices, receiving: Places) -> Self {
+        Self { store, notices, receiving, sessions: Mutex::default() }
     }
 
     /// Returns how many uploads are begun and not ended, of those touched since the start.
@@ -147,7 +150,7 @@ impl Uploads {
         repository: &RepositoryName,
         algorithm: Algorithm,
     ) -> Result<UploadId, UploadError> {
-        if self.lock().len() >= SESSIONS_MAX {
+        if self.is_full() && !self.give_up_empty().await? {
             return Err(UploadError::TooMany);
         }
         let id = UploadId::random(SystemTime::now())
@@ -270,14 +273,14 @@ impl Uploads {
         Ok(Ok(()))
     }
 
-    /// Whether a repository has a blob already.
+    /// Whether a repository has a blob already, and will have it after power loss.
     pub async fn is_there(
         &self,
         repository: &RepositoryName,
         digest: &Digest,
     ) -> Result<bool, StoreError> {
         let (repository, digest) = (repository.clone(), digest.clone());
-        blocking(&self.store, move |store| Ok(store.blob(&repository, &digest)?.is_some())).await
+        blocking(&self.store, move |store| store.has_durably(&repository, &digest)).await
     }
 
     /// Gives an upload up.
@@ -346,10 +349,10 @@ impl Uploads {
         let looked_for = file.clone();
         let length = blocking(&self.store, move |_| looked_for.length()).await?;
         let length = length.ok_or(UploadError::Unknown)?;
-        let mut sessions = self.lock();
-        if sessions.len() >= SESSIONS_MAX {
+        if self.is_full() && !self.give_up_empty().await? {
             return Err(UploadError::TooMany);
         }
+        let mut sessions = self.lock();
         let session = sessions
             .entry(id.clone())
             .or_insert_with(|| Arc::new(Session::new(file, State::Dormant, length)));
@@ -407,6 +410,10 @@ impl Uploads {
         if let Err(error) = removing.await {
             tracing::error!(error = %kybernate_spec::chain(&error), "failed to remove an upload");
         }
+    }
+
+    fn is_full(&self) -> bool {
+        self.lock().len() >= SESSIONS_MAX
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<UploadId, Arc<Session>>> {

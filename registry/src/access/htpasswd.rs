@@ -6,15 +6,17 @@
 //! ```
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use bcrypt::HashParts;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::follow::mistake;
 use super::known::{Known, Mark};
+use super::limit::{Client, Limits};
 use super::subject::{Holder, Identity};
 use crate::config::Mistake;
 
@@ -22,6 +24,12 @@ use crate::config::Mistake;
 const COST_MAX: u32 = 16;
 /// Passwords that wait to be checked; more are sent away.
 const WAITING_MAX: usize = 128;
+/// Of these, how many from one address: one alone must not keep everybody else waiting.
+const WAITING_FROM_ONE_MAX: u32 = 16;
+/// Wrong passwords that an address may try at once, …
+const WRONG_AT_ONCE: u32 = 60;
+/// … and how many per second over time. A right one costs nothing.
+const WRONG_PER_SECOND: u32 = 1;
 
 /// The users of one state of the file, and who of them has proven to be one.
 #[derive(Debug)]
@@ -38,6 +46,8 @@ pub(super) struct Users {
 pub(super) struct Checker {
     waiting: Arc<Semaphore>,
     working: Arc<Semaphore>,
+    /// What an address has tried. Whoever is remembered is not counted.
+    guesses: Arc<Limits>,
 }
 
 /// Why a password was not accepted.
@@ -45,7 +55,7 @@ pub(super) struct Checker {
 pub(super) enum PasswordError {
     #[error("there is no such user, or the password is wrong")]
     Wrong,
-    #[error("too many passwords wait to be checked")]
+    #[error("too many passwords wait to be checked, or too many from this address were wrong")]
     Busy,
 }
 
@@ -137,37 +147,46 @@ impl Default for Checker {
         Self {
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             working: Arc::new(Semaphore::new(workers)),
+            guesses: Limits::of_guesses(
+                (WRONG_PER_SECOND, WRONG_AT_ONCE, WAITING_FROM_ONE_MAX),
+                Instant::now(),
+            ),
         }
     }
 }
 
 impl Checker {
     /// Returns the identity of a user when the password is right. What was right once is not
-    /// checked again until the file changes.
+    /// checked again until the file changes. What else an address tries is counted before it costs
+    /// anything: whether it was right is told to nobody who has tried too much.
     pub(super) async fn check(
         &self,
         users: &Arc<Users>,
-        user: &str,
-        password: &str,
+        (user, password): (&str, &str),
+        address: IpAddr,
     ) -> Result<Arc<Identity>, PasswordError> {
         let mark = users.known.mark(&["basic", user, password]);
         if let Some(identity) = users.recall(&mark) {
             return Ok(identity);
         }
+        let guess = self.guesses.enter(Client::of(address), Instant::now());
+        let guess = guess.map_err(|_come_again| PasswordError::Busy)?;
         let waiting = Arc::clone(&self.waiting).try_acquire_owned();
         let waiting = waiting.map_err(|_full| PasswordError::Busy)?;
         let working = Arc::clone(&self.working).acquire_owned().await;
         let working = working.map_err(|_closed| PasswordError::Busy)?;
         // Somebody else may have asked the same meanwhile: many requests begin at once.
         if let Some(identity) = users.recall(&mark) {
+            guess.forgive();
             return Ok(identity);
         }
-        let (held, checked) = ((waiting, working), Arc::clone(users));
+        let (held, checked) = ((waiting, working, guess), Arc::clone(users));
         let (user, password) = (user.to_owned(), password.to_owned());
         let checking = tokio::task::spawn_blocking(move || {
             // Held until the work is done, also when nobody waits for it any more.
-            let _held: (OwnedSemaphorePermit, OwnedSemaphorePermit) = held;
+            let (_waiting, _working, guess): (OwnedSemaphorePermit, OwnedSemaphorePermit, _) = held;
             checked.fits(&user, &password).then(|| {
+                guess.forgive();
                 let holder = Holder::User(user.into());
                 let identity = Arc::new(Identity { holder, ..Identity::default() });
                 checked.known.remember(mark, &identity, None);

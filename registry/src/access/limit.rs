@@ -81,16 +81,28 @@ impl Limits {
     /// Returns nothing when nothing is limited.
     pub fn new(settings: &LimitSettings, now: Instant) -> Option<Arc<Self>> {
         let rate = settings.requests_per_second.map(|requests| {
-            let interval = Duration::from_secs(1) / requests.max(1);
             let burst = settings.burst.unwrap_or(requests.saturating_mul(BURST_SECONDS));
-            Rate { interval, tolerance: interval.saturating_mul(burst.saturating_sub(1)) }
+            Rate::new(requests, burst)
         });
         let concurrent_max = settings.concurrent_requests;
         if rate.is_none() && concurrent_max.is_none() {
             return None;
         }
+        Some(Self::with(rate, concurrent_max, now))
+    }
+
+    /// Returns limits of what is counted only when it turns out wrong: so many per second, at once,
+    /// and under way at once.
+    pub(super) fn of_guesses(
+        (per_second, at_once, under_way): (u32, u32, u32),
+        now: Instant,
+    ) -> Arc<Self> {
+        Self::with(Some(Rate::new(per_second, at_once)), Some(under_way), now)
+    }
+
+    fn with(rate: Option<Rate>, concurrent_max: Option<u32>, now: Instant) -> Arc<Self> {
         let clients = Mutex::new(Clients { accounts: HashMap::new(), forgotten: now });
-        Some(Arc::new(Self { rate, concurrent_max, clients }))
+        Arc::new(Self { rate, concurrent_max, clients })
     }
 
     /// Counts a request, which is in progress as long as the returned value lives.
@@ -116,6 +128,24 @@ impl Limits {
 
     fn lock(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rate {
+    fn new(per_second: u32, burst: u32) -> Self {
+        let interval = Duration::from_secs(1) / per_second.max(1);
+        Self { interval, tolerance: interval.saturating_mul(burst.saturating_sub(1)) }
+    }
+}
+
+impl Place {
+    /// Ends a request that does not count towards the rate.
+    pub(super) fn forgive(&self) {
+        let Some(rate) = self.limits.rate else { return };
+        let mut clients = self.limits.lock();
+        if let Some(account) = clients.accounts.get_mut(&self.client) {
+            account.due = account.due.checked_sub(rate.interval).unwrap_or(account.due);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! How callers prove who they are.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -58,8 +59,8 @@ pub enum Refusal {
     /// The password, or the token, proves nothing; the text says why, without what was sent.
     #[error("{0}")]
     Wrong(String),
-    /// Too many wait to be checked.
-    #[error("too many passwords wait to be checked")]
+    /// Too many wait to be checked, or too many were wrong.
+    #[error("too many passwords wait to be checked, or too many from this address were wrong")]
     Busy,
 }
 
@@ -176,11 +177,15 @@ impl Own {
 
 impl Proof {
     /// Returns who the credentials of a request prove the caller to be; nothing when it has none.
-    pub(super) async fn of(&self, headers: &HeaderMap) -> Result<Option<Arc<Identity>>, Refusal> {
+    pub(super) async fn of(
+        &self,
+        headers: &HeaderMap,
+        address: IpAddr,
+    ) -> Result<Option<Arc<Identity>>, Refusal> {
         match Credentials::of(headers)? {
             None => Ok(None),
             Some(Credentials::Basic { user, password }) => {
-                self.password(&user, &password).await.map(Some)
+                self.password(&user, &password, address).await.map(Some)
             }
             Some(Credentials::Bearer(token)) => self.token(&token).map(Some).map_err(Into::into),
         }
@@ -191,9 +196,10 @@ impl Proof {
         &self,
         user: &str,
         password: &str,
+        address: IpAddr,
     ) -> Result<Arc<Identity>, Refusal> {
         let Some(users) = &self.users else { return Err(PasswordError::Wrong.into()) };
-        Ok(self.checker.check(&users.get(), user, password).await?)
+        Ok(self.checker.check(&users.get(), (user, password), address).await?)
     }
 
     fn token(&self, text: &str) -> Result<Arc<Identity>, TokenError> {
@@ -240,6 +246,10 @@ impl Proof {
         scopes: &[Scope],
     ) -> Option<Result<Issued, SignError>> {
         let own = self.own.as_ref()?;
+        if identity.grants.is_some() {
+            // A token makes no other: its life would have no end, nor its limits.
+            return None;
+        }
         let subject = match &identity.holder {
             Holder::Nobody => "",
             Holder::User(name) => name,

@@ -39,7 +39,7 @@ pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Respon
         Wanted::Several(parts) => return multipart::reply(call, blob, parts).await,
         Wanted::Unsatisfiable => return Err(ApiError::Range { length }),
     };
-    let place = Arc::clone(&call.app.sending).acquire_owned().await.ok();
+    let place = call.app.sending.take().await?;
     let store = Arc::clone(&call.app.store);
     let reader = BlobReader::new(store, blob, part.start, part.end);
     // The first chunk is checked before the reply begins: corrupt is absent.
@@ -98,7 +98,7 @@ enum At {
     Next(BlobReader),
 }
 
-type Place = Option<OwnedSemaphorePermit>;
+type Place = OwnedSemaphorePermit;
 
 async fn next_part(at: At, place: Place) -> Result<Option<(Bytes, (At, Place))>, ReadError> {
     let next = match at {

@@ -88,7 +88,7 @@ pub(super) fn refuse_credentials(call: Call<'_>, caller: &Somebody) -> Result<()
     tracing::warn!(client = %call.peer.address, why = %refusal, "credentials are not accepted");
     if *refusal == Refusal::Busy {
         return Err(ApiError::Busy {
-            why: "too many passwords wait to be checked",
+            why: "too many passwords wait to be checked, or too many from this address were wrong",
             retry_after: 2,
         });
     }

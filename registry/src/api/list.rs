@@ -9,6 +9,7 @@ use kybernate_spec::{Annotations, Index, media_type};
 use super::{Call, digest, parameter, repository};
 use crate::access::Caller;
 use crate::error::ApiError;
+use crate::places::until_sent;
 use crate::store::{Page, Store, StoreError, Window};
 
 const FILTERS: HeaderName = HeaderName::from_static("oci-filters-applied");
@@ -24,11 +25,12 @@ pub(super) async fn tags(call: Call<'_>, name: &str) -> Result<Response, ApiErro
     let window = window(&query, NAMES_MAX)?;
     let limit = window.limit;
     let wanted = repository.clone();
+    let place = call.app.sending.take().await?;
     let page = call.on_store(move |store| store.tags(&wanted, window)).await?;
     let page = page.ok_or(ApiError::NameUnknown)?;
     let body = Json(serde_json::json!({ "name": repository, "tags": page.items }));
     let path = format!("/v2/{repository}/tags/list?n={limit}");
-    Ok(linked(body.into_response(), &path, page.next.as_deref()))
+    Ok(until_sent(place, linked(body.into_response(), &path, page.next.as_deref())))
 }
 
 pub(super) async fn catalog(call: Call<'_>) -> Result<Response, ApiError> {
@@ -36,9 +38,10 @@ pub(super) async fn catalog(call: Call<'_>) -> Result<Response, ApiError> {
     let window = window(&query, NAMES_MAX)?;
     let path = format!("/v2/_catalog?n={}", window.limit);
     let caller = call.caller.clone();
+    let place = call.app.sending.take().await?;
     let page = call.on_store(move |store| visible(store, &caller, window)).await?;
     let body = Json(serde_json::json!({ "repositories": page.items }));
-    Ok(linked(body.into_response(), &path, page.next.as_deref()))
+    Ok(until_sent(place, linked(body.into_response(), &path, page.next.as_deref())))
 }
 
 pub(super) async fn referrers(
@@ -58,6 +61,7 @@ pub(super) async fn referrers(
         path.push_str(&encode(wanted));
     }
     let filter = wanted.clone();
+    let place = call.app.sending.take().await?;
     let list = call
         .on_store(move |store| store.referrers(&repository, &subject, filter.as_deref(), window));
     let page = list.await?;
@@ -75,7 +79,7 @@ pub(super) async fn referrers(
     if wanted.is_some() {
         headers.insert(FILTERS, HeaderValue::from_static("artifactType"));
     }
-    Ok(response)
+    Ok(until_sent(place, response))
 }
 
 /// Lists the repositories that the caller may see. That there are others is not told, neither by an

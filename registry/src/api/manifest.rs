@@ -8,6 +8,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use kybernate_spec::{
     Algorithm, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryName, Tag, TagError,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::blob::entity_tag;
 use super::{CONTENT_DIGEST, Call, digest, repository};
@@ -16,12 +17,16 @@ use crate::config::NotifyAction;
 use crate::error::ApiError;
 use crate::manifest::References;
 use crate::notify::{Happening, Subject};
+use crate::places::{Pace, until_sent};
 use crate::quota::Room;
 use crate::store::{NewManifest, Store, StoreError, StoredManifest};
-use crate::upload::next_frame;
+use crate::upload::next_paced;
 
 const SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 const TAG: HeaderName = HeaderName::from_static("oci-tag");
+
+/// The largest manifest that is sent without a place: hardly any is larger.
+const UNCOUNTED_MAX: u64 = 64 << 10;
 
 /// Tags one PUT may set; the specification asks for ten.
 const TAGS_MAX: usize = 100;
@@ -65,13 +70,26 @@ pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Respon
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
     let pulled = repository.clone();
     let found = call.look(move |store| match reference.resolve(&repository, store)? {
-        Some(digest) => store.read_manifest(&repository, &digest),
+        Some(digest) => store.read_manifest_of(&repository, &digest, UNCOUNTED_MAX),
         None => Ok(None),
     });
     let (manifest, content) = found.await?.ok_or(ApiError::ManifestUnknown)?;
+    let (content, place) = if let Some(content) = content {
+        (content, None)
+    } else {
+        // Held whole while the client takes it, so there are only so many.
+        let place = call.app.sending.take().await?;
+        let (repository, digest) = (pulled.clone(), manifest.digest.clone());
+        let found = call.on_store(move |store| store.read_manifest(&repository, &digest));
+        (found.await?.ok_or(ApiError::ManifestUnknown)?.1, Some(place))
+    };
     call.app.pulls.remember(&pulled, &manifest.digest);
     mention(call, &pulled, text, &manifest).await;
-    Ok(describe(&manifest, content.into_response()))
+    let response = describe(&manifest, content.into_response());
+    Ok(match place {
+        Some(place) => until_sent(place, response),
+        None => response,
+    })
 }
 
 pub(super) async fn put(
@@ -83,8 +101,8 @@ pub(super) async fn put(
     let repository = repository(name)?;
     let reference = Reference::parse(text)?;
     let tags = tags(call, &reference)?;
-    let content_type = call.header(CONTENT_TYPE).map(essence);
-    let content = collect(call, body).await?;
+    let content_type = call.header(CONTENT_TYPE).map(essence).filter(|text| !text.is_empty());
+    let (content, place) = collect(call, body).await?;
     let digest = prove(reference, &content)?;
     let (media_type, references) =
         References::parse(content_type, &content).map_err(ApiError::Manifest)?;
@@ -94,6 +112,8 @@ pub(super) async fn put(
     let (notices, origin) = (call.app.notices.clone(), call.origin());
     let conditions = WriteConditions::of(&call.parts.headers);
     let missing = call.on_store(move |store| {
+        // The content is held until here, also when the client is gone.
+        let _place = place;
         let _room = Room::for_manifest(store, &repository, &new)?;
         let put = || match &conditions {
             None => store.put_manifest(&repository, &new).map(Some),
@@ -214,21 +234,25 @@ fn prove(reference: Reference, content: &[u8]) -> Result<Digest, ApiError> {
 }
 
 /// Reads a manifest's body, which is held whole and therefore bounded.
-async fn collect(call: Call<'_>, body: &mut Option<Body>) -> Result<Bytes, ApiError> {
+async fn collect(
+    call: Call<'_>,
+    body: &mut Option<Body>,
+) -> Result<(Bytes, OwnedSemaphorePermit), ApiError> {
     let too_large = |length| length > MANIFEST_BYTES_MAX;
     if call.content_length().is_some_and(too_large) {
         return Err(ApiError::ManifestSize);
     }
-    let _place = call.app.receiving.acquire().await;
+    let place = call.app.receiving.take().await?;
+    let mut moving = Pace::new(&call.app.receiving);
     let Some(body) = body else { return Err(ApiError::Body) };
     let mut content = BytesMut::new();
-    while let Some(bytes) = next_frame(body).await? {
+    while let Some(bytes) = next_paced(body, &mut moving).await? {
         content.extend_from_slice(&bytes);
         if u64::try_from(content.len()).is_ok_and(too_large) {
             return Err(ApiError::ManifestSize);
         }
     }
-    Ok(content.freeze())
+    Ok((content.freeze(), place))
 }
 
 /// Returns a media type without its parameters, which a registry should ignore.

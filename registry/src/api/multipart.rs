@@ -29,7 +29,7 @@ struct Rest {
     /// What stands after the last.
     end: Option<Bytes>,
     // Held while bytes leave, as every pull does.
-    place: Option<OwnedSemaphorePermit>,
+    place: OwnedSemaphorePermit,
 }
 
 /// Sends parts of a blob, in the order in which they were asked for.
@@ -48,7 +48,7 @@ pub(super) async fn reply(
     let mut parts = parts.into_iter();
     let Some((head, part)) = parts.next() else { return Err(ApiError::Range { length }) };
 
-    let place = Arc::clone(&call.app.sending).acquire_owned().await.ok();
+    let place = call.app.sending.take().await?;
     let reader = BlobReader::new(Arc::clone(&call.app.store), blob, part.start, part.end);
     // The first chunk is checked before the reply begins: corrupt is absent.
     let Some((first, reader)) = reader.next().await? else {

@@ -1,6 +1,6 @@
 //! Our own token server (Docker's token specification, and its OAuth 2 form).
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::body::Body;
@@ -15,10 +15,13 @@ use crate::access::proof::{Issued, Refusal};
 use crate::access::scope::Scope;
 use crate::access::{Caller, Somebody};
 use crate::error::ApiError;
-use crate::upload::next_frame;
+use crate::upload::{UploadError, next_frame};
 
 /// Longest form; a password and fifty scopes of 300 bytes.
 const FORM_BYTES_MAX: usize = 32 << 10;
+
+/// How long a form may take: nothing is proven yet of who sends it, and it is short.
+const FORM_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Makes a token for whoever has a password, or for nobody in particular.
 pub(super) async fn issue(call: Call<'_>, body: &mut Option<Body>) -> Result<Response, ApiError> {
@@ -76,7 +79,8 @@ async fn by_password(
     let named = parameter(parameters, "username").zip(parameter(parameters, "password"));
     let (user, password) =
         named.ok_or(ApiError::Malformed("form; username or password is missing"))?;
-    Ok(call.app.access.identify_by_password(caller, user, password).await)
+    let address = call.peer.address.ip();
+    Ok(call.app.access.identify_by_password(caller, (user, password), address).await)
 }
 
 async fn form(call: Call<'_>, body: &mut Option<Body>) -> Result<Vec<(String, String)>, ApiError> {
@@ -86,6 +90,16 @@ async fn form(call: Call<'_>, body: &mut Option<Body>) -> Result<Vec<(String, St
         return Err(ApiError::Malformed("Content-Type; send a form"));
     }
     let Some(body) = body else { return Err(ApiError::Body) };
+    let content = tokio::time::timeout(FORM_TIME_MAX, whole(body)).await;
+    let content = content.map_err(|_too_long| UploadError::Stalled)??;
+    serde_urlencoded::from_bytes(&content).map_err(|error| {
+        // Not the error: it may hold a part of the form.
+        drop(error);
+        ApiError::Malformed("form")
+    })
+}
+
+async fn whole(body: &mut Body) -> Result<BytesMut, ApiError> {
     let mut content = BytesMut::new();
     while let Some(bytes) = next_frame(body).await? {
         content.extend_from_slice(&bytes);
@@ -93,11 +107,7 @@ async fn form(call: Call<'_>, body: &mut Option<Body>) -> Result<Vec<(String, St
             return Err(ApiError::Malformed("form; it is too long"));
         }
     }
-    serde_urlencoded::from_bytes(&content).map_err(|error| {
-        // Not the error: it may hold a part of the form.
-        drop(error);
-        ApiError::Malformed("form")
-    })
+    Ok(content)
 }
 
 fn unauthorized(call: Call<'_>, why: String) -> ApiError {

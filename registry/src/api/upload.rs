@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, EXPECT, LOCATION, RANGE};
 use http::{HeaderName, StatusCode};
 use kybernate_spec::{Algorithm, Digest, RepositoryName};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{CONTENT_DIGEST, Call, digest, linger, parameter, repository};
 use crate::access::action::Action;
@@ -37,9 +38,9 @@ pub(super) async fn post(
         return begin(call, &repository, wanted.algorithm()).await;
     }
     if let Some(text) = parameter(&query, "digest") {
-        let digest = digest(text)?;
-        let id = call.app.uploads.open(&repository, digest.algorithm()).await?;
-        return complete(call, Target { repository, id }, digest, body).await;
+        let push = Push::of(call, digest(text)?).await?;
+        let id = call.app.uploads.open(&repository, push.digest.algorithm()).await?;
+        return complete(call, Target { repository, id }, push.whole(), body).await;
     }
     let algorithm = match parameter(&query, "digest-algorithm") {
         Some(name) => name.parse().map_err(ApiError::Digest)?,
@@ -64,6 +65,7 @@ pub(super) async fn patch(
 ) -> Result<Response, ApiError> {
     let target = Target::parse(name, id)?;
     let (range, length) = (content_range(call)?, call.content_length());
+    let place = call.app.receiving.take().await?;
     let Some(mut body) = body.take() else { return Err(ApiError::Body) };
     let at = target.clone();
     let app = Arc::clone(call.app);
@@ -71,7 +73,7 @@ pub(super) async fn patch(
         let arrival = Arrival { body: &mut body, range, length, origin: None };
         (app.uploads.patch(&at.repository, &at.id, arrival).await, body)
     };
-    let received = detached(call, work).await.map_err(|error| error.at(&target))?;
+    let received = detached(call, place, work).await.map_err(|error| error.at(&target))?;
     Ok(progress(StatusCode::ACCEPTED, &target, received))
 }
 
@@ -85,7 +87,7 @@ pub(super) async fn put(
     let target = Target::parse(name, id)?;
     let query = call.query()?;
     let digest = digest(parameter(&query, "digest").ok_or(ApiError::NoDigest)?)?;
-    complete(call, target, digest, body).await
+    complete(call, target, Push::of(call, digest).await?, body).await
 }
 
 /// Gives an upload up.
@@ -137,13 +139,35 @@ async fn begin(
     Ok(progress(StatusCode::ACCEPTED, &target, 0))
 }
 
+/// What ends an upload, with the place for its body.
+struct Push {
+    digest: Digest,
+    range: Option<ContentRange>,
+    place: OwnedSemaphorePermit,
+    /// Nobody else knows the upload, so nobody can go on with it.
+    whole: bool,
+}
+
+impl Push {
+    /// Reads everything that may be wrong, and waits for a place, before anything is begun.
+    async fn of(call: Call<'_>, digest: Digest) -> Result<Self, ApiError> {
+        let range = content_range(call)?;
+        Ok(Self { digest, range, place: call.app.receiving.take().await?, whole: false })
+    }
+
+    fn whole(self) -> Self {
+        Self { whole: true, ..self }
+    }
+}
+
 async fn complete(
     call: Call<'_>,
     target: Target,
-    digest: Digest,
+    push: Push,
     body: &mut Option<Body>,
 ) -> Result<Response, ApiError> {
-    let (range, length) = (content_range(call)?, call.content_length());
+    let Push { digest, range, place, whole } = push;
+    let length = call.content_length();
     let Some(mut body) = body.take() else { return Err(ApiError::Body) };
     let (at, wanted, app) = (target.clone(), digest.clone(), Arc::clone(call.app));
     let origin = Some(call.origin());
@@ -154,9 +178,13 @@ async fn complete(
             Err(UploadError::Unknown) => repeated(&app, &at, &wanted, &mut body).await,
             outcome => outcome,
         };
+        if outcome.is_err() && whole {
+            // It may be gone already.
+            drop(app.uploads.cancel(&at.repository, &at.id).await);
+        }
         (outcome, body)
     };
-    detached(call, work).await.map_err(|error| error.at(&target))?;
+    detached(call, place, work).await.map_err(|error| error.at(&target))?;
     Ok(created(&target.repository, &digest))
 }
 
@@ -180,12 +208,12 @@ async fn repeated(
 /// finished, also when the client goes away and the request's own future is dropped.
 async fn detached<T: Send + 'static>(
     call: Call<'_>,
+    place: OwnedSemaphorePermit,
     work: impl Future<Output = (Result<T, UploadError>, Body)> + Send + 'static,
 ) -> Result<T, Failure> {
     let app = Arc::clone(call.app);
     let waits_to_send = call.parts.headers.contains_key(EXPECT);
     let running = call.app.tasks.run(async move {
-        let place = app.receiving.acquire().await;
         let (outcome, body) = work.await;
         drop(place);
         if outcome.is_err() && !waits_to_send {

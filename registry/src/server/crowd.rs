@@ -1,7 +1,7 @@
 //! Places for connections, and what happens when all are taken.
 //!
-//! Whoever opens connections and says nothing, or begins a request and never ends it, must not keep
-//! out who has something to ask. When a connection finds no place, those in no request lose
+//! Whoever opens connections and says nothing, or begins a request and never ends its head, must not
+//! keep out who has something to ask. When a connection finds no place, those in no request lose
 //! theirs. Clients that keep connections for later open them anew.
 
 use std::io;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::response::Response;
-use http_body_util::BodyExt as _;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::places::until_sent;
 
 /// How long one who waits for a place leaves those in requests to end them before all are looked
 /// at again.
@@ -74,13 +74,7 @@ impl Business {
 impl Busy {
     /// Counts until the last byte of the reply is sent.
     pub(super) fn until_sent(self, response: Response) -> Response {
-        // Of all adapters this one leaves the body's length as it is.
-        response.map(|body| {
-            Body::new(body.map_err(move |error| {
-                let Self(_counts) = &self;
-                error
-            }))
-        })
+        until_sent(self, response)
     }
 }
 

@@ -1,4 +1,5 @@
-//! A connection that ends when the client reads nothing for too long.
+//! A connection that ends when the client reads nothing for too long, or too little while others wait
+//! to be served.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,6 +11,10 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use crate::metrics::ConnectionMetrics;
+use crate::places::{Pace, Places};
+
+/// How often it is looked whether others wait.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Wraps a stream whose writes may wait only so long.
 #[derive(Debug)]
@@ -18,6 +23,9 @@ pub(super) struct Patience {
     /// How long a client may leave a reply unread.
     unread_max: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Since when the client has read nothing.
+    since: Option<Instant>,
+    pace: Pace,
     metrics: ConnectionMetrics,
 }
 
@@ -26,9 +34,11 @@ impl Patience {
         stream: TcpStream,
         unread_max: Duration,
         metrics: &ConnectionMetrics,
+        places: &Places,
     ) -> Self {
         metrics.open.inc();
-        Self { stream, unread_max, waiting: None, metrics: metrics.clone() }
+        let (pace, metrics) = (Pace::new(places), metrics.clone());
+        Self { stream, unread_max, waiting: None, since: None, pace, metrics }
     }
 
     /// Turns a write that has waited too long into an error.
@@ -39,15 +49,25 @@ impl Patience {
     ) -> Poll<io::Result<usize>> {
         if let Poll::Ready(written) = written {
             let bytes = written.as_ref().map_or(0, |bytes| *bytes);
-            self.metrics.sent.inc_by(u64::try_from(bytes).unwrap_or(0));
-            let written = Poll::Ready(written);
+            let bytes = u64::try_from(bytes).unwrap_or(0);
+            self.metrics.sent.inc_by(bytes);
             self.waiting = None;
-            return written;
+            let waited = self.since.take().map(|since| since.elapsed());
+            self.pace.moved(waited.unwrap_or_default(), bytes);
+            let cut = waited.is_some() && self.pace.is_too_slow(Duration::ZERO);
+            return Poll::Ready(if cut { Err(io::ErrorKind::TimedOut.into()) } else { written });
         }
-        let until = Instant::now() + self.unread_max;
-        let until = || Box::pin(tokio::time::sleep_until(until));
-        ready!(self.waiting.get_or_insert_with(until).as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        let since = *self.since.get_or_insert_with(Instant::now);
+        loop {
+            let waited = since.elapsed();
+            if waited >= self.unread_max || self.pace.is_too_slow(waited) {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            let rest = LOOK_EVERY.min(self.unread_max.saturating_sub(waited));
+            let look = || Box::pin(tokio::time::sleep_until(Instant::now() + rest));
+            ready!(self.waiting.get_or_insert_with(look).as_mut().poll(context));
+            self.waiting = None;
+        }
     }
 }
 

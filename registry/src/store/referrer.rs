@@ -101,6 +101,7 @@ impl Store {
 }
 
 fn size_of(descriptor: &Descriptor) -> usize {
-    let annotations = &descriptor.annotations;
-    512 + annotations.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+    let Descriptor { annotations, media_type, artifact_type, .. } = descriptor;
+    let types = media_type.len() + artifact_type.as_ref().map_or(0, String::len);
+    512 + types + annotations.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
 }

@@ -58,9 +58,14 @@ impl UploadId {
 
     /// Whether the upload's life is over.
     pub(crate) fn is_expired(&self, now: SystemTime) -> bool {
+        self.age(now).is_some_and(|age| age > UPLOAD_LIFE)
+    }
+
+    /// Returns how long ago it began; nothing when the clock went back since.
+    pub(crate) fn age(&self, now: SystemTime) -> Option<Duration> {
         let began = self.0.get(..8).and_then(|text| u64::from_str_radix(text, 16).ok());
         let began = UNIX_EPOCH + Duration::from_secs(began.unwrap_or(0));
-        now.duration_since(began).is_ok_and(|age| age > UPLOAD_LIFE)
+        now.duration_since(began).ok()
     }
 }
 

@@ -10,9 +10,11 @@ use http_body_util::BodyExt as _;
 use kybernate_spec::{Digest, Hasher, RepositoryName};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::progress::{Progress, read_through};
 use super::{Arrival, UploadError, Uploads};
+use crate::places::Pace;
 use crate::quota::Allowance;
 use crate::store::{
     Buffer, CHUNK_BYTES, CHUNK_LENGTH, Commit, Sink, Store, StoreError, SumRun, UploadFile,
@@ -70,9 +72,10 @@ pub(crate) async fn append(
     let mut remainder =
         Remainder { progress: before, file, buffer: store.buffer(capacity), writing: None };
     let start = remainder.progress.received;
+    let mut pace = Pace::new(&uploads.receiving);
     let outcome = loop {
         let frame = tokio::select! {
-            frame = next_frame(body) => frame,
+            frame = next_paced(body, &mut pace) => frame,
             Ok(()) = superseded.changed() => break Err(UploadError::Superseded),
         };
         let received = remainder.progress.received - start;
@@ -117,6 +120,23 @@ pub(crate) async fn next_frame(body: &mut Body) -> Result<Option<Bytes>, UploadE
             }
         }
     }
+}
+
+/// Returns the next bytes of a body. A client that sends too little while others wait for its place
+/// is an error too.
+pub(crate) async fn next_paced(
+    body: &mut Body,
+    pace: &mut Pace,
+) -> Result<Option<Bytes>, UploadError> {
+    let began = Instant::now();
+    let frame = next_frame(body).await?;
+    if let Some(bytes) = &frame {
+        pace.moved(began.elapsed(), u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        if pace.is_too_slow(Duration::ZERO) {
+            return Err(UploadError::Stalled);
+        }
+    }
+    Ok(frame)
 }
 
 impl Remainder {

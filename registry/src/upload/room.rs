@@ -7,7 +7,8 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 
 use kybernate_spec::{Digest, RepositoryName};
 
@@ -16,7 +17,37 @@ use crate::app::blocking;
 use crate::quota::Allowance;
 use crate::store::{StoreError, StoreErrorKind, UploadFile};
 
+/// How long an upload that has nothing is left alone before it may be given up for another.
+const EMPTY_IDLE: Duration = Duration::from_mins(1);
+
 impl Uploads {
+    /// Gives up the oldest upload that nothing was sent to, when it is old enough. Returns whether
+    /// there was one.
+    pub(super) async fn give_up_empty(&self) -> Result<bool, StoreError> {
+        let now = SystemTime::now();
+        let mut empty: Vec<_> = self
+            .lock()
+            .iter()
+            .filter(|(_, session)| session.received.load(Ordering::Relaxed) == 0)
+            .filter_map(|(id, session)| Some((id.age(now)?, id.clone(), Arc::clone(session))))
+            .filter(|(age, ..)| *age >= EMPTY_IDLE)
+            .collect();
+        empty.sort_by_key(|(age, ..)| Reverse(*age));
+        let given_up = empty.into_iter().find_map(|(_, id, session)| {
+            // Somebody sends to it now.
+            let mut held = session.state.try_lock().ok()?;
+            held.close();
+            Some((id, session.file.clone()))
+        });
+        let Some((id, file)) = given_up else { return Ok(false) };
+        self.lock().remove(&id);
+        blocking(&self.store, move |_| {
+            file.remove();
+            Ok(true)
+        })
+        .await
+    }
+
     /// Makes sure that an upload may have `bytes` in all, as [`Allowance::widen`] does.
     pub(super) async fn allow(
         &self,

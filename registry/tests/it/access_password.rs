@@ -83,6 +83,33 @@ async fn users_without_a_policy_may_do_everything_and_nobody_else() {
 }
 
 #[tokio::test]
+async fn who_tries_many_passwords_is_told_to_come_again() {
+    let policy = rule(&["**"], &["authenticated"], &["pull"]);
+    let users = htpasswd(&[("alice", "right"), ("bob", "right")]);
+    let files = [("policy.toml", &*policy), ("htpasswd", &users)];
+    let guarded = Guarded::start(&files, with_users).await;
+    let remote = guarded.registry.remote.clone();
+    let ask = async |path: &str, user: &str, password: &str| {
+        remote.send(Method::GET, path, &[("authorization", &*basic(user, password))], "").await
+    };
+    assert_eq!(ask("/v2/", "bob", "right").await.status, 200);
+    let guesses = (0..200).map(|guess| (["/v2/", "/token"][guess % 2], guess.to_string()));
+    let answers = guesses.map(|(path, guess)| async move { ask(path, "alice", &guess).await });
+    let mut refused = None;
+    for answer in answers {
+        let answer = answer.await;
+        if answer.status != 401 {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let refused = refused.unwrap();
+    refused.refused(429, "TOOMANYREQUESTS");
+    assert!(refused.header("retry-after").parse::<u64>().unwrap() > 0);
+    assert_eq!(ask("/v2/", "bob", "right").await.status, 200, "who is known is not affected");
+}
+
+#[tokio::test]
 async fn a_changed_file_forgets_who_was_let_in() {
     let policy = rule(&["**"], &["authenticated"], &["pull"]);
     let first = htpasswd(&[("alice", "old"), ("bob", "same")]);
@@ -91,7 +118,13 @@ async fn a_changed_file_forgets_who_was_let_in() {
     let remote = guarded.registry.remote.clone();
     let ask = async |user: &str, password: &str| {
         let headers = [("authorization", &*basic(user, password))];
-        remote.send(Method::GET, "/v2/", &headers, "").await.status
+        let mut status = 429;
+        wait_until("it may be tried again", async || {
+            status = remote.send(Method::GET, "/v2/", &headers, "").await.status;
+            status != 429
+        })
+        .await;
+        status
     };
     assert_eq!((ask("alice", "old").await, ask("bob", "same").await), (200, 200));
     guarded.replace("htpasswd", &htpasswd(&[("alice", "new"), ("bob", "same")]));

@@ -2,6 +2,8 @@ use std::time::Instant;
 
 use super::*;
 
+const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
 const KEY: [u8; 32] = [7; 32];
 
 fn file(lines: &[(&str, &str, u32)]) -> Vec<u8> {
@@ -20,13 +22,13 @@ async fn only_the_right_password_of_a_user_is_accepted() {
     let users = users(&file(&[("alice", "right", 4), ("bob", "other", 5)]));
     let checker = Checker::default();
     for _again in 0..2 {
-        let alice = checker.check(&users, "alice", "right").await.unwrap();
+        let alice = checker.check(&users, ("alice", "right"), HERE).await.unwrap();
         assert_eq!(alice.holder, Holder::User("alice".into()));
     }
     for (user, password) in
         [("alice", "other"), ("alice", ""), ("carol", "right"), ("", ""), ("alice", "right ")]
     {
-        let refused = checker.check(&users, user, password).await;
+        let refused = checker.check(&users, (user, password), HERE).await;
         assert_eq!(refused.unwrap_err(), PasswordError::Wrong, "{user} {password}");
     }
 }
@@ -36,11 +38,11 @@ async fn what_was_proven_once_is_not_hashed_again() {
     let users = users(&file(&[("alice", "right", 10)]));
     let checker = Checker::default();
     let began = Instant::now();
-    checker.check(&users, "alice", "right").await.unwrap();
+    checker.check(&users, ("alice", "right"), HERE).await.unwrap();
     let first = began.elapsed();
     let began = Instant::now();
     for _ in 0..100 {
-        checker.check(&users, "alice", "right").await.unwrap();
+        checker.check(&users, ("alice", "right"), HERE).await.unwrap();
     }
     assert!(began.elapsed() < first, "{:?} {first:?}", began.elapsed());
 }
@@ -90,8 +92,48 @@ async fn too_many_at_once_are_sent_away() {
     let users = users(&file(&[("alice", "right", 4)]));
     let checker = Checker::default();
     let _all = Arc::clone(&checker.waiting).try_acquire_many_owned(128).unwrap();
-    let refused = checker.check(&users, "alice", "right").await;
+    let refused = checker.check(&users, ("alice", "right"), HERE).await;
     assert_eq!(refused.unwrap_err(), PasswordError::Busy);
+}
+
+#[tokio::test]
+async fn who_guesses_is_sent_away_before_it_is_told_anything() {
+    let users = users(&file(&[("alice", "right", 4), ("bob", "right", 4)]));
+    let checker = Checker::default();
+    let try_it = async |user: &str, password: &str, address: [u8; 4]| {
+        checker.check(&users, (user, password), address.into()).await.map(drop)
+    };
+    let (guesser, other) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    // Right ones do not count, and who is remembered is not asked.
+    for _ in 0..100 {
+        assert_eq!(try_it("bob", "right", guesser).await, Ok(()));
+    }
+    for guess in 0..60 {
+        assert_eq!(try_it("alice", &guess.to_string(), guesser).await, Err(PasswordError::Wrong));
+    }
+    // Time goes on meanwhile, at one more guess per second.
+    let mut more = 0;
+    while try_it("alice", "wrong", guesser).await == Err(PasswordError::Wrong) {
+        more += 1;
+    }
+    assert!(more < 30, "{more}");
+    assert_eq!(try_it("alice", "right", guesser).await, Err(PasswordError::Busy));
+    assert_eq!(try_it("bob", "right", guesser).await, Ok(()));
+    assert_eq!(try_it("alice", "right", other).await, Ok(()));
+    assert_eq!(try_it("alice", "right", guesser).await, Ok(()), "it is remembered now");
+}
+
+#[tokio::test]
+async fn one_address_takes_few_of_the_places() {
+    let users = users(&file(&[("alice", "right", 4)]));
+    let checker = Checker::default();
+    let here = Client::of(HERE);
+    let places =
+        (0..WAITING_FROM_ONE_MAX).map(|_| checker.guesses.enter(here.clone(), Instant::now()));
+    let _places: Vec<_> = places.map(Result::unwrap).collect();
+    let refused = checker.check(&users, ("alice", "right"), HERE).await;
+    assert_eq!(refused.unwrap_err(), PasswordError::Busy);
+    checker.check(&users, ("alice", "right"), [10, 0, 0, 1].into()).await.unwrap();
 }
 
 proptest::proptest! {

@@ -11,7 +11,8 @@ async fn a_client_that_reads_nothing_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, _) = listener.accept().await.unwrap();
-    let mut patience = Patience::new(stream, UNREAD_MAX, &ConnectionMetrics::default());
+    let (metrics, places) = (ConnectionMetrics::default(), Places::new(1));
+    let mut patience = Patience::new(stream, UNREAD_MAX, &metrics, &places);
     let began = Instant::now();
 
     let error = loop {
