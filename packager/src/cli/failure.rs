@@ -263,7 +263,9 @@ impl From<PolicyError> for Failure {
             PolicyError::Uncovered(_) | PolicyError::Expired(_) => {
                 Self::Refused(Rule::Policy, error.into())
             }
-            error if error.is_refusal() => Self::Refused(Rule::Signature, error.into()),
+            error @ PolicyError::Signature { .. } if error.is_refusal() => {
+                Self::Refused(Rule::Signature, error.into())
+            }
             error @ PolicyError::Signature { .. } => Self::failed(error),
         }
     }
