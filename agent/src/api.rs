@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::agent_server::Agent;
+use kybernate_packager::trace_parent::TraceParent;
 use kybernate_spec::chain;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
@@ -34,30 +35,30 @@ impl Agent for Service {
         &self,
         request: Request<api::CheckpointRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let limit = deadline(request.metadata())?;
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
-        Ok(Response::new(self.app.checkpoint(request).await?))
+        Ok(Response::new(self.app.checkpoint(request, trace).await?))
     }
 
     async fn restore(
         &self,
         request: Request<api::RestoreRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let limit = deadline(request.metadata())?;
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
-        Ok(Response::new(self.app.restore(request).await?))
+        Ok(Response::new(self.app.restore(request, trace).await?))
     }
 
     async fn stage(
         &self,
         request: Request<api::StageRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let limit = deadline(request.metadata())?;
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
-        Ok(Response::new(self.app.stage(request).await?))
+        Ok(Response::new(self.app.stage(request, trace).await?))
     }
 
     async fn evict(
@@ -178,6 +179,15 @@ impl Agent for Service {
         let id = request.into_inner().operation_id;
         let operation = self.app.operations.tagged(&id).await.map_err(Rejection::from)?;
         Ok(Response::new(operation.ok_or(Rejection::NoOperation(id))?))
+    }
+}
+
+/// Returns the trace that a call is a part of, or begins one.
+fn trace(metadata: &MetadataMap) -> Result<TraceParent, Status> {
+    let given = metadata.get(TraceParent::HEADER).and_then(|text| text.to_str().ok());
+    match given.and_then(|text| text.parse().ok()) {
+        Some(given) => Ok(given),
+        None => TraceParent::random().map_err(|error| Status::internal(error.to_string())),
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kybernate_packager::agent_api::{self as api, REFUSED_BY};
 use kybernate_packager::policy::Policy;
+use kybernate_packager::trace_parent::TraceParent;
 use kybernate_spec::{ReferenceError, TagError, chain};
 use tonic::metadata::MetadataValue;
 
@@ -126,6 +127,7 @@ impl App {
     pub(crate) async fn checkpoint(
         self: &Arc<Self>,
         request: api::CheckpointRequest,
+        trace: TraceParent,
     ) -> Result<api::Operation, Rejection> {
         let order = checkpoint::Order::parse(request, &self.config)?;
         self.ready().await?;
@@ -133,10 +135,11 @@ impl App {
         let source = checkpoint::Source::find(self, &order.wanted()).await?;
         let driver = self.operations.begin(order.subject()).await?;
         let accepted = driver.to_api();
+        tracing::info!(operation = driver.id(), trace_id = trace.trace_id(), "a checkpoint begins");
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
             let work = Box::pin(checkpoint::run(&app, &driver, source, order, cancel));
-            let conclusion = driver.bounded(work).await;
+            let conclusion = driver.bounded(trace.around(work)).await;
             // Whoever sees it closed may begin the next one.
             drop(busy);
             driver.close(conclusion).await;
@@ -158,6 +161,7 @@ impl App {
     pub(crate) async fn restore(
         self: &Arc<Self>,
         request: api::RestoreRequest,
+        trace: TraceParent,
     ) -> Result<api::Operation, Rejection> {
         let order = restore::Order::parse(request)?;
         self.ready().await?;
@@ -168,10 +172,11 @@ impl App {
         }
         let driver = self.operations.begin(order.subject()).await?;
         let accepted = driver.to_api();
+        tracing::info!(operation = driver.id(), trace_id = trace.trace_id(), "a restore begins");
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            let conclusion =
-                driver.bounded(Box::pin(restore::run(&app, &driver, order, cancel))).await;
+            let work = Box::pin(restore::run(&app, &driver, order, cancel));
+            let conclusion = driver.bounded(trace.around(work)).await;
             drop(busy);
             driver.close(conclusion).await;
         });
@@ -182,16 +187,18 @@ impl App {
     pub(crate) async fn stage(
         self: &Arc<Self>,
         request: api::StageRequest,
+        trace: TraceParent,
     ) -> Result<api::Operation, Rejection> {
         let order = staging::Order::parse(request)?;
         self.ready().await?;
         let driver = self.operations.begin(order.subject()).await?;
         driver.update(|record| record.tier = Some(order.tier())).await?;
         let accepted = driver.to_api();
+        tracing::info!(operation = driver.id(), trace_id = trace.trace_id(), "staging begins");
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            let conclusion =
-                driver.bounded(Box::pin(staging::run(&app, &driver, order, cancel))).await;
+            let work = Box::pin(staging::run(&app, &driver, order, cancel));
+            let conclusion = driver.bounded(trace.around(work)).await;
             driver.close(conclusion).await;
         });
         Ok(accepted)

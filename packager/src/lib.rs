@@ -34,6 +34,7 @@ pub mod remote;
 pub mod sign;
 pub mod store;
 mod stored;
+pub mod trace_parent;
 pub mod unpack;
 pub mod verify;
 pub mod walk;

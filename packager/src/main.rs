@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser as _;
+use kybernate_packager::trace_parent::TraceParent;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -73,12 +74,30 @@ fn start(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
     ended
 }
 
+/// Returns the trace that the command is a part of: the one in the environment, as tools do for
+/// OpenTelemetry, or a new one.
+fn trace() -> Result<TraceParent, Failure> {
+    let given = std::env::var_os(TraceParent::VARIABLE).filter(|text| !text.is_empty());
+    let given = given.map(|text| text.to_string_lossy().parse::<TraceParent>());
+    match given {
+        Some(Ok(given)) => Ok(given),
+        given => {
+            if given.is_some() {
+                tracing::warn!("the TRACEPARENT in the environment is none, and left out");
+            }
+            TraceParent::random().map_err(Failure::failed)
+        }
+    }
+}
+
 /// Runs the command until it ends or is interrupted: then it is dropped, and with it whatever
 /// temporary files it holds.
 async fn run(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    let mut running = std::pin::pin!(cli.run(terminal));
+    let trace = trace()?;
+    tracing::info!(trace_id = trace.trace_id(), "begins");
+    let mut running = std::pin::pin!(trace.around(cli.run(terminal)));
     loop {
         tokio::select! {
             ended = &mut running => return ended,

@@ -10,9 +10,12 @@ use kybernate_packager::agent_api::{
     AGENT_SOCKET, CancelRequest, Operation, OperationState, REFUSED_BY, StepTime, WatchRequest,
 };
 use kybernate_packager::progress::Snapshot;
+use kybernate_packager::trace_parent::TraceParent;
 use tokio::net::UnixStream;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 use tower::service_fn;
 
 use super::{Failure, Rule};
@@ -25,6 +28,11 @@ const BREAKS_MAX: u32 = 30;
 
 /// Pause between those.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// A connection to the agent, over which it learns what trace we are a part of.
+pub(super) type Client = AgentClient<InterceptedService<Channel, fn(Request<()>) -> Traced>>;
+/// A call with the trace it is a part of.
+type Traced = Result<Request<()>, Status>;
 
 /// How to reach the agent.
 #[derive(Clone, Debug, Args)]
@@ -41,7 +49,7 @@ impl AgentSocket {
     }
 
     /// Connects to the agent.
-    pub(super) async fn connect(&self) -> Result<AgentClient<Channel>, Failure> {
+    pub(super) async fn connect(&self) -> Result<Client, Failure> {
         let path = self.agent_socket.clone();
         let connector = service_fn(move |_| {
             let path = path.clone();
@@ -54,7 +62,7 @@ impl AgentSocket {
             let path = self.agent_socket.display();
             Failure::failed(format!("failed to reach the agent at {path}: {text}"))
         })?;
-        Ok(AgentClient::new(channel))
+        Ok(AgentClient::with_interceptor(channel, traced))
     }
 
     /// Shows an operation until it ends. Ctrl-C cancels it; the second one leaves it to the agent.
@@ -159,6 +167,16 @@ impl AgentSocket {
         }
         Ok(news)
     }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "an interceptor may refuse, this one does not")]
+fn traced(mut request: Request<()>) -> Traced {
+    let parent = TraceParent::current();
+    let value = parent.and_then(|parent| AsciiMetadataValue::try_from(parent.as_str()).ok());
+    if let Some(value) = value {
+        request.metadata_mut().insert(TraceParent::HEADER, value);
+    }
+    Ok(request)
 }
 
 /// Tells what a status of the agent means for the exit code.

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use kybernate_spec::RepositoryName;
 use oci_client::errors::OciDistributionError;
 use oci_client::secrets::RegistryAuth;
-use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, LINK, RETRY_AFTER};
+use reqwest::header::{
+    ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LINK, RETRY_AFTER,
+};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 
 use super::patience::{CONNECT, STALL, persist, within_stall};
@@ -16,6 +18,7 @@ use super::scheme::Scheme;
 use super::tokens::{Access, Tokens};
 use crate::checked::length;
 use crate::store::StoreErrorKind;
+use crate::trace_parent::TraceParent;
 
 /// What registries see of us in their logs.
 pub(super) const USER_AGENT: &str = concat!("kybernate/", env!("CARGO_PKG_VERSION"));
@@ -60,9 +63,10 @@ impl Documents {
         auth: RegistryAuth,
     ) -> Result<Self, StoreErrorKind> {
         // No `Referer`: whoever a registry redirects to need not know where from.
+        let trace = traced();
         let builder = || {
             let builder = reqwest::Client::builder().user_agent(USER_AGENT).referer(false);
-            builder.connect_timeout(CONNECT)
+            builder.default_headers(trace.clone()).connect_timeout(CONNECT)
         };
         let (http, bulk) = (builder().read_timeout(STALL).build()?, builder().build()?);
         let (root, reply) = scheme.greet(&http, image.resolve_registry()).await?;
@@ -278,6 +282,13 @@ pub(super) async fn read(mut reply: Response, limit: u64) -> Result<Bytes, Store
         content.extend_from_slice(&bytes);
     }
     Ok(content.into())
+}
+
+/// Returns the headers that say which trace a request belongs to, where it belongs to one.
+fn traced() -> HeaderMap {
+    let parent = TraceParent::current();
+    let value = parent.and_then(|parent| HeaderValue::from_str(parent.as_str()).ok());
+    value.map(|value| (HeaderName::from_static(TraceParent::HEADER), value)).into_iter().collect()
 }
 
 /// Returns the address of the next page (RFC 8288, `rel="next"`), on the same host only: the

@@ -78,6 +78,13 @@ impl Scripted {
     pub(crate) fn asked(&self, what: &str) -> usize {
         self.requests.lock().unwrap().iter().filter(|head| head.contains(what)).count()
     }
+
+    /// Returns the heads of all requests so far, in small letters, and forgets them.
+    pub(crate) fn take_heads(&self) -> Vec<String> {
+        let mut heads = std::mem::take(&mut *self.requests.lock().unwrap());
+        heads.retain(|head| head != TLS);
+        heads
+    }
 }
 
 /// Whether the client begins with a TLS handshake.

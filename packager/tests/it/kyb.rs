@@ -29,6 +29,16 @@ pub(crate) async fn kyb_trusting<A: AsRef<OsStr>>(
     trusted: Option<&Path>,
     arguments: impl IntoIterator<Item = A>,
 ) -> Ran {
+    let variables = trusted.map(|file| ("SSL_CERT_FILE", file.as_os_str()));
+    kyb_with(directory, variables.as_slice(), arguments).await
+}
+
+/// Runs `kyb` as [`kyb`] does, with more in its environment.
+pub(crate) async fn kyb_with<A: AsRef<OsStr>>(
+    directory: &Path,
+    variables: &[(&str, &OsStr)],
+    arguments: impl IntoIterator<Item = A>,
+) -> Ran {
     let output: Output = Command::new(env!("CARGO_BIN_EXE_kyb"))
         .args(arguments)
         .current_dir(directory)
@@ -37,10 +47,11 @@ pub(crate) async fn kyb_trusting<A: AsRef<OsStr>>(
         .env("COLUMNS", "100")
         .env_remove("XDG_CACHE_HOME")
         .env_remove("KYB_LOG")
+        .env_remove("TRACEPARENT")
         .env_remove("KYBERNATE_AGENT_SOCKET")
         .env_remove("SSL_CERT_DIR")
         .env_remove("SSL_CERT_FILE")
-        .envs(trusted.map(|file| ("SSL_CERT_FILE", file)))
+        .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

@@ -25,5 +25,6 @@ mod registry;
 mod remote;
 mod schema;
 mod signing;
+mod trace;
 mod transfers;
 mod unpacking;
