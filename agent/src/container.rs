@@ -118,7 +118,8 @@ impl SourceSpec {
     /// Returns the directory on this node that is mounted on /dev/shm, when it comes from outside:
     /// CRIU dumps only what is the container's own.
     pub(crate) fn shared_memory(&self) -> Option<&Path> {
-        let mount = self.mounts.iter().find(|mount| mount.destination == "/dev/shm")?;
+        // A later one covers those before it.
+        let mount = self.mounts.iter().rev().find(|mount| mount.destination == "/dev/shm")?;
         mount.is_external().then(|| Path::new(&*mount.source))
     }
 }
@@ -182,6 +183,11 @@ mod tests {
                 "options":["rbind","ro"]}]}"#,
         );
         assert_eq!(bound.shared_memory(), Some(Path::new("/run/x/shm")));
+        let covered = spec(
+            r#"{"mounts":[{"destination":"/dev/shm","type":"tmpfs","source":"shm"},
+                {"destination":"/dev/shm","type":"bind","source":"/run/x/shm"}]}"#,
+        );
+        assert_eq!(covered.shared_memory(), Some(Path::new("/run/x/shm")));
         assert!(bound.needs().mounts[0].external);
     }
 

@@ -43,6 +43,7 @@ pub(crate) enum Check {
     Gpu,
     FileLock,
     Mount,
+    HiddenMount,
     StagingRoom,
     Memory,
     Incomplete,
@@ -113,7 +114,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 32] = [
+    pub(crate) const ALL: [Self; 33] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -143,6 +144,7 @@ impl Check {
         Self::Gpu,
         Self::FileLock,
         Self::Mount,
+        Self::HiddenMount,
         Self::StagingRoom,
         Self::Memory,
         Self::Incomplete,
@@ -336,6 +338,11 @@ impl Check {
                 "mount",
                 "a file system that CRIU cannot dump was mounted inside of the container",
                 "unmount it, or mount it from outside",
+            ),
+            Self::HiddenMount => refuse(
+                "hidden-mount",
+                "a mount hides another one, and no restore takes what cannot be seen",
+                "mount each place once: --mount on /dev/shm comes on top of the default one",
             ),
             _ => refuse("external-file", "a file outside of the container is open", "close it"),
         }

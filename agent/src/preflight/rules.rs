@@ -232,6 +232,31 @@ fn of_mounts(process: &Process, context: &Context, say: &mut impl FnMut(Check, S
             say(Check::Mount, format!("{} on {}", mount.kind, mount.point));
         }
     }
+    for hidden in hidden(&process.mounts) {
+        say(Check::HiddenMount, format!("{} on {}", hidden.kind, hidden.point));
+    }
+}
+
+/// Returns the mounts that another one covers: the gate of a restore refuses such images, since
+/// what is seen at a place would depend on an order.
+fn hidden(mounts: &[Mount]) -> impl Iterator<Item = &Mount> {
+    let mut places: BTreeMap<Vec<&str>, Vec<&Mount>> = BTreeMap::new();
+    for mount in mounts {
+        let parts = mount.point.split('/').filter(|part| !part.is_empty());
+        places.entry(parts.collect()).or_default().push(mount);
+    }
+    let mut found = Vec::new();
+    for (place, here) in &places {
+        let above = (0..place.len()).rev().find_map(|length| places.get(place.get(..length)?));
+        let above: BTreeSet<u64> = above.into_iter().flatten().map(|mount| mount.id).collect();
+        let parents: BTreeSet<u64> = here.iter().map(|mount| mount.parent).collect();
+        // Only what is at "/" stands on nothing that is seen.
+        let stands = |mount: &&Mount| place.is_empty() || above.contains(&mount.parent);
+        let covered = here.iter().filter(|mount| parents.contains(&mount.id));
+        let beside = here.iter().filter(|mount| here.len() == 1 && !stands(mount));
+        found.extend(covered.chain(beside).copied());
+    }
+    found.into_iter()
 }
 
 fn of_file(

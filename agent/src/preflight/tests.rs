@@ -337,6 +337,36 @@ fn mounts_that_criu_does_not_know_are_found_unless_declared() {
 }
 
 #[test]
+fn mounts_that_are_covered_are_found() {
+    let tree = Tree::new();
+    // As `ctr run --mount` makes it, on top of the default one.
+    tree.write("mountinfo", &format!("{MOUNTS}105 103 0:60 / /dev/shm rw - tmpfs pod rw\n"));
+    tree.finds("hidden-mount: tmpfs on /dev/shm");
+    // One above, mounted later; a name that begins like another is not below it.
+    let more = "\
+105 100 0:60 / /data/a rw - tmpfs x rw
+106 100 0:61 / /data rw - tmpfs x rw
+107 100 0:62 / /database rw - tmpfs x rw
+";
+    tree.write("mountinfo", &format!("{MOUNTS}{more}"));
+    tree.finds("hidden-mount: tmpfs on /data/a");
+}
+
+#[test]
+fn a_mount_namespace_is_looked_at_once() {
+    let tree = Tree::new();
+    for pid in 10..40 {
+        if pid > 10 {
+            tree.process(pid, 10, "");
+        }
+        tree.namespace(pid, "mnt", 1);
+    }
+    let view = View::of(tree.directory.path(), 10, &Vec::from_iter(10..40));
+    let mounts: usize = view.processes.iter().map(|process| process.mounts.len()).sum();
+    assert_eq!((view.processes.len(), mounts), (30, 5));
+}
+
+#[test]
 fn the_first_few_are_told_and_the_rest_is_counted() {
     let tree = Tree::new();
     for number in 10..30 {

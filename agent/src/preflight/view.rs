@@ -16,6 +16,9 @@ const PROCESSES_MAX: usize = 4096;
 /// Descriptors looked at, of all processes together.
 const FILES_MAX: usize = 100_000;
 
+/// Mounts looked at, of all mount namespaces together; a container has some thirty.
+const MOUNTS_MAX: usize = 20_000;
+
 /// Bytes read of one file of /proc: ten thousand sockets take a megabyte and a half.
 const BYTES_MAX: u64 = 8 << 20;
 
@@ -44,6 +47,7 @@ pub(super) struct Process {
     pub(super) secret: bool,
     /// Whether it has the code of a killed CRIU.
     pub(super) infected: bool,
+    /// Those of its mount namespace, with the first process that is in it.
     pub(super) mounts: Vec<Mount>,
     pub(super) files: Vec<OpenFile>,
 }
@@ -70,6 +74,8 @@ pub(super) struct OpenFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     pub(super) id: u64,
+    /// The mount it stands on.
+    pub(super) parent: u64,
     /// As the kernel encodes it: 12 bits of major above 20 of minor.
     pub(super) device: u64,
     pub(super) point: String,
@@ -110,10 +116,24 @@ impl View {
             view.missed.push(format!("descriptors beyond {FILES_MAX}"));
         }
         view.keep_descendants(init);
+        view.look_at_mounts(proc);
         for directory in nets.into_values() {
             view.sockets.add(&directory.join("net"));
         }
         view
+    }
+
+    fn look_at_mounts(&mut self, proc: &Path) {
+        let (mut seen, mut left) = (BTreeSet::new(), MOUNTS_MAX);
+        for process in &mut self.processes {
+            let namespace = process.namespaces.get("mnt");
+            if namespace.is_none_or(|namespace| seen.insert(namespace.clone())) {
+                process.mounts = mounts(&proc.join(process.pid.to_string()), &mut left);
+            }
+        }
+        if left == 0 {
+            self.missed.push(format!("mounts beyond {MOUNTS_MAX}"));
+        }
     }
 
     fn keep_descendants(&mut self, init: u32) {
@@ -145,7 +165,7 @@ impl Process {
             let link = fs::read_link(directory.join("ns").join(kind)).ok()?;
             Some((kind, link.to_string_lossy().into_owned()))
         };
-        let kinds = ["user", "net", "time", "time_for_children", "pid", "pid_for_children"];
+        let kinds = ["user", "net", "mnt", "time", "time_for_children", "pid", "pid_for_children"];
         Ok(Self {
             pid,
             name: text("Name:").to_owned(),
@@ -155,7 +175,7 @@ impl Process {
             traced: !matches!(text("TracerPid:"), "" | "0"),
             secret: maps.lines().any(|line| line.contains(" /secretmem")),
             infected: crate::process::is_infected(&maps),
-            mounts: mounts(&read(&directory.join("mountinfo")).unwrap_or_default()),
+            mounts: Vec::new(),
             files: Vec::new(),
         })
     }
@@ -212,18 +232,22 @@ fn is_in_dev(target: &str) -> bool {
     target.starts_with("/dev/") && !files.iter().any(|place| target.starts_with(place))
 }
 
-/// Reads `mountinfo` (`proc_pid_mountinfo(5)`).
-fn mounts(text: &str) -> Vec<Mount> {
+/// Reads `mountinfo` (`proc_pid_mountinfo(5)`) of a process, up to what is left of a bound.
+fn mounts(process: &Path, left: &mut usize) -> Vec<Mount> {
+    let text = read(&process.join("mountinfo")).unwrap_or_default();
     let parse = |line: &str| {
         let (front, back) = line.split_once(" - ")?;
         let mut front = front.split(' ');
         let id = front.next()?.parse().ok()?;
-        let (major, minor) = front.nth(1)?.split_once(':')?;
+        let parent = front.next()?.parse().ok()?;
+        let (major, minor) = front.next()?.split_once(':')?;
         let device = major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?;
         let point = front.nth(1)?.to_owned();
-        Some(Mount { id, device, point, kind: back.split(' ').next()?.to_owned() })
+        Some(Mount { id, parent, device, point, kind: back.split(' ').next()?.to_owned() })
     };
-    text.lines().filter_map(parse).collect()
+    let found: Vec<Mount> = text.lines().filter_map(parse).take(*left).collect();
+    *left -= found.len();
+    found
 }
 
 /// Reads the beginning of a file of /proc.
