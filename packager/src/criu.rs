@@ -7,6 +7,7 @@
 use std::io::{self, Read};
 
 mod capability;
+pub mod messages;
 mod name;
 
 pub use self::capability::{capability_names, is_capability};
@@ -121,9 +122,15 @@ pub struct Inventory {
     /// 1 or 2; anything else is from a CRIU we do not know.
     #[prost(uint32, tag = "1")]
     pub img_version: u32,
+    /// The namespaces of whoever dumped.
+    #[prost(message, optional, tag = "3")]
+    pub root_ids: Option<messages::Ids>,
     /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     #[prost(int32, optional, tag = "6")]
     pub lsm: Option<i32>,
+    /// Whether TCP connections were closed, which a restore has to be told.
+    #[prost(bool, optional, tag = "10")]
+    pub tcp_close: Option<bool>,
     /// Plugins that took part; each must be there on restore.
     #[prost(message, optional, tag = "12")]
     pub plugins: Option<Plugins>,

@@ -101,7 +101,7 @@ impl Inside {
     pub(crate) fn read(directory: &Path, stored: &StoredPages) -> std::io::Result<Self> {
         let mut source = Source::open(directory)?;
         let mut inside = Self::default();
-        let inventory: images::Inventory =
+        let inventory: crate::criu::Inventory =
             source.one("inventory.img", crate::criu::Magic::INVENTORY).unwrap_or_default();
         inside.image_version = Some(inventory.img_version).filter(|version| *version != 0);
         inside.security_module = match inventory.lsm {

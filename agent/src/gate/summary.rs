@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
+use kybernate_packager::criu::messages::{
+    CORE, Core, Credentials, IDS, Ids, MOUNTS, MountEntry, ProcessCore, SECCOMP, Seccomp,
+    SeccompFilter, ThreadCore,
+};
 use kybernate_packager::criu::{
-    ImageError, ImageReader, Magic, Process, capability_names, process_id,
+    ImageError, ImageReader, Inventory, Magic, Process, capability_names, process_id,
 };
 use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
-use super::images::{
-    CORE, Core, Credentials, FILES, File, IDS, Ids, Inventory, MOUNTS, Mount, SECCOMP, Seccomp,
-    ThreadCore,
-};
+use super::images::{FILES, File};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -181,7 +182,7 @@ impl Builder {
                 "files.img" => self.files(content)?,
                 "seccomp.img" => {
                     let seccomp: Seccomp = one(content, SECCOMP)?;
-                    let known = |filter: &super::images::SeccompFilter| !filter.program.is_empty();
+                    let known = |filter: &SeccompFilter| !filter.program.is_empty();
                     self.filters = Some(seccomp.filters.iter().map(known).collect());
                 }
                 _ => {}
@@ -192,7 +193,7 @@ impl Builder {
 
     fn mounts(&mut self, content: impl Read) -> Result<(), Failure> {
         let mounts = &mut self.summary.mounts;
-        each(content, MOUNTS, |mount: Mount| {
+        each(content, MOUNTS, |mount: MountEntry| {
             let is_external = mount.external == Some(true) || mount.external_key.is_some();
             let path = mount.path.strip_prefix('.').unwrap_or(&mount.path);
             mounts.push(MountFact {
@@ -270,7 +271,7 @@ impl Builder {
         tid: u32,
         credentials: &Credentials,
         thread: &ThreadCore,
-        leader: &super::images::ProcessCore,
+        leader: &ProcessCore,
     ) -> Result<ThreadIdentity, SummaryError> {
         let of = credentials;
         let mode = thread.seccomp_mode.or(leader.old_seccomp_mode).unwrap_or(0);

@@ -3,13 +3,14 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::images::{
-    CORE, Core, Credentials, FILES, File, IDS, Ids, Inventory, MOUNTS, Mount, Plugins, ProcessCore,
-    RegularFile, SECCOMP, Seccomp, SeccompFilter, ThreadCore,
-};
+use super::images::{FILES, File, RegularFile};
 use super::*;
 use crate::capability;
-use kybernate_packager::criu::{Magic, Process};
+use kybernate_packager::criu::messages::{
+    CORE, Core, Credentials, IDS, Ids, MOUNTS, MountEntry as Mount, ProcessCore, SECCOMP, Seccomp,
+    SeccompFilter, ThreadCore,
+};
+use kybernate_packager::criu::{Inventory, Magic, Plugins, Process};
 
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;
@@ -30,7 +31,8 @@ struct Dump {
 
 fn ids(base: u32) -> Ids {
     let id = |number| Some(base + number);
-    Ids { pid: id(1), network: id(2), ipc: id(3), uts: id(4), mount: id(5), user: Some(1) }
+    let (pid, network, ipc, uts, mount) = (id(1), id(2), id(3), id(4), id(5));
+    Ids { pid, network, ipc, uts, mount, user: Some(1), ..Ids::default() }
 }
 
 fn core() -> Core {
@@ -44,12 +46,12 @@ fn core() -> Core {
         ..Credentials::default()
     };
     Core {
-        process: Some(ProcessCore { state: 1, old_seccomp_mode: None }),
+        process: Some(ProcessCore { state: 1, ..ProcessCore::default() }),
         ids: None,
         thread: Some(ThreadCore {
             credentials: Some(credentials),
             seccomp_mode: Some(0),
-            seccomp_filter: None,
+            ..ThreadCore::default()
         }),
     }
 }
@@ -281,7 +283,7 @@ fn the_tree_and_the_cores_must_name_the_same_threads() {
 fn a_zombie_needs_no_credentials() {
     let passed = check(|dump, _| {
         dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![2] });
-        let process = Some(ProcessCore { state: 6, old_seccomp_mode: None });
+        let process = Some(ProcessCore { state: 6, ..ProcessCore::default() });
         dump.cores.insert(2, Core { process, ids: None, thread: None });
     });
     assert_eq!(passed, "");

@@ -8,9 +8,10 @@ use prost::Message;
 use super::images::around::*;
 use super::images::files::*;
 use super::images::{
-    CORE, Core, Credentials, FS, IDS, Ids, Memory, MemoryArea, ProcessCore, ThreadCore, TreeEntry,
+    CORE, Core, Credentials, FS, IDS, Ids, Memory, MemoryArea, ProcessCore, TreeEntry,
 };
 use super::{Inside, MemoryKind, ProcessState, Seccomp, StoredPages};
+use crate::criu::messages::ThreadCore;
 use crate::criu::{Magic, PagemapEntry, PagemapHead};
 
 /// A directory of images.

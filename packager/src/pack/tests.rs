@@ -37,7 +37,7 @@ fn dump(directory: &Path, mappings: &[(u64, Vec<u8>)]) -> PathBuf {
     let image = |name: &str, magic: Magic, messages: &[Vec<u8>]| {
         write_image(&dump.join(name), magic, messages);
     };
-    let inventory = Inventory { img_version: 2, lsm: None, plugins: None };
+    let inventory = Inventory { img_version: 2, ..Inventory::default() };
     image("inventory.img", Magic::INVENTORY, &[inventory.encode_to_vec()]);
     let process = Process { pid: 1, ppid: 0, threads: vec![1, 2] };
     image("pstree.img", Magic::PSTREE, &[process.encode_to_vec()]);

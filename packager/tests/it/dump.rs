@@ -27,7 +27,7 @@ pub(crate) fn dump(directory: &Path, pages: usize) -> PathBuf {
     };
     let size = u64::try_from(pages * PAGE).unwrap();
     let start = 0x10_0000;
-    let inventory = Inventory { img_version: 2, lsm: None, plugins: None };
+    let inventory = Inventory { img_version: 2, ..Inventory::default() };
     image("inventory.img", Magic::INVENTORY, &[inventory.encode_to_vec()]);
     let process = Process { pid: 1, ppid: 0, threads: vec![1] };
     image("pstree.img", Magic::PSTREE, &[process.encode_to_vec()]);

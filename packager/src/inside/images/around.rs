@@ -1,8 +1,8 @@
 //! What is around the processes.
 
 use crate::criu::Magic;
+pub(in super::super) use crate::criu::messages::{MOUNTS, MountEntry};
 
-pub(in super::super) const MOUNTS: Magic = Magic(0x5556_3928);
 pub(in super::super) const CGROUP: Magic = Magic(0x5938_3330);
 pub(in super::super) const UTS: Magic = Magic(0x5447_3203);
 pub(in super::super) const NETWORK: Magic = Magic(0x5593_3752);
@@ -12,33 +12,6 @@ pub(in super::super) const PID: Magic = Magic(0x6115_7326);
 pub(in super::super) const SHARED_MEMORY: Magic = Magic(0x4628_3044);
 pub(in super::super) const MESSAGES: Magic = Magic(0x5545_3737);
 pub(in super::super) const SEMAPHORES: Magic = Magic(0x5957_3019);
-
-/// One mount.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(in super::super) struct MountEntry {
-    #[prost(int32, tag = "1")]
-    pub(in super::super) kind: i32,
-    #[prost(uint32, tag = "2")]
-    pub(in super::super) id: u32,
-    #[prost(uint32, tag = "4")]
-    pub(in super::super) parent: u32,
-    #[prost(uint32, tag = "5")]
-    pub(in super::super) flags: u32,
-    #[prost(string, tag = "6")]
-    pub(in super::super) root: String,
-    #[prost(string, tag = "7")]
-    pub(in super::super) path: String,
-    #[prost(string, tag = "8")]
-    pub(in super::super) source: String,
-    #[prost(bool, optional, tag = "13")]
-    pub(in super::super) external: Option<bool>,
-    /// The type's name, when it is none that CRIU has a number for.
-    #[prost(string, optional, tag = "14")]
-    pub(in super::super) kind_name: Option<String>,
-    /// By which name the one who restores knows what to mount.
-    #[prost(string, optional, tag = "18")]
-    pub(in super::super) external_key: Option<String>,
-}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in super::super) struct Cgroups {
