@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 
 use crate::app::{App, Rejection};
 use crate::operations::{CancelCause, Filter};
+use crate::restore;
 use crate::suspend;
 
 /// Serves the API.
@@ -170,6 +171,21 @@ impl Agent for Service {
         let id = request.into_inner().operation_id;
         let cancelled = self.app.operations.cancel(&id, CancelCause::Asked).await;
         Ok(Response::new(cancelled.map_err(Rejection::from)?))
+    }
+
+    async fn claim(
+        &self,
+        request: Request<api::ClaimRequest>,
+    ) -> Result<Response<api::ClaimResponse>, Status> {
+        Ok(Response::new(restore::claim(&self.app, request.into_inner()).await?))
+    }
+
+    async fn settle(
+        &self,
+        request: Request<api::SettleRequest>,
+    ) -> Result<Response<api::SettleResponse>, Status> {
+        restore::settle(&self.app, request.into_inner())?;
+        Ok(Response::new(api::SettleResponse {}))
     }
 
     async fn report_tagged(

@@ -30,6 +30,7 @@ pub struct App {
     pub(crate) operations: Arc<Operations>,
     pub(crate) staging: Arc<Staging>,
     pub(crate) suspended: suspend::Ledger,
+    pub(crate) claims: restore::Claims,
     pub(crate) tasks: Tasks,
     node: NodeCache,
     // Held for a look-up only, never across an `.await`.
@@ -116,6 +117,7 @@ impl App {
             operations,
             staging,
             suspended: suspend::Ledger::open(&config.suspended())?,
+            claims: restore::Claims::default(),
             tasks: Tasks::default(),
             node: NodeCache::default(),
             busy: Mutex::default(),
@@ -307,7 +309,7 @@ impl App {
         }
     }
 
-    async fn ready(&self) -> Result<(), Rejection> {
+    pub(crate) async fn ready(&self) -> Result<(), Rejection> {
         if self.tasks.is_stopping() {
             return Err(Rejection::ShuttingDown);
         }

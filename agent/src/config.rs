@@ -10,11 +10,14 @@ use fs_err as fs;
 use kybernate_packager::agent_api::AGENT_SOCKET;
 use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
 use kybernate_packager::policy::{Mistake, Rule};
+use kybernate_spec::Location;
 
+mod pods;
 mod reader;
 mod schema;
 mod staging;
 
+pub use self::pods::{PodsConfig, RegistryConfig};
 use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;
 pub use self::staging::{StagingConfig, TierConfig};
@@ -76,6 +79,10 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Where dumps are staged.
     pub staging: StagingConfig,
+    /// How pods' containers are restored.
+    pub pods: PodsConfig,
+    /// How registries are reached where no request can say so.
+    pub registries: Vec<RegistryConfig>,
     /// Keys to sign with.
     pub sign_keys: Vec<NamedKey>,
     /// Whose checkpoints are restored, from where to where.
@@ -196,6 +203,8 @@ impl ServeArgs {
             allow_unsigned: file.flag("allow_unsigned").unwrap_or(false),
             require_seccomp: file.flag("require_seccomp").unwrap_or(false),
             pause_deadline: pause_deadline(&mut file),
+            pods: pods::pods(&mut file),
+            registries: file.each("registry", pods::registry),
             page_hashes: file.flag("page_hashes").unwrap_or(false),
             root,
         };
@@ -246,6 +255,18 @@ impl Config {
     pub(crate) fn volumes(&self) -> PathBuf {
         let memory = &self.staging.tmpfs;
         memory.parent().unwrap_or(memory).join("volumes")
+    }
+
+    /// Returns the directory of the notes of which pods' containers were restored.
+    pub(crate) fn restored(&self) -> PathBuf {
+        self.root.join("restored")
+    }
+
+    /// Whether a reference that no request came with is reached by plain HTTP.
+    pub(crate) fn is_plain_http(&self, location: &Location) -> bool {
+        let Location::Registry(reference) = location else { return false };
+        let host = reference.registry.to_string();
+        self.registries.iter().any(|one| one.host == host && one.plain_http)
     }
 
     /// Returns the options for CRIU that containers name which an earlier agent restored.

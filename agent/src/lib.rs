@@ -35,3 +35,4 @@ pub mod suspend;
 pub mod tasks;
 pub mod trust;
 mod undo;
+pub mod wrapper;

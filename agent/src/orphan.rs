@@ -36,7 +36,7 @@ const STATE: &str = "state.json";
 
 /// Where runc mounts the root once more for CRIU, beside its record. It is left when runc is
 /// killed, and then runc cannot delete its own record.
-const CRIU_ROOT: &str = "criu-root";
+pub(crate) const CRIU_ROOT: &str = "criu-root";
 
 /// runc's program, when it is not inside of a container yet.
 const RUNC: &str = "runc\n";
@@ -130,7 +130,7 @@ async fn delete_record(root: &Path, id: &str) -> io::Result<()> {
 }
 
 /// Removes a directory in which a container's root is mounted, if it is there.
-fn remove_with_mount(directory: &Path, root: &str) -> io::Result<()> {
+pub(crate) fn remove_with_mount(directory: &Path, root: &str) -> io::Result<()> {
     if fs::symlink_metadata(directory).is_err() {
         return Ok(());
     }
@@ -140,7 +140,7 @@ fn remove_with_mount(directory: &Path, root: &str) -> io::Result<()> {
 }
 
 /// Unmounts all that is mounted at a place: what lies below is not ours to remove.
-fn unmount(place: &Path) {
+pub(crate) fn unmount(place: &Path) {
     while rustix::mount::unmount(place, UnmountFlags::DETACH).is_ok() {}
 }
 

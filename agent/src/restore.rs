@@ -13,9 +13,12 @@ use kybernate_packager::key::PublicKey;
 use kybernate_spec::Location;
 
 pub(crate) mod admission;
+mod claim;
 mod image;
 mod launch;
+mod live;
 pub(crate) mod materialise;
+mod pod;
 mod rules;
 mod spec;
 mod steps;
@@ -23,6 +26,7 @@ mod trust;
 mod user;
 mod volume;
 
+pub(crate) use self::claim::{Claims, claim, settle};
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;

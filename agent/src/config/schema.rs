@@ -37,6 +37,10 @@ pub(super) struct File {
     require_seccomp: Option<bool>,
     /// Where dumps lie while they are taken or restored.
     staging: Option<Staging>,
+    /// How pods' containers are restored, by kybernate-runc.
+    pods: Option<Pods>,
+    /// How registries are reached where no request can say so.
+    registry: Option<Vec<Registry>>,
     /// Keys to sign with.
     sign_keys: Option<Vec<SignKey>>,
     /// Whose checkpoints are restored here, from where to where; nobody's by default.
@@ -80,6 +84,24 @@ struct Tier {
     directory: Option<String>,
     /// Most bytes of all checkpoints there together, as `8GiB`.
     budget: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Pods {
+    /// How long CRIU may take, from `1s` to `1h`; `100s` by default.
+    restore_limit: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Registry {
+    /// `host[:port]`, as references have it.
+    host: String,
+    /// Whether it speaks plain HTTP.
+    plain_http: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

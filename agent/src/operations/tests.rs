@@ -32,19 +32,14 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     assert_eq!(restarted.list(&Filter::default()).len(), 2);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn changes_made_at_once_are_all_kept_and_the_last_is_on_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
     let driver = operations.begin(subject()).await.unwrap();
     let made = |number: u32| Made::Lease(number.to_string());
-    let changes = (0..64).map(|number| {
-        let driver = driver.clone();
-        tokio::spawn(async move { driver.will_make(made(number)).await })
-    });
-    for changed in futures::future::join_all(changes).await {
-        changed.unwrap().unwrap();
-    }
+    let changes = (0..64).map(|number| driver.will_make(made(number)));
+    futures::future::try_join_all(changes).await.unwrap();
     let restarted = Operations::open(directory.path()).unwrap();
     assert_eq!(restarted.interrupted()[0].1.made(), driver.made());
     assert_eq!(driver.made().len(), 64);

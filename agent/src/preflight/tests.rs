@@ -361,7 +361,7 @@ fn a_mount_namespace_is_looked_at_once() {
         }
         tree.namespace(pid, "mnt", 1);
     }
-    let view = View::of(tree.directory.path(), 10, &Vec::from_iter(10..40));
+    let view = View::of(tree.directory.path(), 10, &(10..40).collect::<Vec<_>>());
     let mounts: usize = view.processes.iter().map(|process| process.mounts.len()).sum();
     assert_eq!((view.processes.len(), mounts), (30, 5));
 }

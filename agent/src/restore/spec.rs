@@ -138,15 +138,20 @@ pub(super) fn expected(
         capabilities: bounding(allow),
         no_new_privileges: !allow.new_privileges,
         seccomp: config.require_seccomp && !allow.no_seccomp,
-        lsm: match lsm {
-            "selinux" => 1,
-            "apparmor" => 2,
-            _ => 0,
-        },
+        lsm: self::lsm(lsm),
         external_mounts: mounted.map(str::to_owned).collect(),
         masked: here(MASKED),
         read_only,
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
+    }
+}
+
+/// Returns CRIU's number of a security module.
+pub(super) fn lsm(name: &str) -> i32 {
+    match name {
+        "selinux" => 1,
+        "apparmor" => 2,
+        _ => 0,
     }
 }
 

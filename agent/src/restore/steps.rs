@@ -116,7 +116,7 @@ pub(crate) async fn run(
 }
 
 /// Whether something is not needed once the container runs.
-fn is_temporary(made: &Made) -> bool {
+pub(super) fn is_temporary(made: &Made) -> bool {
     matches!(made, Made::Directory(_) | Made::Lease(_))
 }
 

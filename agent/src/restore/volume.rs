@@ -68,6 +68,21 @@ pub(super) async fn unpack(
     Ok(mounts)
 }
 
+/// Unpacks the captured mounts into `target`, which is mounted where the only one was.
+pub(super) async fn unpack_into(
+    store: &Store,
+    checkpoint: &Checkpoint,
+    target: &Path,
+) -> Result<(), VolumeError> {
+    match &*checkpoint.volumes {
+        [volume] if volume.destination == SHARED_MEMORY => unpack_one(store, volume, target).await,
+        others => {
+            let place = others.last().map(|volume| volume.destination.clone());
+            Err(VolumeError::Place(place.unwrap_or_default()))
+        }
+    }
+}
+
 async fn unpack_one(store: &Store, volume: &Volume, target: &Path) -> Result<(), VolumeError> {
     let stream = volume.read(store);
     let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));

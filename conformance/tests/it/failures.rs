@@ -11,6 +11,7 @@ use kybernate_conformance::scenario::Scenario;
 
 mod cancels;
 pub(crate) mod deaths;
+mod pods;
 mod restores;
 
 use crate::harness::{checkpoint, restore, said, start};

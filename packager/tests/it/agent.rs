@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use futures::stream::{self, Stream, StreamExt};
 use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
 use kybernate_packager::agent_api::{
-    CancelRequest, CheckpointRequest, Container, EvictRequest, EvictResponse, Finding,
-    GetNodeRequest, GetOperationRequest, ListRequest, ListResponse, Node, NodeTier, Operation,
-    OperationState, PreflightRequest, PreflightResponse, Progress, REFUSED_BY, ReportTaggedRequest,
-    RestoreRequest, ResumeRequest, ResumeResponse, Severity, StageRequest, StagedCheckpoint,
-    StepTime, SuspendRequest, SuspendResponse, SuspendedPart, TagState, TcpPolicy, Tier,
-    WatchRequest,
+    CancelRequest, CheckpointRequest, ClaimRequest, ClaimResponse, Container, EvictRequest,
+    EvictResponse, Finding, GetNodeRequest, GetOperationRequest, ListRequest, ListResponse, Node,
+    NodeTier, Operation, OperationState, PreflightRequest, PreflightResponse, Progress, REFUSED_BY,
+    ReportTaggedRequest, RestoreRequest, ResumeRequest, ResumeResponse, SettleRequest,
+    SettleResponse, Severity, StageRequest, StagedCheckpoint, StepTime, SuspendRequest,
+    SuspendResponse, SuspendedPart, TagState, TcpPolicy, Tier, WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
@@ -259,6 +259,14 @@ impl Agent for Fake {
         self.0.cancels.lock().unwrap().push(id);
         self.0.cancelled.send_replace(true);
         Ok(Response::new(Operation { cancelling: true, ..began() }))
+    }
+
+    async fn claim(&self, _: Request<ClaimRequest>) -> Result<Response<ClaimResponse>, Status> {
+        Err(Status::unimplemented("kybernate-runc's alone"))
+    }
+
+    async fn settle(&self, _: Request<SettleRequest>) -> Result<Response<SettleResponse>, Status> {
+        Err(Status::unimplemented("kybernate-runc's alone"))
     }
 
     async fn report_tagged(

@@ -1,0 +1,51 @@
+//! `[pods]` and `[[registry]]`: what kybernate-runc is given, and how registries are reached for it.
+
+use std::time::Duration;
+
+use super::reader::Reader;
+use super::{ConfigError, PAUSE_DEADLINE_MAX};
+
+/// Less than the two minutes that a kubelet gives a runtime.
+const RESTORE_LIMIT: Duration = Duration::from_secs(100);
+
+/// How pods' containers are restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodsConfig {
+    /// How long CRIU may take.
+    pub restore_limit: Duration,
+}
+
+/// How a registry is reached where no request can say so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryConfig {
+    /// `host[:port]`, as references have it.
+    pub host: String,
+    /// Whether it speaks plain HTTP.
+    pub plain_http: bool,
+}
+
+/// Reads `[pods]`.
+pub(super) fn pods(file: &mut Reader<'_>) -> PodsConfig {
+    let mut table = file.table("pods");
+    let restore_limit = match table.text("restore_limit") {
+        None => RESTORE_LIMIT,
+        Some(text) => match humantime::parse_duration(&text) {
+            Ok(time) if (Duration::from_secs(1)..=PAUSE_DEADLINE_MAX).contains(&time) => time,
+            Ok(_) | Err(_) => {
+                let place = table.place("restore_limit");
+                let wrong = ConfigError::Bounds(place, "a time like \"100s\", from 1s to 1h", text);
+                table.wrong(wrong);
+                RESTORE_LIMIT
+            }
+        },
+    };
+    table.finish();
+    PodsConfig { restore_limit }
+}
+
+/// Reads one `[[registry]]`.
+pub(super) fn registry(table: &mut Reader<'_>) -> RegistryConfig {
+    let host = table.required("host");
+    let plain_http = table.flag("plain_http").unwrap_or(false);
+    RegistryConfig { host, plain_http }
+}

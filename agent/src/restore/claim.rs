@@ -1,0 +1,424 @@
+//! A restore that kybernate-runc does, while containerd creates a pod's container: the agent judges
+//! a staged checkpoint against that container's own specification, hands out where the dump lies,
+//! and waits to hear how it went. Nothing is pulled but manifests and signatures.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fs_err as fs;
+use kybernate_packager::agent_api as api;
+use kybernate_packager::agent_api::REFUSED_BY;
+use kybernate_packager::artifact::Checkpoint;
+use kybernate_spec::{Digest, Location, chain};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataValue;
+
+use super::admission::{AdmissionError, Admitted, admit};
+use super::live::Live;
+use super::pod::{Pod, PodError, Restart};
+use super::rules::Refusal;
+use super::steps::is_temporary;
+use super::volume::{self, VolumeError};
+use super::{Order, Purpose, is_name, spec};
+use crate::app::{App, Rejection};
+use crate::checkpoint::namespace_or_default;
+use crate::criu_config;
+use crate::gate::{self, GateError, Summary};
+use crate::operations::{
+    Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject, TagState,
+};
+use crate::runtime::RuntimeError;
+use crate::staging::Use;
+use crate::undo::{Undoing, undo};
+
+/// Why a claim cannot be cancelled.
+const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
+
+/// How much longer than the restore may take its end is waited for.
+const GRACE: Duration = Duration::from_mins(1);
+
+/// The claims that are not settled.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    // Held for a look-up only.
+    open: Mutex<BTreeMap<Key, oneshot::Sender<String>>>,
+}
+
+/// containerd's namespace and id of the new container.
+type Key = (String, String);
+
+/// Why a container is not to be restored.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    #[error(transparent)]
+    Pod(#[from] PodError),
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error("{0} is not staged on this node")]
+    NotStaged(Digest),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error("failed to prepare the restore")]
+    Place(#[source] io::Error),
+    #[error("the agent is shutting down")]
+    ShuttingDown,
+}
+
+impl ClaimError {
+    /// Returns the rule that refused, when it was one.
+    fn refused_by(&self) -> Option<RefusedBy> {
+        match self {
+            Self::Admission(error) => error.refused_by(),
+            Self::Gate(GateError::Refused(_)) => Some(RefusedBy::Identity),
+            Self::Refused(refusal) => Some(refusal.by),
+            Self::Pod(error) => error.is_refusal().then_some(RefusedBy::Policy),
+            Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
+            _ => None,
+        }
+    }
+}
+
+impl From<ClaimError> for tonic::Status {
+    fn from(error: ClaimError) -> Self {
+        let rule = error.refused_by();
+        let mut status = match error {
+            ClaimError::Rejected(rejection) => Self::from(rejection),
+            ClaimError::ShuttingDown => Self::unavailable(chain(&error).to_string()),
+            _ => Self::failed_precondition(chain(&error).to_string()),
+        };
+        if let Some(rule) = rule {
+            status.metadata_mut().insert(REFUSED_BY, MetadataValue::from_static(rule.name()));
+        }
+        status
+    }
+}
+
+/// What kybernate-runc asks for.
+struct Claim {
+    namespace: String,
+    container: String,
+    location: Location,
+    digest: Digest,
+    live: Live,
+}
+
+/// What it gets, and what is kept for it meanwhile.
+struct Prepared {
+    answer: api::ClaimResponse,
+    _staged: Use,
+    sizes: Sizes,
+    /// Shared memory of the pod that was filled.
+    filled: Option<PathBuf>,
+    note: PathBuf,
+}
+
+/// Answers a claim; what was prepared stays until it is settled.
+pub(crate) async fn claim(
+    app: &Arc<App>,
+    request: api::ClaimRequest,
+) -> Result<api::ClaimResponse, ClaimError> {
+    let claim = Claim::parse(request)?;
+    app.ready().await?;
+    let busy = app.claim(&claim.namespace, &claim.container)?;
+    let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
+    let policy = pod.policy(&claim.live)?;
+    let looked = pod.clone();
+    let restart = tokio::task::spawn_blocking(move || looked.restart(policy)).await;
+    if let Restart::Fresh(fresh_because) =
+        restart.map_err(|error| PodError::Note(error.into()))??
+    {
+        return Ok(api::ClaimResponse { fresh_because, ..api::ClaimResponse::default() });
+    }
+    let driver = app.operations.begin(claim.subject()).await?;
+    let (answer, answered) = oneshot::channel();
+    let app = Arc::clone(app);
+    app.tasks.clone().spawn(move |cancel| async move {
+        let conclusion = drive(&app, &driver, &claim, &pod, answer, &cancel).await;
+        drop(busy);
+        driver.close(conclusion).await;
+    });
+    answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
+}
+
+/// Notes how a restore went.
+pub(crate) fn settle(app: &App, request: api::SettleRequest) -> Result<(), Rejection> {
+    let namespace = namespace_or_default(request.containerd_namespace);
+    let key = (namespace, request.container);
+    let open = app.claims.open().remove(&key);
+    let container = key.1;
+    let settled = open.is_some_and(|open| open.send(request.problem).is_ok());
+    let unknown = || Rejection::NoOperation(format!("restore of container {container}"));
+    settled.then_some(()).ok_or_else(unknown)
+}
+
+/// Prepares, answers, and waits for the end.
+async fn drive(
+    app: &Arc<App>,
+    driver: &Driver,
+    claim: &Claim,
+    pod: &Pod,
+    answer: oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
+    cancel: &CancellationToken,
+) -> Option<Conclusion> {
+    let prepared = tokio::select! {
+        prepared = prepare(app, driver, claim, pod) => prepared,
+        () = cancel.cancelled() => Err(ClaimError::ShuttingDown),
+    };
+    let conclusion = match prepared {
+        Err(error) => {
+            let conclusion = Conclusion::failed(chain(&error).to_string(), error.refused_by());
+            // Whoever asked may have gone.
+            drop(answer.send(Err(error)));
+            conclusion
+        }
+        Ok(prepared) => {
+            let (open, settled) = oneshot::channel();
+            app.claims.open().insert(claim.key(), open);
+            let limit = app.config.pods.restore_limit + GRACE;
+            let told = answer.send(Ok(prepared.answer.clone())).is_ok();
+            let settled = tokio::time::timeout(limit, settled);
+            let problem = tokio::select! {
+                settled = settled, if told => settled.ok().and_then(Result::ok),
+                () = cancel.cancelled() => return None,
+                else => None,
+            };
+            app.claims.open().remove(&claim.key());
+            conclude(&prepared, problem).await
+        }
+    };
+    if conclusion.state == State::Done {
+        let kept = driver.update(|record| record.made.retain(is_temporary)).await;
+        if let Err(error) = kept {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+    }
+    let Claim { namespace, container, .. } = claim;
+    let undoing = Undoing { namespace, container, conclusion: &conclusion };
+    undo(app, driver, undoing, cancel).await.then_some(conclusion)
+}
+
+/// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed.
+async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
+    let note = prepared.note.clone();
+    let noted = tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false);
+    let problem = match problem {
+        Some(problem) if problem.is_empty() => None,
+        None if noted => None,
+        Some(problem) => Some(problem),
+        None => Some("kybernate-runc did not say how the restore went".to_owned()),
+    };
+    let Some(problem) = problem else {
+        return Conclusion {
+            state: State::Done,
+            error: String::new(),
+            refused_by: None,
+            restored_pid: 0,
+            sizes: prepared.sizes,
+            tag: TagState::None,
+        };
+    };
+    if let Some(directory) = prepared.filled.clone() {
+        let emptied = tokio::task::spawn_blocking(move || empty(&directory)).await;
+        if let Err(error) = emptied.map_err(io::Error::other).and_then(|emptied| emptied) {
+            tracing::warn!(%error, "failed to empty the pod's shared memory again");
+        }
+    }
+    Conclusion::failed(problem, None)
+}
+
+async fn prepare(
+    app: &Arc<App>,
+    driver: &Driver,
+    claim: &Claim,
+    pod: &Pod,
+) -> Result<Prepared, ClaimError> {
+    driver.commit(COMMITTED).map_err(|_cancelled| ClaimError::ShuttingDown)?;
+    let staged = app.staging.take(&claim.digest, driver.id()).await;
+    let staged = staged.ok_or_else(|| ClaimError::NotStaged(claim.digest.clone()))?;
+    let tier = staged.tier;
+    driver.update(|record| record.tier = Some(tier)).await?;
+    let admitted = admit(app, driver, &claim.order(app, pod)).await?;
+    let checkpoint = &admitted.checkpoint;
+    claim.image(app, checkpoint).await?;
+    driver.step("gate");
+    let lsm = spec::lsm(&app.report().await.facts.lsm);
+    let summary = gate::inspect(&staged.images()).await?;
+    let reasons = gate::judge(&summary, &claim.live.expected(&summary, lsm));
+    if !reasons.is_empty() {
+        return Err(Refusal { by: RefusedBy::Identity, reasons }.into());
+    }
+    driver.step("restore");
+    let work = work(app, driver).await?;
+    let criu_config = criu_config(app, driver, claim, summary).await?;
+    let filled = fill(&admitted, &claim.live).await?;
+    let sizes = &checkpoint.config.sizes;
+    let sizes =
+        Sizes { dump_bytes: sizes.dump_bytes, page_bytes: sizes.page_bytes, transferred_bytes: 0 };
+    let limit = u32::try_from(app.config.pods.restore_limit.as_secs()).unwrap_or(u32::MAX);
+    let text = |path: &Path| path.display().to_string();
+    let note = pod.note().to_owned();
+    let answer = api::ClaimResponse {
+        images: text(&staged.images()),
+        work: text(&work),
+        criu_config: text(&criu_config),
+        limit_seconds: limit,
+        note: text(&note),
+        fresh_because: String::new(),
+    };
+    Ok(Prepared { answer, _staged: staged, sizes, filled, note })
+}
+
+/// Makes the directory for CRIU's log.
+async fn work(app: &App, driver: &Driver) -> Result<PathBuf, ClaimError> {
+    let directory = app.config.disk_stage().join(driver.id());
+    driver.will_make(Made::Directory(directory.clone())).await?;
+    let made = directory.clone();
+    let made = tokio::task::spawn_blocking(move || crate::stage::make(&made)).await;
+    made.map_err(io::Error::other).and_then(|made| made).map_err(ClaimError::Place)?;
+    Ok(directory)
+}
+
+/// Writes what CRIU is told about this container.
+async fn criu_config(
+    app: &App,
+    driver: &Driver,
+    claim: &Claim,
+    summary: Summary,
+) -> Result<PathBuf, ClaimError> {
+    volume::sweep(app).await;
+    let directory = volume::directory(app, &claim.namespace, &claim.container);
+    driver.will_make(Made::Volume(directory.clone())).await?;
+    let file = directory.join("criu.conf");
+    let path = file.clone();
+    let written =
+        tokio::task::spawn_blocking(move || criu_config::write_restored(&path, &summary)).await;
+    written.map_err(io::Error::other).and_then(|done| done).map_err(ClaimError::Place)?;
+    Ok(file)
+}
+
+/// Puts the captured shared memory into the pod's, which must be empty. Returns where.
+async fn fill(admitted: &Admitted, live: &Live) -> Result<Option<PathBuf>, ClaimError> {
+    let Admitted { store, checkpoint, .. } = admitted;
+    if checkpoint.volumes.is_empty() {
+        return Ok(None);
+    }
+    let refuse = |reason: &str| Refusal::one(RefusedBy::Policy, reason);
+    let Some(target) = live.shared_memory() else {
+        return Err(refuse("its /dev/shm was its pod's, and the new container has its own").into());
+    };
+    let looked = target.clone();
+    let entries = tokio::task::spawn_blocking(move || Ok(fs::read_dir(looked)?.count())).await;
+    if entries.map_err(io::Error::other).and_then(|count| count).map_err(ClaimError::Place)? > 0 {
+        return Err(refuse("the pod's /dev/shm is in use already").into());
+    }
+    volume::unpack_into(store, checkpoint, &target).await?;
+    Ok(Some(target))
+}
+
+impl Claim {
+    fn parse(request: api::ClaimRequest) -> Result<Self, Rejection> {
+        let location: Location = request.reference.parse()?;
+        let digest = match &location {
+            Location::Registry(reference) => reference.digest.clone(),
+            Location::Layout(_) => None,
+        };
+        let digest = digest.ok_or_else(|| {
+            let wanted = "a pod is restored from REPOSITORY@DIGEST";
+            Rejection::Invalid(format!("{location} names no digest: {wanted}"))
+        })?;
+        let container = request.container;
+        if !is_name(&container) {
+            let text = format!("{container:?} is no name for a container");
+            return Err(Rejection::Invalid(text));
+        }
+        let live = Live::parse(&request.spec_json).map_err(|error| {
+            Rejection::Invalid(format!("failed to read the container's specification: {error}"))
+        })?;
+        Ok(Self {
+            namespace: namespace_or_default(request.containerd_namespace),
+            container,
+            location,
+            digest,
+            live,
+        })
+    }
+
+    fn key(&self) -> Key {
+        (self.namespace.clone(), self.container.clone())
+    }
+
+    fn subject(&self) -> Subject {
+        Subject {
+            kind: Kind::Restore,
+            container: self.container.clone(),
+            namespace: self.namespace.clone(),
+            reference: self.location.to_string(),
+            time_out: None,
+        }
+    }
+
+    /// Returns the order that the rules are asked about: into the pod's namespace.
+    fn order(&self, app: &App, pod: &Pod) -> Order {
+        Order {
+            plain_http: app.config.is_plain_http(&self.location),
+            location: self.location.clone(),
+            namespace: pod.namespace().to_owned(),
+            container: Some(self.container.clone()),
+            allow: self.live.allowances(),
+            unsigned: false,
+            keys: Vec::new(),
+            time_out: None,
+            purpose: Purpose::Now,
+        }
+    }
+
+    /// Makes sure that the container's root file system is the checkpoint's own.
+    async fn image(&self, app: &App, checkpoint: &Checkpoint) -> Result<(), ClaimError> {
+        let namespace = app.containerd.namespace(&self.namespace);
+        let name = namespace.container(&self.container).await?.image;
+        let target = namespace.image(&name).await?.target.digest;
+        let runnable = checkpoint.runnable.as_ref().map(|runnable| &runnable.digest);
+        if target == checkpoint.stored.descriptor.digest || Some(&target) == runnable {
+            return Ok(());
+        }
+        let reason = format!(
+            "the container's image, {name}, is not the checkpoint: the files that the process had \
+             written are in the checkpoint's own image, so name {} as the image",
+            self.location
+        );
+        Err(Refusal::one(RefusedBy::Compatibility, reason).into())
+    }
+}
+
+impl Claims {
+    fn open(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, oneshot::Sender<String>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn empty(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let removed = if fs::symlink_metadata(&path)?.is_dir() {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        };
+        removed?;
+    }
+    Ok(())
+}

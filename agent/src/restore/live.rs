@@ -1,0 +1,194 @@
+//! A container that exists already: what its own specification gives to restored processes, for
+//! kybernate-runc. Nothing here comes from what the checkpoint says about its source.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Allowances, AllowedMount};
+use crate::gate::{Expected, Summary};
+
+/// Namespaces that a container may share with the host or with its pod.
+const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
+
+/// Where POSIX shared memory is.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// A container's specification (OCI runtime specification, `config.json`).
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    spec: Value,
+}
+
+impl Live {
+    pub(super) fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
+        Ok(Self { spec: serde_json::from_slice(text)? })
+    }
+
+    /// Returns one of its annotations.
+    pub(super) fn annotation(&self, key: &str) -> Option<&str> {
+        self.spec.get("annotations")?.get(key)?.as_str()
+    }
+
+    /// Returns what it has beyond the defaults, in the words of a request.
+    pub(super) fn allowances(&self) -> Allowances {
+        Allowances {
+            mounts: self.binds().collect(),
+            devices: self.strings("/linux/devices", Some("path")).collect(),
+            capabilities: self.strings("/process/capabilities/bounding", None).collect(),
+            host_namespaces: self.namespaces(|found| found.is_none()).collect(),
+            ..Allowances::default()
+        }
+    }
+
+    /// Returns what restored processes may be at most, in the words of the gate.
+    pub(super) fn expected(&self, summary: &Summary, lsm: i32) -> Expected {
+        let here = |paths: Vec<String>| paths.into_iter().filter(|path| Path::new(path).exists());
+        let mut read_only: BTreeSet<String> =
+            here(self.strings("/linux/readonlyPaths", None).collect()).collect();
+        let mounts = self.list("/mounts").filter(|mount| has_option(mount, "ro"));
+        read_only.extend(mounts.filter_map(|mount| text(mount, "destination")));
+        // In those of its pod it may or may not have been at home: runc joins them itself.
+        let joined = self.namespaces(|found| found.is_some_and(|path| !path.is_empty()));
+        let joined = joined.filter(|name| summary.host_namespaces.contains(name));
+        Expected {
+            capabilities: self.strings("/process/capabilities/bounding", None).collect(),
+            no_new_privileges: self.flag("/process/noNewPrivileges"),
+            seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
+            lsm,
+            external_mounts: self.binds().map(|mount| mount.destination).collect(),
+            masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
+            read_only,
+            host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
+        }
+    }
+
+    /// Returns the directory on this node that is its shared memory, when it comes from outside.
+    pub(super) fn shared_memory(&self) -> Option<PathBuf> {
+        let found = self.binds().filter(|mount| mount.destination == SHARED_MEMORY);
+        found.last().map(|mount| mount.source.into())
+    }
+
+    /// Returns what of this node is mounted in it.
+    fn binds(&self) -> impl Iterator<Item = AllowedMount> {
+        self.list("/mounts").filter_map(|mount| {
+            let is_bind = text(mount, "type").is_some_and(|kind| kind == "bind")
+                || has_option(mount, "bind")
+                || has_option(mount, "rbind");
+            is_bind.then_some(AllowedMount {
+                source: text(mount, "source")?,
+                destination: text(mount, "destination")?,
+                read_only: has_option(mount, "ro"),
+            })
+        })
+    }
+
+    /// Returns the namespaces of which `wanted` holds; it is given `None` for one that is the host's,
+    /// else the path of one that is joined, which is empty for one of the container's own.
+    fn namespaces(&self, wanted: impl Fn(Option<&str>) -> bool) -> impl Iterator<Item = String> {
+        let listed: Vec<(String, String)> = self
+            .list("/linux/namespaces")
+            .filter_map(|one| Some((text(one, "type")?, text(one, "path").unwrap_or_default())))
+            .collect();
+        NAMESPACES.into_iter().filter_map(move |name| {
+            let found = listed.iter().find(|(listed, _)| listed == name);
+            wanted(found.map(|(_, path)| &**path)).then(|| name.to_owned())
+        })
+    }
+
+    fn list(&self, pointer: &str) -> impl Iterator<Item = &Value> {
+        self.spec.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
+    }
+
+    fn strings(&self, pointer: &str, key: Option<&'static str>) -> impl Iterator<Item = String> {
+        self.list(pointer).filter_map(move |item| match key {
+            Some(key) => text(item, key),
+            None => item.as_str().map(str::to_owned),
+        })
+    }
+
+    fn flag(&self, pointer: &str) -> bool {
+        self.spec.pointer(pointer).and_then(Value::as_bool).unwrap_or_default()
+    }
+}
+
+fn text(value: &Value, key: &str) -> Option<String> {
+    value.get(key)?.as_str().map(str::to_owned)
+}
+
+fn has_option(mount: &Value, wanted: &str) -> bool {
+    let options = mount.get("options").and_then(Value::as_array);
+    options.is_some_and(|options| options.iter().any(|option| option == wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// As containerd's CRI plugin writes them, shortened.
+    fn pod() -> Live {
+        let spec = json!({
+            "process": {
+                "capabilities": { "bounding": ["CAP_KILL"], "effective": ["CAP_KILL"] },
+                "noNewPrivileges": true,
+            },
+            "mounts": [
+                { "destination": "/proc", "type": "proc", "source": "proc" },
+                { "destination": "/sys", "type": "sysfs", "options": ["nosuid", "ro"] },
+                { "destination": "/dev/shm", "type": "bind", "source": "/run/sandbox/shm",
+                  "options": ["rbind", "rw"] },
+                { "destination": "/etc/hosts", "source": "/var/hosts", "options": ["rbind", "ro"] },
+            ],
+            "annotations": { "io.kubernetes.cri.container-name": "web" },
+            "linux": {
+                "namespaces": [
+                    { "type": "pid" }, { "type": "mount" },
+                    { "type": "network", "path": "/proc/7/ns/net" },
+                    { "type": "ipc", "path": "/proc/7/ns/ipc" },
+                ],
+                "maskedPaths": ["/proc/version", "/proc/none-such"],
+                "readonlyPaths": ["/proc/sys"],
+                "seccomp": { "defaultAction": "SCMP_ACT_ERRNO" },
+                "devices": [{ "path": "/dev/fuse" }],
+            },
+        });
+        Live::parse(spec.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_pods_container_gives_what_its_specification_says() {
+        let live = pod();
+        let summary = Summary {
+            host_namespaces: ["network", "user"].map(str::to_owned).into(),
+            ..Summary::default()
+        };
+        let expected = live.expected(&summary, 0);
+        let names = |found: &BTreeSet<String>| found.iter().cloned().collect::<Vec<_>>().join(" ");
+        assert_eq!(names(&expected.capabilities), "CAP_KILL");
+        assert!(expected.no_new_privileges && expected.seccomp);
+        assert_eq!(names(&expected.external_mounts), "/dev/shm /etc/hosts");
+        assert_eq!(names(&expected.masked), "/proc/version");
+        assert_eq!(names(&expected.read_only), "/etc/hosts /proc/sys /sys");
+        // uts is not listed, so it is the host's; the network is its pod's, and the dump was in one.
+        assert_eq!(names(&expected.host_namespaces), "network uts");
+
+        let allowed = live.allowances();
+        assert_eq!(allowed.devices, ["/dev/fuse"]);
+        assert_eq!(allowed.host_namespaces, ["uts"]);
+        assert_eq!(live.shared_memory(), Some("/run/sandbox/shm".into()));
+        assert_eq!(live.annotation("io.kubernetes.cri.container-name"), Some("web"));
+    }
+
+    #[test]
+    fn an_empty_specification_gives_nothing() {
+        let live = Live::parse(b"{}").unwrap();
+        let expected = live.expected(&Summary::default(), 0);
+        assert!(expected.capabilities.is_empty() && expected.external_mounts.is_empty());
+        assert!(!expected.no_new_privileges && !expected.seccomp);
+        assert_eq!(expected.host_namespaces.len(), 4);
+        assert!(Live::parse(b"[").is_err());
+    }
+}

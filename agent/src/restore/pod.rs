@@ -1,0 +1,222 @@
+//! Who a container that is being created belongs to, as containerd knows it, and whether it was
+//! restored before: a restore is for a pod's container once, unless its pod says otherwise.
+//!
+//! ```text
+//! <root>/restored               0700
+//!   NAMESPACE/POD.CONTAINER     empty; written by kybernate-runc when the container runs
+//! ```
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use kybernate_spec::chain;
+
+use super::live::Live;
+use crate::app::App;
+use crate::runtime::RuntimeError;
+use crate::stage;
+
+/// Labels of containerd's CRI plugin.
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// Annotation of the same plugin, in the specification.
+const NAME_ANNOTATION: &str = "io.kubernetes.cri.container-name";
+
+/// Of a pod: `on-restart.kybernate.io/CONTAINER: fresh|restore|fail`.
+const ON_RESTART: &str = "on-restart.kybernate.io/";
+
+/// The owner of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pod {
+    /// Kubernetes' namespace; containerd's for a container without a pod.
+    namespace: String,
+    /// Name of the container in its pod.
+    container: String,
+    note: PathBuf,
+}
+
+/// What a pod wants of a container that was restored before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnRestart {
+    Fresh,
+    Restore,
+    Fail,
+}
+
+/// What becomes of a container that is created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Restart {
+    /// It is restored.
+    Restore,
+    /// It begins anew, for this reason.
+    Fresh(String),
+}
+
+/// Why a container's owner does not get what it wants.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PodError {
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error("the specification calls the container {0:?}, and containerd {1:?}")]
+    Name(String, String),
+    #[error("the annotation {0} is {1:?}: it is fresh, restore or fail")]
+    Policy(String, String),
+    #[error("it was restored before, and its pod wants it to fail then")]
+    Again,
+    #[error("failed to look up whether it was restored before")]
+    Note(#[from] io::Error),
+}
+
+impl PodError {
+    pub(super) const fn is_refusal(&self) -> bool {
+        matches!(self, Self::Name(..) | Self::Again)
+    }
+}
+
+impl Pod {
+    /// Finds out whose a container is. A pod's word for it is not taken: it is what containerd was
+    /// told by the kubelet.
+    pub(super) async fn find(
+        app: &App,
+        namespace: &str,
+        id: &str,
+        live: &Live,
+    ) -> Result<Self, PodError> {
+        sweep(app, namespace).await;
+        let labels = app.containerd.namespace(namespace).container(id).await?.labels;
+        let told = live.annotation(NAME_ANNOTATION).unwrap_or_default();
+        let label = |key: &str| labels.get(key).filter(|text| is_plain(text)).cloned();
+        let directory = app.config.restored().join(namespace);
+        let (Some(pod), Some(uid)) = (label(POD_NAMESPACE), label(POD_UID)) else {
+            let (namespace, container) = (namespace.to_owned(), told.to_owned());
+            return Ok(Self { namespace, container, note: directory.join(id) });
+        };
+        let container = label(CONTAINER_NAME).unwrap_or_default();
+        if container != told {
+            return Err(PodError::Name(told.to_owned(), container));
+        }
+        let note = directory.join(format!("{uid}.{container}"));
+        Ok(Self { namespace: pod, container, note })
+    }
+
+    /// Returns the namespace that trust rules are about.
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Returns the file that says that it was restored.
+    pub(super) fn note(&self) -> &Path {
+        &self.note
+    }
+
+    /// Returns what its pod wants when it is created again.
+    pub(super) fn policy(&self, live: &Live) -> Result<OnRestart, PodError> {
+        let key = format!("{ON_RESTART}{}", self.container);
+        match live.annotation(&key) {
+            None | Some("fresh") => Ok(OnRestart::Fresh),
+            Some("restore") => Ok(OnRestart::Restore),
+            Some("fail") => Ok(OnRestart::Fail),
+            Some(other) => Err(PodError::Policy(key, other.to_owned())),
+        }
+    }
+
+    /// Decides whether it is restored, now that it is created. Blocks.
+    pub(super) fn restart(&self, policy: OnRestart) -> Result<Restart, PodError> {
+        if let Some(directory) = self.note.parent() {
+            stage::make(directory)?;
+        }
+        if policy == OnRestart::Restore || !self.note.try_exists()? {
+            return Ok(Restart::Restore);
+        }
+        if policy == OnRestart::Fail {
+            return Err(PodError::Again);
+        }
+        let key = format!("{ON_RESTART}{}", self.container);
+        Ok(Restart::Fresh(format!("it was restored before in this pod ({key}: fresh)")))
+    }
+}
+
+/// Whether a label can be part of a file's name.
+fn is_plain(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    !text.is_empty() && text.bytes().all(plain)
+}
+
+/// Forgets the pods and containers that are gone.
+async fn sweep(app: &App, namespace: &str) {
+    let containers = match app.containerd.namespace(namespace).containers().await {
+        Ok(containers) => containers,
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "failed to look which pods are there");
+            return;
+        }
+    };
+    let mut there: BTreeSet<String> = containers.iter().map(|one| one.id.clone()).collect();
+    there.extend(containers.into_iter().filter_map(|mut one| one.labels.remove(POD_UID)));
+    let directory = app.config.restored().join(namespace);
+    let swept = tokio::task::spawn_blocking(move || forget(&directory, &there)).await;
+    if let Err(error) = swept.map_err(io::Error::other).and_then(|swept| swept) {
+        tracing::warn!(%error, "failed to forget pods that are gone");
+    }
+}
+
+/// Removes the notes of what is not `there`: by id, or by the uid of the pod before a dot.
+fn forget(directory: &Path, there: &BTreeSet<String>) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pod = name.split_once('.').map_or(&*name, |(pod, _)| pod);
+        if !there.contains(&name) && !there.contains(pod) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_is_restored_once_unless_its_pod_says_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let note = directory.path().join("k8s.io/uid.web");
+        let pod = Pod { namespace: "team".into(), container: "web".into(), note: note.clone() };
+        let policy = |policy: &str| {
+            let annotations = serde_json::json!({ "on-restart.kybernate.io/web": policy });
+            let spec = serde_json::json!({ "annotations": annotations }).to_string();
+            pod.policy(&Live::parse(spec.as_bytes()).unwrap())
+        };
+        let restart = |name: &str| pod.restart(policy(name).unwrap());
+        for name in ["fresh", "restore", "fail"] {
+            assert_eq!(restart(name).unwrap(), Restart::Restore, "{name}");
+        }
+        fs::write(note, "").unwrap();
+        assert!(matches!(restart("fresh").unwrap(), Restart::Fresh(_)));
+        assert_eq!(restart("restore").unwrap(), Restart::Restore);
+        assert!(matches!(restart("fail"), Err(PodError::Again)));
+        let wrong = policy("maybe").unwrap_err().to_string();
+        assert!(wrong.contains("on-restart.kybernate.io/web"), "{wrong}");
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path();
+        for name in ["uid-1.web", "uid-2.web", "c1", "c2"] {
+            fs::write(top.join(name), "").unwrap();
+        }
+        forget(top, &["uid-1", "c1"].map(str::to_owned).into()).unwrap();
+        let left = ["uid-1.web", "uid-2.web", "c1", "c2"].map(|name| top.join(name).exists());
+        assert_eq!(left, [true, false, true, false]);
+        forget(&top.join("none"), &BTreeSet::new()).unwrap();
+    }
+}

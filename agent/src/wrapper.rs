@@ -1,0 +1,251 @@
+//! `kybernate-runc`: an OCI runtime that is runc or crun, but for the containers that shall go on
+//! where a checkpoint was taken.
+//!
+//! containerd starts it in place of runc (`options.BinaryName` of a runtime class). Of runc's command
+//! line it looks at four commands and leaves the rest to the real runtime, which it becomes:
+//!
+//! - `create` of a pod's container whose pod says `restore.kybernate.io/CONTAINER: REFERENCE@DIGEST`
+//!   becomes `restore`, with a dump that the node's agent has staged and judged;
+//! - `start` of such a container does nothing: it runs;
+//! - `kill` and `delete` first end what a killed restore has left.
+//!
+//! It pulls nothing, and reads nothing of an artifact.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use fs_err as fs;
+use kybernate_spec::chain;
+
+mod bundle;
+mod call;
+mod claim;
+mod mark;
+mod run;
+mod settings;
+
+use self::bundle::{Bundle, OnFailure, Wish};
+use self::call::{Call, Create};
+use self::claim::{Answer, ClaimError, Subject, claim, settle};
+use self::mark::{Mark, State};
+use self::run::RunError;
+use self::settings::Settings;
+
+/// Why a container was not created.
+#[derive(Debug, thiserror::Error)]
+enum WrapperError {
+    #[error("failed to read the settings")]
+    Settings(#[source] io::Error),
+    #[error("failed to find the real runtime")]
+    Runtime(#[source] io::Error),
+    #[error("failed to become {0}")]
+    Become(String, #[source] io::Error),
+    #[error("{0}")]
+    Wish(String),
+    #[error("failed to restore from {reference}")]
+    Claim {
+        reference: String,
+        #[source]
+        source: ClaimError,
+    },
+    #[error("failed to restore from {reference}")]
+    Run {
+        reference: String,
+        #[source]
+        source: RunError,
+    },
+    #[error("failed to prepare the restore")]
+    Prepare(#[source] io::Error),
+    #[error("failed to end what an earlier restore has left")]
+    Clean(#[source] io::Error),
+}
+
+/// Does what runc's command line says. Returns only when something failed or nothing is left to do.
+pub fn run(words: &[OsString]) -> ExitCode {
+    let call = Call::parse(words);
+    match Wrapper::open().and_then(|wrapper| wrapper.run(words, call.as_ref())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell(call.as_ref(), &format!("kybernate-runc: {}", chain(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// How a restore went.
+enum Outcome {
+    Restored,
+    /// It is to be started as any other container.
+    Fresh,
+    Failed(WrapperError),
+}
+
+struct Wrapper {
+    settings: Settings,
+    runtime: std::path::PathBuf,
+}
+
+impl Wrapper {
+    fn open() -> Result<Self, WrapperError> {
+        let settings = Settings::read().map_err(WrapperError::Settings)?;
+        let runtime = settings.runtime().map_err(WrapperError::Runtime)?;
+        Ok(Self { settings, runtime })
+    }
+
+    fn run(&self, words: &[OsString], call: Option<&Call<'_>>) -> Result<(), WrapperError> {
+        let command = call.and_then(|call| call.command.to_str());
+        match (call, command) {
+            (Some(call), Some("create")) => match call.create() {
+                Some(create) => self.create(words, call, &create),
+                None => self.pass(words),
+            },
+            (Some(call), Some("start"))
+                if call.id().is_some_and(|id| self.is_restored(call, id)) =>
+            {
+                Ok(())
+            }
+            (Some(call), Some(command @ ("kill" | "delete"))) => {
+                self.end_interrupted(call, command)?;
+                self.pass(words)
+            }
+            _ => self.pass(words),
+        }
+    }
+
+    /// Becomes the real runtime.
+    fn pass(&self, words: &[OsString]) -> Result<(), WrapperError> {
+        let error = Command::new(&self.runtime).args(words).exec();
+        Err(WrapperError::Become(self.runtime.display().to_string(), error))
+    }
+
+    fn create(
+        &self,
+        words: &[OsString],
+        call: &Call<'_>,
+        create: &Create,
+    ) -> Result<(), WrapperError> {
+        // What is wrong with a bundle is the runtime's to say.
+        let Ok(mut bundle) = Bundle::read(&create.bundle) else { return self.pass(words) };
+        let Some(wish) = bundle.wish().map_err(WrapperError::Wish)? else {
+            return self.pass(words);
+        };
+        let error = match self.restore(call, create, &mut bundle, &wish)? {
+            Outcome::Restored => return Ok(()),
+            Outcome::Fresh => return self.pass(words),
+            Outcome::Failed(error) => error,
+        };
+        let is_refusal = matches!(
+            &error,
+            WrapperError::Claim { source: ClaimError::Refused { rule, .. }, .. }
+                if rule == "signature" || rule == "integrity"
+        );
+        if wish.on_failure == OnFailure::Cold && !is_refusal {
+            tell(Some(call), &format!("kybernate-runc: started afresh: {}", chain(&error)));
+            return self.pass(words);
+        }
+        Err(error)
+    }
+
+    /// Restores a container. An error is none that a fresh start would get around.
+    fn restore(
+        &self,
+        call: &Call<'_>,
+        create: &Create,
+        bundle: &mut Bundle,
+        wish: &Wish,
+    ) -> Result<Outcome, WrapperError> {
+        let mark = Mark::of(&self.settings, call, &create.id);
+        let cgroup = bundle.cgroup();
+        if call.root.join(&create.id).exists() && self.is_restored(call, &create.id) {
+            // The runtime says that it exists.
+            return Ok(Outcome::Fresh);
+        }
+        self.end(call, &create.id, &mark)?;
+        // containerd keeps its containers below a directory of their namespace.
+        let namespace = call.root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let subject = Subject { namespace, container: &create.id };
+        let reference = wish.reference.clone();
+        let dump = match claim(&self.settings, subject, &reference, bundle.text()) {
+            Ok(Answer::Restore(dump)) => dump,
+            Ok(Answer::Fresh(why)) => {
+                tell(Some(call), &format!("kybernate-runc: started afresh: {why}"));
+                return Ok(Outcome::Fresh);
+            }
+            Err(source) => {
+                return Ok(Outcome::Failed(WrapperError::Claim { reference, source }));
+            }
+        };
+        let begun = State { restored: false, cgroup: cgroup.clone() };
+        mark.write(&begun).map_err(WrapperError::Prepare)?;
+        bundle.set_criu_config(&dump.criu_config).map_err(WrapperError::Prepare)?;
+        let restored = run::restore(&self.runtime, call, create, &dump);
+        let restored = restored.map_err(|source| WrapperError::Run { reference, source });
+        let noted = restored.and_then(|()| {
+            let restored = State { restored: true, cgroup };
+            mark.write(&restored).map_err(WrapperError::Prepare)?;
+            dump.note_restored().map_err(WrapperError::Prepare)
+        });
+        let (problem, outcome) = match noted {
+            Ok(()) => (String::new(), Outcome::Restored),
+            Err(error) => {
+                self.end(call, &create.id, &mark)?;
+                let problem = chain(&error).to_string();
+                (problem, Outcome::Failed(error))
+            }
+        };
+        if let Err(error) = settle(&self.settings, subject, &problem) {
+            // The agent finds out by what we have noted, when it is asked again.
+            tell(Some(call), &format!("kybernate-runc: {}", chain(&error)));
+        }
+        Ok(outcome)
+    }
+
+    /// Whether a container runs already, since it was restored.
+    fn is_restored(&self, call: &Call<'_>, id: &str) -> bool {
+        let state = Mark::of(&self.settings, call, id).read().ok().flatten();
+        state.is_some_and(|state| state.restored)
+    }
+
+    /// Before `kill` and `delete`: ends what a restore has left whose wrapper was killed.
+    fn end_interrupted(&self, call: &Call<'_>, command: &str) -> Result<(), WrapperError> {
+        let Some(id) = call.id() else { return Ok(()) };
+        let mark = Mark::of(&self.settings, call, id);
+        match mark.read() {
+            Ok(None) => Ok(()),
+            Ok(Some(State { restored: true, .. })) if command == "kill" => Ok(()),
+            Ok(Some(State { restored: true, .. })) => mark.remove().map_err(WrapperError::Clean),
+            Ok(Some(_)) | Err(_) => self.end(call, id, &mark),
+        }
+    }
+
+    /// Ends what a restore has left that did not come to its end, if there is a mark of one.
+    fn end(&self, call: &Call<'_>, id: &str, mark: &Mark) -> Result<(), WrapperError> {
+        let Some(state) = mark.read().map_err(WrapperError::Clean)? else { return Ok(()) };
+        let cgroup = state.cgroup.as_deref();
+        run::clean(&self.runtime, call, id, cgroup).map_err(WrapperError::Clean)?;
+        mark.remove().map_err(WrapperError::Clean)
+    }
+}
+
+/// Says what is wrong where containerd looks for it: the last error of the log becomes the message of
+/// the failed container. Also on standard error.
+fn tell(call: Option<&Call<'_>>, text: &str) {
+    // Nobody is left to tell when this fails.
+    let _ignored = writeln!(io::stderr(), "{text}");
+    let Some((log, is_json)) = call.and_then(|call| call.log.as_ref()) else { return };
+    let line = if *is_json {
+        let time = jiff::Timestamp::now().to_string();
+        serde_json::json!({ "level": "error", "msg": text, "time": time }).to_string()
+    } else {
+        format!("level=error msg={text:?}")
+    };
+    let _ignored = append(log, &line);
+}
+
+fn append(log: &Path, line: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(log)?;
+    writeln!(file, "{line}")
+}

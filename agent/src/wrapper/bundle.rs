@@ -1,0 +1,178 @@
+//! The bundle of a container that is being created: what its pod wishes (runtime specification,
+//! `config.json`).
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde_json::{Map, Value};
+
+/// Set by containerd's CRI plugin: whether it is the pod's sandbox or one of its containers.
+const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
+/// Set by containerd's CRI plugin: the container's name in the pod.
+const CONTAINER_NAME: &str = "io.kubernetes.cri.container-name";
+
+/// Of a pod: `restore.kybernate.io/CONTAINER: REPOSITORY@DIGEST`.
+const RESTORE: &str = "restore.kybernate.io/";
+/// Of a pod: `on-failure.kybernate.io/CONTAINER: fail|cold`.
+const ON_FAILURE: &str = "on-failure.kybernate.io/";
+
+/// What runc hands to CRIU.
+const CRIU_CONFIG: &str = "org.criu.config";
+
+/// A container's specification.
+#[derive(Clone, Debug)]
+pub(super) struct Bundle {
+    file: PathBuf,
+    text: Vec<u8>,
+    spec: Value,
+}
+
+/// A container that shall go on where a checkpoint was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) reference: String,
+    pub(super) on_failure: OnFailure,
+}
+
+/// What happens when the restore does not work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnFailure {
+    /// The container fails, as one whose image is not there.
+    Fail,
+    /// It is started afresh.
+    Cold,
+}
+
+impl Bundle {
+    /// Reads a bundle.
+    pub(super) fn read(directory: &Path) -> io::Result<Self> {
+        let file = directory.join("config.json");
+        let text = fs::read(&file)?;
+        let spec = serde_json::from_slice(&text).map_err(io::Error::other)?;
+        Ok(Self { file, text, spec })
+    }
+
+    /// Returns `config.json`.
+    pub(super) fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// Returns what the pod wishes for this container, if anything. An error names the annotation.
+    pub(super) fn wish(&self) -> Result<Option<Wish>, String> {
+        if self.annotation(CONTAINER_TYPE) != Some("container") {
+            return Ok(None);
+        }
+        let Some(name) = self.annotation(CONTAINER_NAME) else { return Ok(None) };
+        let Some(reference) = self.annotation(&format!("{RESTORE}{name}")) else {
+            return Ok(None);
+        };
+        let key = format!("{ON_FAILURE}{name}");
+        let on_failure = match self.annotation(&key) {
+            None | Some("fail") => OnFailure::Fail,
+            Some("cold") => OnFailure::Cold,
+            Some(other) => {
+                return Err(format!("the annotation {key} is {other:?}: it is fail or cold"));
+            }
+        };
+        Ok(Some(Wish { reference: reference.to_owned(), on_failure }))
+    }
+
+    /// Returns the container's cgroup, as a path in the hierarchy.
+    pub(super) fn cgroup(&self) -> Option<String> {
+        cgroup(self.spec.pointer("/linux/cgroupsPath")?.as_str()?)
+    }
+
+    /// Gives CRIU a configuration file. `config.json` is replaced whole.
+    pub(super) fn set_criu_config(&mut self, criu_config: &str) -> io::Result<()> {
+        let annotations = self.spec.as_object_mut().and_then(|spec| {
+            spec.entry("annotations").or_insert_with(|| Value::Object(Map::default()));
+            spec.get_mut("annotations")?.as_object_mut()
+        });
+        let shape = || io::Error::other("config.json breaks the runtime specification");
+        annotations.ok_or_else(shape)?.insert(CRIU_CONFIG.to_owned(), criu_config.into());
+        let new = self.file.with_extension("json.new");
+        let mut written = fs::File::create(&new)?;
+        written.write_all(self.spec.to_string().as_bytes())?;
+        fs::rename(new, &self.file)
+    }
+
+    fn annotation(&self, key: &str) -> Option<&str> {
+        self.spec.get("annotations")?.get(key)?.as_str()
+    }
+}
+
+/// Returns the path of a `cgroupsPath`: one as it is, or systemd's `SLICE:PREFIX:NAME`, in which
+/// every part of the slice's name is a directory of its own (systemd.slice(5)).
+fn cgroup(path: &str) -> Option<String> {
+    if path.starts_with('/') {
+        return Some(path.to_owned());
+    }
+    let mut parts = path.split(':');
+    let (slice, prefix, name) = (parts.next()?, parts.next()?, parts.next()?);
+    let slice = slice.strip_suffix(".slice")?;
+    let mut found = String::new();
+    for (at, _) in slice.match_indices('-').chain([(slice.len(), "")]) {
+        found = format!("{found}/{}.slice", slice.get(..at)?);
+    }
+    let unit = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}-{name}") };
+    Some(format!("{found}/{unit}.scope"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn bundle(annotations: Value) -> (tempfile::TempDir, Bundle) {
+        let directory = tempfile::tempdir().unwrap();
+        let spec = json!({ "annotations": annotations, "linux": { "cgroupsPath": "/k/c" } });
+        fs::write(directory.path().join("config.json"), spec.to_string()).unwrap();
+        let bundle = Bundle::read(directory.path()).unwrap();
+        (directory, bundle)
+    }
+
+    #[test]
+    fn only_the_named_container_of_a_pod_is_restored() {
+        let mut annotations = json!({
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.container-name": "web",
+            "restore.kybernate.io/web": "host/app@sha256:0",
+            "on-failure.kybernate.io/web": "cold",
+        });
+        let wish = bundle(annotations.clone()).1.wish().unwrap().unwrap();
+        let expected = Wish { reference: "host/app@sha256:0".into(), on_failure: OnFailure::Cold };
+        assert_eq!(wish, expected);
+
+        annotations["on-failure.kybernate.io/web"] = json!("maybe");
+        let wrong = bundle(annotations.clone()).1.wish().unwrap_err();
+        assert!(wrong.contains("on-failure.kybernate.io/web"), "{wrong}");
+
+        annotations["io.kubernetes.cri.container-name"] = json!("sidecar");
+        assert_eq!(bundle(annotations.clone()).1.wish(), Ok(None));
+        annotations["io.kubernetes.cri.container-name"] = json!("web");
+        annotations["io.kubernetes.cri.container-type"] = json!("sandbox");
+        assert_eq!(bundle(annotations).1.wish(), Ok(None));
+    }
+
+    #[test]
+    fn the_configuration_of_criu_is_added_to_what_is_there() {
+        let (directory, mut bundle) = bundle(json!({ "kept": "yes" }));
+        bundle.set_criu_config("/run/x.conf").unwrap();
+        let again = Bundle::read(directory.path()).unwrap();
+        assert_eq!(again.annotation("org.criu.config"), Some("/run/x.conf"));
+        assert_eq!(again.annotation("kept"), Some("yes"));
+        assert_eq!(again.cgroup().as_deref(), Some("/k/c"));
+    }
+
+    #[test]
+    fn both_forms_of_cgroups_are_paths() {
+        assert_eq!(cgroup("/kubepods/pod1/c").as_deref(), Some("/kubepods/pod1/c"));
+        let found = cgroup("kubepods-besteffort-pod1.slice:cri-containerd:c");
+        let expected = "/kubepods.slice/kubepods-besteffort.slice/\
+                        kubepods-besteffort-pod1.slice/cri-containerd-c.scope";
+        assert_eq!(found.as_deref(), Some(expected));
+        assert_eq!(cgroup("relative"), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! Asks the node's agent for a checkpoint, and tells it how the restore went.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fs_err as fs;
+use hyper_util::rt::TokioIo;
+use kybernate_packager::agent_api as api;
+use kybernate_packager::agent_api::agent_client::AgentClient;
+use kybernate_spec::chain;
+use tokio::net::UnixStream;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
+
+use super::settings::Settings;
+
+/// How long the agent may take to judge: it reads what it has already, and asks containerd.
+const CLAIM_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long it may take to note how a restore went.
+const SETTLE_LIMIT: Duration = Duration::from_secs(3);
+
+/// What the agent says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The dump lies there, judged.
+    Restore(Box<Dump>),
+    /// The container has been restored before and starts afresh now; why.
+    Fresh(String),
+}
+
+/// Where CRIU finds things.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Dump {
+    pub(super) images: PathBuf,
+    pub(super) work: PathBuf,
+    pub(super) criu_config: String,
+    pub(super) limit: Duration,
+    /// The file that says that this container was restored.
+    pub(super) note: PathBuf,
+}
+
+impl Dump {
+    /// Notes, durably, that the container runs: a second start of it in the same pod is none of a
+    /// checkpoint any more.
+    pub(super) fn note_restored(&self) -> io::Result<()> {
+        fs::File::create(&self.note)?.sync_all()?;
+        let directory = self.note.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        fs::File::open(directory)?.sync_all()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ClaimError {
+    /// A rule refused.
+    #[error("refused ({rule}): {reason}")]
+    Refused {
+        /// Which kind of rule.
+        rule: String,
+        /// What it said.
+        reason: String,
+    },
+    /// It cannot be restored now.
+    #[error("{0}")]
+    Failed(String),
+    /// The agent cannot be reached.
+    #[error("failed to reach the agent at {0:?}")]
+    Unreachable(PathBuf, #[source] io::Error),
+}
+
+/// Who is created, as containerd calls it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) container: &'a str,
+}
+
+/// Asks for a checkpoint for the container that `spec` describes.
+pub(super) fn claim(
+    settings: &Settings,
+    subject: Subject<'_>,
+    reference: &str,
+    spec: &[u8],
+) -> Result<Answer, ClaimError> {
+    let request = api::ClaimRequest {
+        containerd_namespace: subject.namespace.to_owned(),
+        container: subject.container.to_owned(),
+        reference: reference.to_owned(),
+        spec_json: spec.to_vec(),
+    };
+    let answer = call(settings, CLAIM_LIMIT, async |mut agent| agent.claim(request).await)?;
+    if !answer.fresh_because.is_empty() {
+        return Ok(Answer::Fresh(answer.fresh_because));
+    }
+    Ok(Answer::Restore(Box::new(Dump {
+        images: answer.images.into(),
+        work: answer.work.into(),
+        criu_config: answer.criu_config,
+        limit: Duration::from_secs(answer.limit_seconds.into()),
+        note: answer.note.into(),
+    })))
+}
+
+/// Tells how it went: `problem` is empty when the container runs.
+pub(super) fn settle(
+    settings: &Settings,
+    subject: Subject<'_>,
+    problem: &str,
+) -> Result<(), ClaimError> {
+    let request = api::SettleRequest {
+        containerd_namespace: subject.namespace.to_owned(),
+        container: subject.container.to_owned(),
+        problem: problem.to_owned(),
+    };
+    call(settings, SETTLE_LIMIT, async |mut agent| agent.settle(request).await).map(drop)
+}
+
+/// Makes one call. The wrapper has no runtime of its own but for these.
+fn call<T>(
+    settings: &Settings,
+    limit: Duration,
+    with: impl AsyncFnOnce(AgentClient<Channel>) -> Result<tonic::Response<T>, tonic::Status>,
+) -> Result<T, ClaimError> {
+    let socket = settings.agent_socket.clone();
+    let unreachable = |error| ClaimError::Unreachable(socket.clone(), error);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(unreachable)?;
+    let answered = runtime.block_on(async {
+        let path = socket.clone();
+        let connector = service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // The address is never looked at: the socket is the address.
+        let endpoint = Endpoint::from_static("http://agent.local");
+        let asked = async {
+            let channel = endpoint.connect_with_connector(connector).await;
+            let channel = channel.map_err(|error| unreachable(io::Error::other(error)))?;
+            with(AgentClient::new(channel)).await.map_err(|status| refused(&status))
+        };
+        tokio::time::timeout(limit, asked).await
+    });
+    let late =
+        || ClaimError::Failed(format!("the agent did not answer within {} s", limit.as_secs()));
+    Ok(answered.map_err(|_elapsed| late())??.into_inner())
+}
+
+fn refused(status: &tonic::Status) -> ClaimError {
+    let reason = status.message().to_owned();
+    match status.metadata().get(api::REFUSED_BY).and_then(|rule| rule.to_str().ok()) {
+        Some(rule) => ClaimError::Refused { rule: rule.to_owned(), reason },
+        None if status.code() == Code::Unimplemented => {
+            ClaimError::Failed("the agent of this node is older than kybernate-runc".to_owned())
+        }
+        None if reason.is_empty() => ClaimError::Failed(chain(status).to_string()),
+        None => ClaimError::Failed(reason),
+    }
+}

@@ -1,0 +1,212 @@
+//! Runs the real runtime's restore, with a bound: CRIU can hang for ever on a short file, and what
+//! it has begun outlives a runtime that is killed.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+use super::call::{Call, Create};
+use super::claim::Dump;
+use crate::cgroup::{self, Freezer};
+use crate::orphan::{self, CRIU_ROOT};
+use crate::{criu_log, process};
+
+/// How long killed processes may take to be gone.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the runtime may take to clean up.
+const DELETE_LIMIT: Duration = Duration::from_secs(20);
+
+/// Why a container was not restored.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RunError {
+    #[error("failed to run {0}")]
+    Start(String, #[source] io::Error),
+    #[error("the restore failed{log}")]
+    Failed {
+        /// What CRIU's log has to say about it, if anything.
+        log: String,
+    },
+    #[error("the restore took longer than {} s{log}", limit.as_secs())]
+    Late { limit: Duration, log: String },
+}
+
+/// Restores the container. Its processes have our standard input and output, as after `create`.
+pub(super) fn restore(
+    runtime: &Path,
+    call: &Call<'_>,
+    create: &Create,
+    dump: &Dump,
+) -> Result<(), RunError> {
+    let mut command = Command::new(runtime);
+    command.args(call.globals).args(words(runtime, create, dump));
+    let log = || criu_log::telling(&dump.work.join("restore.log"));
+    match bounded(&mut command, dump.limit) {
+        Ok(Some(true)) => Ok(()),
+        Ok(Some(false)) => Err(RunError::Failed { log: log() }),
+        Ok(None) => Err(RunError::Late { limit: dump.limit, log: log() }),
+        Err(error) => Err(RunError::Start(runtime.display().to_string(), error)),
+    }
+}
+
+/// Returns the words of the runtime's `restore`. CRIU's own options come from its configuration.
+fn words(runtime: &Path, create: &Create, dump: &Dump) -> Vec<OsString> {
+    let mut words: Vec<OsString> = ["restore", "--detach"].map(OsString::from).into();
+    // The shim takes orphans; crun has no such option.
+    if runtime.file_name().is_some_and(|name| name == "runc") {
+        words.push("--no-subreaper".into());
+    }
+    if create.no_pivot {
+        words.push("--no-pivot".into());
+    }
+    let mut option = |name: &str, value: OsString| words.extend([OsString::from(name), value]);
+    option("--image-path", dump.images.clone().into());
+    option("--work-path", dump.work.clone().into());
+    option("--bundle", create.bundle.clone().into());
+    if let Some(file) = &create.pid_file {
+        option("--pid-file", file.clone());
+    }
+    if let Some(socket) = &create.console_socket {
+        option("--console-socket", socket.clone());
+    }
+    words.push((&*create.id).into());
+    words
+}
+
+/// Takes away what a restore has left: the processes in its cgroup, and the runtime's record.
+pub(super) fn clean(
+    runtime: &Path,
+    call: &Call<'_>,
+    id: &str,
+    cgroup: Option<&str>,
+) -> io::Result<()> {
+    if let Some(cgroup) = cgroup {
+        empty(cgroup)?;
+    }
+    // A killed runc leaves a mount there, over which it cannot delete its own record.
+    let record = call.root.join(id);
+    orphan::unmount(&record.join(CRIU_ROOT));
+    let mut delete = Command::new(runtime);
+    delete.args(call.globals).args(["delete", "--force", id]);
+    delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // What is not there cannot be deleted, which is fine; so is what is removed now.
+    bounded(&mut delete, DELETE_LIMIT)?;
+    orphan::remove_with_mount(&record, CRIU_ROOT)?;
+    cgroup.map_or(Ok(()), cgroup::remove)
+}
+
+/// Kills whatever is in a cgroup until nothing is.
+fn empty(cgroup: &str) -> io::Result<()> {
+    let freezer = Freezer::at(cgroup)?;
+    let began = Instant::now();
+    loop {
+        let processes = freezer.processes()?;
+        if processes.is_empty() {
+            return Ok(());
+        }
+        // CRIU may have died with its freezer shut, in which nothing dies in version 1.
+        freezer.thaw()?;
+        if began.elapsed() > END_LIMIT {
+            let text = format!("processes {processes:?} of a begun restore do not end");
+            return Err(io::Error::other(text));
+        }
+        for pid in processes {
+            process::kill(pid)?;
+        }
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one place here that polls, with a bound"
+        )]
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs a program in a process group of its own, which ends with us. Returns whether it succeeded;
+/// `None` when it was killed because it took too long.
+fn bounded(command: &mut Command, limit: Duration) -> io::Result<Option<bool>> {
+    let mut child = command.process_group(0).spawn()?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::other("a process without an id"))?;
+    let descriptor = pidfd_open(pid, PidfdFlags::empty())?;
+    let end = Instant::now() + limit;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
+        match poll(&mut watched, Some(&timeout)) {
+            Ok(0) => {
+                // It cannot have ended unseen: its id is its own until it is waited for.
+                kill_process_group(pid, Signal::KILL)?;
+                child.wait()?;
+                return Ok(None);
+            }
+            Ok(_) => return Ok(Some(child.wait()?.success())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create() -> Create {
+        Create {
+            id: "c".to_owned(),
+            bundle: "/b".into(),
+            console_socket: None,
+            pid_file: Some("/b/pid".into()),
+            no_pivot: true,
+        }
+    }
+
+    fn dump() -> Dump {
+        Dump {
+            images: "/d/images".into(),
+            work: "/d/work".into(),
+            criu_config: String::new(),
+            limit: Duration::from_secs(1),
+            note: "/d/note".into(),
+        }
+    }
+
+    #[test]
+    fn each_runtime_gets_the_options_it_has() {
+        let line = |runtime: &str| {
+            let words = words(Path::new(runtime), &create(), &dump());
+            words.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
+        };
+        let rest = "--image-path /d/images --work-path /d/work --bundle /b --pid-file /b/pid c";
+        assert_eq!(
+            line("/usr/bin/runc"),
+            format!("restore --detach --no-subreaper --no-pivot {rest}")
+        );
+        assert_eq!(line("/usr/bin/crun"), format!("restore --detach --no-pivot {rest}"));
+    }
+
+    #[test]
+    fn what_takes_too_long_is_ended_with_its_children() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pid");
+        let script = format!("sleep 1000 & echo $! >{}; wait", file.display());
+        let mut late = Command::new("sh");
+        late.args(["-c", &script]);
+        assert_eq!(bounded(&mut late, Duration::from_millis(500)).unwrap(), None);
+        let child: u32 = fs_err::read_to_string(file).unwrap().trim().parse().unwrap();
+        let status = fs_err::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
+        assert!(
+            process::field(&status, "State:").is_none_or(|state| state.starts_with(['Z', 'X'])),
+            "{status}"
+        );
+        assert_eq!(bounded(&mut Command::new("true"), END_LIMIT).unwrap(), Some(true));
+        assert_eq!(bounded(&mut Command::new("false"), END_LIMIT).unwrap(), Some(false));
+    }
+}

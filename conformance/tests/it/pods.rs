@@ -1,0 +1,135 @@
+//! Containers that kybernate-runc creates, as containerd's CRI plugin has them created.
+
+use std::process::{Command, Output, Stdio};
+
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Scenario, counter};
+
+use crate::harness::{checkpoint, said, start};
+
+/// What the agent of node b is told beyond its keys.
+const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = \"5s\"\n\
+                      [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
+
+/// A scenario whose node b has a checkpoint of the workload staged and its image pulled.
+pub(crate) struct Staged {
+    pub(crate) scenario: Scenario,
+    /// `host/name@digest`.
+    pub(crate) pinned: String,
+    /// The counter when it was taken, and the identity of the process.
+    pub(crate) before: serde_json::Value,
+}
+
+pub(crate) fn stage() -> Staged {
+    let mut scenario = start();
+    drop(scenario.agent_b.take());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", 24, &[]).unwrap();
+    let before = scenario.wait_for_ticks(a, "job").unwrap();
+    let reference = scenario.reference("pods/job:v1");
+    let digest = checkpoint(&scenario, a, "job", &reference);
+    let pinned = format!("{reference}@{digest}");
+    let words = ["stage", &pinned, "--tier", "ram", "--plain-http"];
+    let output = scenario.kyb(b, &words).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    Staged { scenario, pinned, before }
+}
+
+impl Staged {
+    pub(crate) const fn node(&self) -> &Node {
+        &self.scenario.testbed.b
+    }
+
+    /// Prepares to create and start a container as the CRI plugin does for a pod with these
+    /// annotations.
+    pub(crate) fn command(&self, id: &str, image: &str, annotations: &[&str]) -> Command {
+        let mut words = vec!["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
+        let own =
+            ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
+        for annotation in own.iter().chain(annotations) {
+            words.extend(["--annotation", annotation]);
+        }
+        words.extend([image, id, "/workload", "run", "--state", "/state", "--mib", "24"]);
+        self.node().command(&words)
+    }
+
+    pub(crate) fn create(&self, id: &str, image: &str, annotations: &[&str]) -> Output {
+        self.command(id, image, annotations).stdin(Stdio::null()).output().unwrap()
+    }
+
+    pub(crate) fn wish(&self) -> String {
+        format!("restore.kybernate.io/main={}", self.pinned)
+    }
+}
+
+#[test]
+fn a_container_goes_on_where_its_checkpoint_was_taken() {
+    let staged = stage();
+    let (b, scenario) = (staged.node(), &staged.scenario);
+    let output = staged.create("main", &staged.pinned, &[&staged.wish()]);
+    assert!(output.status.success(), "{}", said(&output));
+    let after = scenario.wait_for_ticks(b, "main").unwrap();
+    assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
+    assert!(counter(&after) > counter(&staged.before));
+    for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+        assert_eq!(after[fact], true, "{after}");
+    }
+    // It is a container like any other.
+    b.run(&["ctr", "task", "pause", "main"]).unwrap();
+    b.run(&["ctr", "task", "resume", "main"]).unwrap();
+    let again = scenario.reference("pods/again:v1");
+    checkpoint(scenario, b, "main", &again);
+    scenario.wait_for_ticks(b, "main").unwrap();
+    let operations = scenario.kyb_json(b, &["ps"]).unwrap().to_string();
+    assert!(operations.contains("main"), "{operations}");
+    scenario.remove(b, "main").unwrap();
+
+    // Other containers of the class are runc's.
+    let output = staged.create("plain", &staged.pinned, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let fresh = scenario.wait_for_ticks(b, "plain").unwrap();
+    assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
+    scenario.remove(b, "plain").unwrap();
+    assert_eq!(b.run(&["sh", "-c", "pgrep -a criu || true"]).unwrap(), "");
+    staged.scenario.end().unwrap();
+}
+
+#[test]
+fn what_cannot_be_restored_fails_or_starts_afresh_as_the_pod_wants() {
+    let staged = stage();
+    let (b, scenario) = (staged.node(), &staged.scenario);
+    let base = scenario.image();
+    b.run(&["ctr", "image", "pull", "--plain-http", &base]).unwrap();
+    let other = format!("sha256:{}", "0".repeat(64));
+    let unstaged = staged.pinned.split('@').next().unwrap();
+    let unstaged = format!("restore.kybernate.io/main={unstaged}@{other}");
+    let tagged = format!("restore.kybernate.io/main={}", scenario.reference("pods/job:v1"));
+    let wish = staged.wish();
+    for (what, image, wish, reason) in [
+        ("not staged", &staged.pinned, &unstaged, "is not staged on this node"),
+        ("no digest", &staged.pinned, &tagged, "names no digest"),
+        ("another image", &base, &wish, "is not the checkpoint"),
+    ] {
+        let output = staged.create("main", image, &[wish]);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains(reason), "{what}: {text}");
+        b.output(&["ctr", "container", "rm", "main"]).unwrap();
+    }
+    // A cold start is a start like any other.
+    let cold = "on-failure.kybernate.io/main=cold";
+    let output = staged.create("main", &base, &[&unstaged, cold]);
+    assert!(output.status.success(), "{}", said(&output));
+    let fresh = scenario.wait_for_ticks(b, "main").unwrap();
+    assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
+    scenario.remove(b, "main").unwrap();
+
+    // Without an agent there is no checkpoint.
+    let mut staged = staged;
+    drop(staged.scenario.agent_b.take());
+    let output = staged.create("main", &staged.pinned, &[&wish]);
+    let text = said(&output);
+    assert!(!output.status.success() && text.contains("failed to reach the agent"), "{text}");
+    staged.scenario.end().unwrap();
+}
