@@ -16,11 +16,13 @@ pub struct Pattern(GlobMatcher);
 /// Whether each `**` is a whole part of a pattern. Beside letters it would mean no more than `*`, and
 /// a rule would say nothing of what it seems to speak of.
 pub(crate) fn stars_stand_alone(text: &str) -> bool {
-    let starts = |before: &str| before.is_empty() || before.ends_with(['/', '{', ',']);
-    let ends = |after: &str| after.is_empty() || after.starts_with(['/', '}', ',']);
     text.match_indices("**").all(|(at, stars)| {
         let (before, after) = text.split_at(at);
-        starts(before) && after.strip_prefix(stars).is_some_and(ends)
+        let after = after.strip_prefix(stars).unwrap_or_default();
+        // One that is all of an alternative is read as `*`.
+        let behind_brace = before.ends_with(['{', ',']) && after.starts_with('/');
+        (before.is_empty() || before.ends_with('/') || behind_brace)
+            && (after.is_empty() || after.starts_with(['/', '}', ',']))
     })
 }
 
@@ -91,3 +93,6 @@ impl JsonSchema for Pattern {
         json_schema!({ "type": "string", "format": "pattern", "examples": ["team/**", "v*"] })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -168,6 +168,10 @@ async fn a_catalog_needs_its_own_scope() {
     let pull = token(&ask(remote, "scope=repository:team/a:pull", &alice).await);
     let reply = status(remote, Method::GET, "/v2/_catalog", &pull).await;
     assert!(reply.header("www-authenticate").contains("scope=\"registry:catalog:*\""));
+    // A token makes no other: that would have no end, and could be good for more.
+    for scope in ["registry:catalog:*", "repository:team/a:pull"] {
+        ask(remote, &format!("scope={scope}"), &pull).await.refused(403, "DENIED");
+    }
     let list = token(&ask(remote, "scope=registry:catalog:*", &alice).await);
     let reply = status(remote, Method::GET, "/v2/_catalog", &list).await;
     assert_eq!(reply.json()["repositories"], json!(["team/a"]));

@@ -370,3 +370,30 @@ async fn ten_thousand_idle_connections_keep_nobody_out() {
     drop(idle);
     process.kill().await;
 }
+
+/// Whoever opens what was pushed in a browser gets no page that could act for them.
+#[tokio::test]
+async fn what_is_pushed_is_no_page_of_a_browser() {
+    let registry = TestRegistry::start().await;
+    let page = "<script>fetch('/v2/')</script>";
+    assert_eq!(registry.put_manifest("a", "v1", "text/html", page).await.status, 201);
+    for path in ["/v2/a/manifests/v1", "/v2/a/manifests/none", "/v2/"] {
+        let reply = registry.get(path).await;
+        assert_eq!(reply.header("x-content-type-options"), "nosniff", "{path}");
+        let policy = reply.header("content-security-policy");
+        assert!(policy.contains("sandbox") && !policy.contains("allow"), "{path} {policy}");
+    }
+}
+
+/// What takes a place while it is sent is sent as before.
+#[tokio::test]
+async fn a_large_manifest_and_long_lists_come_whole() {
+    let registry = TestRegistry::start().await;
+    let content = noise(3 << 20, 1);
+    let pushed = registry.put_manifest("a", "v1", "x/y", content.clone()).await;
+    assert_eq!(pushed.status, 201);
+    let reply = registry.get("/v2/a/manifests/v1").await;
+    assert_eq!(reply.header("content-length"), content.len().to_string());
+    assert!(reply.body == content);
+    assert!(!registry.get("/v2/a/tags/list").await.header("content-length").is_empty());
+}

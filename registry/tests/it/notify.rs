@@ -134,6 +134,31 @@ async fn changes_are_told_as_distribution_tells_them() {
     assert_eq!(headers["webhook-id"], events[0]["id"].as_str().unwrap());
 }
 
+/// Who follows what is told ends where the registry is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_told_last_of_a_tag_is_what_it_names() {
+    const ROUNDS: usize = 20;
+    const PUSHES: usize = 6;
+    let endpoint = Endpoint::start().await;
+    let registry = TestRegistry::start_set(&endpoint.setting("")).await;
+    let mut ends = Vec::new();
+    for round in 0..ROUNDS {
+        let pushes = (0..PUSHES).map(|n| {
+            let content = format!("content {round} {n}");
+            let registry = &registry;
+            async move { registry.put_manifest("a", "v1", "x/y", content).await.status }
+        });
+        let answers = futures::future::join_all(pushes).await;
+        assert!(answers.iter().all(|status| *status == 201), "{answers:?}");
+        let names = registry.head("/v2/a/manifests/v1").await;
+        ends.push(names.header("docker-content-digest").to_owned());
+    }
+    let events = endpoint.events(ROUNDS * PUSHES).await;
+    for (round, end) in events.chunks(PUSHES).zip(&ends) {
+        assert_eq!(round.last().unwrap()["target"]["digest"], **end);
+    }
+}
+
 #[tokio::test]
 async fn pulls_are_told_to_who_asks_and_requests_are_signed() {
     let endpoint = Endpoint::start().await;

@@ -5,8 +5,10 @@ use futures::stream;
 use http::Method;
 use kybernate_spec::{Algorithm, Digest, Hasher};
 use reqwest::Body;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 
-use crate::harness::{TestRegistry, noise, sha512};
+use crate::harness::{TestRegistry, noise, sha512, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -25,6 +27,31 @@ async fn a_blob_is_pushed_with_post_and_put() {
         let digest = registry.push("a/b", &content).await;
         check(&registry, "a/b", &digest, &content).await;
     }
+}
+
+/// Nobody knows the upload of a push in one request, so nobody can go on with it.
+#[tokio::test]
+async fn a_push_with_one_post_that_fails_leaves_no_upload() {
+    let registry = TestRegistry::start().await;
+    let uploads = || std::fs::read_dir(registry.path("uploads")).unwrap().count();
+    let digest = Digest::of(b"content");
+    let path = format!("/v2/a/blobs/uploads/?digest={digest}");
+    let push = async |headers: &[(&str, &str)], body: &'static str| {
+        registry.send(Method::POST, &path, headers, body).await
+    };
+    push(&[("content-range", "what")], "content").await.refused(400, "UNSUPPORTED");
+    push(&[("content-range", "0-3")], "content").await.refused(400, "SIZE_INVALID");
+    push(&[], "other").await.refused(400, "DIGEST_INVALID");
+    wait_until("no upload is left", async || uploads() == 0).await;
+
+    let address = registry.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 7\r\n\r\ncon");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    wait_until("the upload has begun", async || uploads() == 1).await;
+    drop(stream);
+    wait_until("it is given up", async || uploads() == 0).await;
+    assert_eq!(push(&[], "content").await.status, 201);
 }
 
 #[tokio::test]

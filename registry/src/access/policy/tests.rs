@@ -33,6 +33,13 @@ fn what_no_rule_allows_is_denied() {
 }
 
 #[test]
+fn two_stars_beside_letters_are_refused() {
+    let wrong = read(&rule(r#""team/**", "ci-**""#, r#""anonymous""#, r#""pull""#)).unwrap_err();
+    assert_eq!(wrong.len(), 1, "{wrong:?}");
+    assert!(wrong[0].to_string().contains("rule[0].repositories[1]"), "{wrong:?}");
+}
+
+#[test]
 fn rules_that_overlap_add_up_in_any_order() {
     let one = rule(r#""a/**""#, r#""anonymous""#, r#""pull""#);
     let two = rule(r#""a/b""#, r#""user:alice""#, r#""push""#);

@@ -58,3 +58,15 @@ fn a_repository_behind_a_symbolic_link_keeps_its_content() {
     }
     assert!(house.has_blob("team/a", b"layer") && house.has_manifest("team/a", &image));
 }
+
+/// Whoever collects without a server keeps what the server would.
+#[test]
+fn what_the_server_keeps_is_known_without_it() {
+    let house = House::hasty();
+    assert_eq!(house.store.served_gc().unwrap(), None);
+    for untagged in [None, Some(HOUR * 7)] {
+        let settings = Settings { grace: HOUR, untagged, quarantine: HOUR * 3 };
+        house.store.serve_gc(settings).unwrap();
+        assert_eq!(house.store.served_gc().unwrap(), Some(settings));
+    }
+}

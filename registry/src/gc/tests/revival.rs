@@ -19,6 +19,41 @@ fn a_manifest_revives_what_it_names() {
     assert_eq!(house.try_put("b", &image(&[&layer], None), &["v1"]).len(), 2);
 }
 
+/// What comes back takes room again, so it is known before.
+#[test]
+fn what_comes_back_with_a_manifest_is_counted() {
+    let house = House::hasty();
+    house.push("a", b"{}");
+    let layer = house.push("a", b"layer");
+    let child_document = image(&[&layer], None);
+    let child = house.put("a", &child_document, &[]);
+    let document = index(&[&child]);
+    let bytes = || {
+        let content = document.to_string();
+        let (_, references) = References::parse(None, content.as_bytes()).unwrap();
+        let digest = Digest::of(content.as_bytes());
+        house.store.revivable_bytes(&name("a"), &digest, &references).unwrap()
+    };
+    assert_eq!(bytes(), 0, "all of it is there");
+    assert_eq!(house.noted(HOUR).condemned, 3);
+    assert_eq!(bytes(), 2 + 5 + u64::try_from(child_document.to_string().len()).unwrap());
+    house.put("a", &document, &["v1"]);
+    assert!(house.has_blob("a", b"layer") && house.has_manifest("a", &child));
+    assert_eq!(bytes(), 0);
+}
+
+/// Who deletes what was condemned once and pushed again does not find it back.
+#[test]
+fn what_was_deleted_is_not_revived() {
+    let house = House::hasty();
+    let layer = house.push("a", b"layer");
+    assert_eq!(house.noted(HOUR).condemned, 1);
+    house.push("a", b"layer");
+    house.push("a", b"{}");
+    assert!(house.store.unlink(&name("a"), &layer.digest).unwrap());
+    assert_eq!(house.try_put("a", &image(&[&layer], None), &["v1"]), [layer.digest]);
+}
+
 #[test]
 fn a_manifest_that_names_what_is_gone_is_refused() {
     let house = House::hasty();
