@@ -7,13 +7,17 @@ use kybernate_packager::agent_api::{self as api, REFUSED_BY};
 use kybernate_packager::policy::Policy;
 use kybernate_packager::trace_parent::TraceParent;
 use kybernate_spec::{ReferenceError, TagError, chain};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
 use crate::checkpoint;
 use crate::config::Config;
 use crate::node::{NodeCache, NodeReport};
-use crate::operations::{CancelError, Operations, OperationsError, RefusedBy};
-use crate::preflight::Finding;
+use crate::operations::{
+    CancelError, Conclusion, Driver, Operations, OperationsError, RefusedBy, Subject,
+};
+use crate::preflight::{Finding, Findings};
 use crate::restore;
 use crate::runtime::{Containerd, RuntimeError, TaskState, TaskStatus};
 use crate::serve::ServeError;
@@ -74,12 +78,12 @@ pub enum Rejection {
         reason: String,
     },
     /// CRIU would not take what it has.
-    #[error("container {container:?} cannot be checkpointed: {}", .findings.join("; "))]
+    #[error("container {container:?} cannot be checkpointed: {findings}")]
     Preflight {
         /// The container.
         container: String,
         /// What stands in the way.
-        findings: Vec<String>,
+        findings: Findings,
     },
     /// There is no room for the dump.
     #[error(transparent)]
@@ -135,18 +139,10 @@ impl App {
         self.ready().await?;
         let busy = self.claim(&order.namespace, &order.container)?;
         let source = checkpoint::Source::find(self, &order.wanted()).await?;
-        let driver = self.operations.begin(order.subject()).await?;
-        let accepted = driver.to_api();
-        tracing::info!(operation = driver.id(), trace_id = trace.trace_id(), "a checkpoint begins");
-        let app = Arc::clone(self);
-        self.tasks.spawn(move |cancel| async move {
-            let work = Box::pin(checkpoint::run(&app, &driver, source, order, cancel));
-            let conclusion = driver.bounded(trace.around(work)).await;
-            // Whoever sees it closed may begin the next one.
-            drop(busy);
-            driver.close(conclusion).await;
-        });
-        Ok(accepted)
+        self.drive(order.subject(), Some(busy), trace, |app, driver, cancel| async move {
+            checkpoint::run(&app, &driver, source, order, cancel).await
+        })
+        .await
     }
 
     /// Looks at a container as a checkpoint would, and touches nothing.
@@ -172,17 +168,46 @@ impl App {
         if let Some(name) = &order.container {
             self.free(&order.namespace, name).await?;
         }
-        let driver = self.operations.begin(order.subject()).await?;
-        let accepted = driver.to_api();
-        tracing::info!(operation = driver.id(), trace_id = trace.trace_id(), "a restore begins");
+        self.drive(order.subject(), busy, trace, |app, driver, cancel| async move {
+            restore::run(&app, &driver, order, cancel).await
+        })
+        .await
+    }
+
+    /// Begins an operation and has `work` done. A request that is dropped in the middle of this must
+    /// not leave an operation that nobody drives, so that what begins it is a task of its own.
+    async fn drive<F>(
+        self: &Arc<Self>,
+        subject: Subject,
+        busy: Option<Busy>,
+        trace: TraceParent,
+        work: impl FnOnce(Arc<Self>, Driver, CancellationToken) -> F + Send + 'static,
+    ) -> Result<api::Operation, Rejection>
+    where
+        F: Future<Output = Option<Conclusion>> + Send + 'static,
+    {
+        let (tell, told) = oneshot::channel();
         let app = Arc::clone(self);
         self.tasks.spawn(move |cancel| async move {
-            let work = Box::pin(restore::run(&app, &driver, order, cancel));
-            let conclusion = driver.bounded(trace.around(work)).await;
+            let driver = match app.operations.begin(subject).await {
+                Ok(driver) => driver,
+                // To nobody, when whoever asked has gone.
+                Err(error) => return tell.send(Err(error)).unwrap_or_default(),
+            };
+            let conclusion = match tell.send(Ok(driver.to_api())) {
+                Ok(()) => {
+                    let (operation, trace_id) = (driver.id(), trace.trace_id());
+                    tracing::info!(operation, trace_id, "an operation begins");
+                    let work = Box::pin(work(Arc::clone(&app), driver.clone(), cancel));
+                    driver.bounded(trace.around(work)).await
+                }
+                Err(_unheard) => Some(Conclusion::unheard()),
+            };
+            // Whoever sees it closed may begin the next one.
             drop(busy);
             driver.close(conclusion).await;
         });
-        Ok(accepted)
+        Ok(told.await.map_err(|_ended| Rejection::ShuttingDown)??)
     }
 
     /// Starts to stage a checkpoint.
@@ -193,17 +218,10 @@ impl App {
     ) -> Result<api::Operation, Rejection> {
         let order = staging::Order::parse(request)?;
         self.ready().await?;
-        let driver = self.operations.begin(order.subject()).await?;
-        driver.update(|record| record.tier = Some(order.tier())).await?;
-        let accepted = driver.to_api();
-        tracing::info!(operation = driver.id(), trace_id = trace.trace_id(), "staging begins");
-        let app = Arc::clone(self);
-        self.tasks.spawn(move |cancel| async move {
-            let work = Box::pin(staging::run(&app, &driver, order, cancel));
-            let conclusion = driver.bounded(trace.around(work)).await;
-            driver.close(conclusion).await;
-        });
-        Ok(accepted)
+        self.drive(order.subject(), None, trace, |app, driver, cancel| async move {
+            staging::run(&app, &driver, order, cancel).await
+        })
+        .await
     }
 
     /// Takes staged checkpoints away.
@@ -358,11 +376,49 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Suspend(SuspendError::Ledger(_) | SuspendError::Runtime(_))
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
-        let mut status = Self::new(code, chain(&rejection).to_string());
+        let message = chain(&rejection).to_string();
+        let mut status = match &rejection {
+            Rejection::Preflight { findings, .. } => {
+                Self::with_details(code, message, findings.details().into())
+            }
+            _ => Self::new(code, message),
+        };
         if matches!(rejection, Rejection::Preflight { .. }) {
             let rule = MetadataValue::from_static(RefusedBy::Compatibility.name());
             status.metadata_mut().insert(REFUSED_BY, rule);
         }
         status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, StreamExt as _};
+
+    use super::*;
+    use crate::config::ServeArgs;
+    use crate::operations::{Filter, Kind};
+
+    #[tokio::test]
+    async fn a_request_that_is_dropped_leaves_no_operation_behind() {
+        let root = tempfile::tempdir().unwrap();
+        let args = ServeArgs { root: Some(root.path().to_owned()), ..ServeArgs::default() };
+        let app = App::new(args.validate().unwrap()).unwrap();
+        let subject = Subject {
+            kind: Kind::Checkpoint,
+            container: "web".to_owned(),
+            namespace: "default".to_owned(),
+            reference: "localhost:5000/web:1".to_owned(),
+            time_out: None,
+        };
+        let busy = app.claim("default", "web").unwrap();
+        let mut all = app.operations.watch(None).unwrap();
+        let work = |_, _, _| std::future::pending();
+        let trace = TraceParent::random().unwrap();
+        assert!(app.drive(subject, Some(busy), trace, work).now_or_never().is_none());
+        while all.next().await.unwrap().state() == api::OperationState::Running {}
+        let told = app.operations.list(&Filter::default());
+        assert_eq!((told.len(), told[0].state()), (1, api::OperationState::Cancelled));
+        app.claim("default", "web").unwrap();
     }
 }

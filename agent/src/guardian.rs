@@ -28,6 +28,9 @@ use crate::tasks::Tasks;
 /// How long a guardian may take to start or to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long one may be at work after the deadline: it needs twenty seconds at most.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
 /// The log of all guardians is begun anew above this size.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -69,6 +72,9 @@ pub enum GuardianError {
     /// It does not answer.
     #[error("the guardian does not answer; its log is {0:?}")]
     Silent(PathBuf),
+    /// It is gone: somebody ended it.
+    #[error("the guardian has ended, so that nobody would bring the container back in time")]
+    Gone,
     /// The deadline has passed: it resumed the container.
     #[error("the pause took longer than its deadline, and the container was resumed")]
     Expired,
@@ -82,7 +88,10 @@ impl Guardian {
         tasks: &Tasks,
     ) -> Result<Self, GuardianError> {
         let log = root.join("guardian.log");
-        let mut child = command(charge, &log).and_then(|mut command| command.spawn());
+        let (wanted, place) = (charge.clone(), log.clone());
+        let command = tokio::task::spawn_blocking(move || command(&wanted, &place)).await;
+        let command = command.map_err(io::Error::other).and_then(|command| command);
+        let mut child = command.and_then(|mut command| command.spawn());
         let (orders, answers) = match &mut child {
             Ok(child) => (child.stdin.take(), child.stdout.take()),
             Err(_) => (None, None),
@@ -104,13 +113,15 @@ impl Guardian {
         Ok(Self { orders, said })
     }
 
-    /// Returns when the guardian has begun to resume the container by itself.
-    pub(crate) fn expired(&self) -> impl Future<Output = ()> + use<> {
+    /// Returns when the guardian has begun to resume the container by itself, or has ended.
+    pub(crate) fn expired(&self) -> impl Future<Output = GuardianError> + use<> {
         let mut said = self.said.clone();
         async move {
             // The listener ends with the guardian, and says so unless it was sent away.
-            if said.wait_for(|said| *said >= Said::Expired).await.is_err() {
-                std::future::pending::<()>().await;
+            match said.wait_for(|said| *said >= Said::Expired).await.map(|said| *said) {
+                Ok(Said::Gone) => GuardianError::Gone,
+                Ok(_) => GuardianError::Expired,
+                Err(_dismissed) => std::future::pending().await,
             }
         }
     }
@@ -122,9 +133,17 @@ impl Guardian {
         self.order(&order, |said| said != before).await
     }
 
-    /// Sends the guardian away; an error when it has resumed the container.
+    /// Sends the guardian away; an error when it has resumed the container. It has ended then, too:
+    /// one that is still at it might resume the container in its next pause.
     pub(crate) async fn dismiss(mut self) -> Result<(), GuardianError> {
-        self.order("done\n", |said| said >= Said::Bye).await
+        let dismissed = self.order("done\n", |said| said >= Said::Bye).await;
+        if dismissed.is_err() {
+            let ended = async { while self.said.changed().await.is_ok() {} };
+            if tokio::time::timeout(END_LIMIT, ended).await.is_err() {
+                tracing::error!("a guardian that resumed its container does not end");
+            }
+        }
+        dismissed
     }
 
     async fn order(
@@ -137,6 +156,7 @@ impl Guardian {
         let answer = self.said.wait_for(|said| answered(*said));
         match tokio::time::timeout(ANSWER_LIMIT, answer).await {
             Ok(Ok(said)) if *said < Said::Expired => Ok(()),
+            Ok(Ok(said)) if *said == Said::Gone => Err(GuardianError::Gone),
             _ => Err(GuardianError::Expired),
         }
     }
@@ -185,4 +205,48 @@ fn command(charge: &Charge, log: &Path) -> io::Result<Command> {
         .stdout(Stdio::piped())
         .stderr(options.open(log)?);
     Ok(command.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stands in for a guardian: says what a script says.
+    fn guardian(script: &str, tasks: &Tasks) -> Guardian {
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (says, said) = watch::channel(Said::Ready(0));
+        let answers = BufReader::new(answers).lines();
+        tasks.spawn(|_| listen(answers, says));
+        Guardian { orders, said }
+    }
+
+    #[tokio::test]
+    async fn one_that_resumes_the_container_has_ended_when_it_is_dismissed() {
+        let (tasks, directory) = (Tasks::default(), tempfile::tempdir().unwrap());
+        let gate = directory.path().join("gate");
+        let script = format!("mkfifo {gate:?}; echo expired; cat {gate:?}; echo revived");
+        let guardian = guardian(&script, &tasks);
+        assert!(matches!(guardian.expired().await, GuardianError::Expired));
+        let mut dismissed = std::pin::pin!(guardian.dismiss());
+        assert!(tokio::time::timeout(Duration::from_millis(200), &mut dismissed).await.is_err());
+        // It comes to its end.
+        tokio::task::spawn_blocking(move || fs::write(gate, "")).await.unwrap().unwrap();
+        assert!(matches!(dismissed.await, Err(GuardianError::Expired)));
+    }
+
+    #[tokio::test]
+    async fn one_that_was_killed_is_no_expired_one() {
+        let tasks = Tasks::default();
+        let guardian = guardian("read order", &tasks);
+        let expired = guardian.expired();
+        let Guardian { orders, .. } = guardian;
+        drop(orders);
+        assert!(matches!(expired.await, GuardianError::Gone));
+    }
 }

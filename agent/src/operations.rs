@@ -22,7 +22,7 @@ mod journal;
 mod record;
 
 pub use self::cancel::CancelError;
-pub(crate) use self::cancel::{CancelCause, Cancelled};
+pub(crate) use self::cancel::{CancelCause, Cancelled, Stopped};
 use self::journal::{Journal, surplus};
 pub use self::record::RefusedBy;
 use self::record::step_times;
@@ -153,8 +153,12 @@ impl Operations {
             }
             forgotten
         };
+        if let Err(error) = self.write(&record.id, forgotten).await {
+            // Nobody would ever end it. What may lie on the disk is no more than a beginning.
+            self.entries().remove(&record.id);
+            return Err(error);
+        }
         self.metrics.began(record.kind);
-        self.write(&record.id, forgotten).await?;
         driver.publish();
         Ok(driver)
     }

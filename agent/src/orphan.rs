@@ -50,9 +50,16 @@ pub(crate) async fn remove(namespace: &Namespace, id: &str) -> io::Result<()> {
     end_shims(namespace, id).await?;
     let root = Path::new(RUNC_ROOT).join(namespace.name());
     let record = root.join(id);
-    if fs::symlink_metadata(record.join(STATE)).is_ok() {
+    let place = record.clone();
+    let is_left = tokio::task::spawn_blocking(move || {
+        let is_left = fs::symlink_metadata(place.join(STATE)).is_ok();
+        if is_left {
+            unmount(&place.join(CRIU_ROOT));
+        }
+        is_left
+    });
+    if is_left.await.map_err(io::Error::other)? {
         tracing::warn!(container = id, "deleting runc's record of a task that is gone");
-        unmount(&record.join(CRIU_ROOT));
         delete_record(&root, id).await?;
     }
     let bundle = namespace.state().join(BUNDLES).join(namespace.name()).join(id);

@@ -17,7 +17,7 @@ mod socket;
 mod tests;
 mod view;
 
-pub(crate) use self::check::{Check, Finding};
+pub(crate) use self::check::{Check, Finding, Findings};
 pub(crate) use self::options::{CriuOptions, DEFAULT_FILE};
 use self::rules::{Context, judge};
 pub(crate) use self::rules::{Policy, TcpPolicy};

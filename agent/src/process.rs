@@ -70,12 +70,14 @@ pub(crate) fn is_infected(maps: &str) -> bool {
     maps.lines().find(executable).is_some_and(|line| line.contains(" /memfd:CRIUMFD"))
 }
 
-/// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`).
+/// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`, field 22): no
+/// other process has the same id and the same beginning.
 pub(crate) fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, blanks and brackets too.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split(' ').nth(19)?.parse().ok()
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the name, in parentheses, and may hold anything.
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(text.get(end + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// Kills one process, if it is there.
@@ -118,6 +120,17 @@ mod tests {
         assert_eq!(kibibytes(status, "RssAnon:"), Some(128 << 10));
         assert_eq!(field(status, "TracerPid:"), Some("17"));
         assert_eq!(kibibytes(status, "RssShmem:"), None);
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_beginning() {
+        let own = started(std::process::id()).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let later = started(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(own > 0 && later >= own);
+        assert_eq!(started(child.id()), None);
     }
 
     #[test]

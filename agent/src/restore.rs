@@ -36,6 +36,10 @@ use crate::operations::{Kind, Subject};
 /// Label of a restored container: the digest of its checkpoint.
 pub(crate) const CHECKPOINT_LABEL: &str = "io.kybernate.checkpoint";
 
+/// Label of what a restore made in containerd: its operation. What has another one is never undone,
+/// whatever it is called.
+pub(crate) const OPERATION_LABEL: &str = "io.kybernate.operation";
+
 /// containerd's bound for ids.
 const NAME_BYTES_MAX: usize = 76;
 

@@ -19,6 +19,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
 mod content;
+#[cfg(test)]
+pub(crate) mod fake;
 mod image;
 mod options;
 mod snapshot;

@@ -1,6 +1,6 @@
 //! Takes away what an operation made: after a failure, and for an agent that died.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::operations::{Conclusion, Driver, Made, Record, State};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
 use crate::process;
+use crate::restore::OPERATION_LABEL;
 use crate::revive::{Paused, Revived};
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
@@ -78,12 +79,18 @@ async fn try_undo(namespace: &Namespace, driver: &Driver, undoing: Undoing<'_>) 
     for made in driver.made() {
         // Whoever reads or writes there, or has it as a root, may not have ended.
         let waits = left.iter().any(Made::has_processes);
-        let undone = if waits { Ok(false) } else { undo_one(namespace, container, &made).await };
-        match undone {
+        let undone = async {
+            if waits {
+                return Ok(Undone::NotYet);
+            }
+            undo_one(namespace, container, driver.id(), &made).await
+        };
+        match undone.await {
             // What a success leaves is not worth a word.
-            Ok(true) if undoing.conclusion.state == State::Done => {}
-            Ok(true) => driver.undone(made.undone()),
-            Ok(false) => left.push(made),
+            Ok(Undone::Gone) if undoing.conclusion.state == State::Done => {}
+            Ok(Undone::Gone) => driver.undone(made.undone()),
+            Ok(Undone::NeverWas) => {}
+            Ok(Undone::NotYet) => left.push(made),
             Err(error) => {
                 tracing::error!(
                     operation.id = driver.id(),
@@ -156,29 +163,89 @@ async fn recover_one(
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Undoes one thing; false when it is not known to be undone.
-async fn undo_one(namespace: &Namespace, container: &str, made: &Made) -> Result<bool, AnyError> {
+/// What became of one thing.
+enum Undone {
+    Gone,
+    /// What has its name is somebody else's.
+    NeverWas,
+    /// It is not known to be gone.
+    NotYet,
+}
+
+impl Undone {
+    const fn when(gone: bool) -> Self {
+        if gone { Self::Gone } else { Self::NotYet }
+    }
+}
+
+/// Undoes one thing.
+async fn undo_one(
+    namespace: &Namespace,
+    container: &str,
+    operation: &str,
+    made: &Made,
+) -> Result<Undone, AnyError> {
     match made {
         Made::Directory(directory) | Made::Volume(directory) => {
             let directory = directory.clone();
-            return Ok(tokio::task::spawn_blocking(move || remove(&directory)).await??);
+            let removed = tokio::task::spawn_blocking(move || remove(&directory)).await??;
+            return Ok(Undone::when(removed));
         }
-        Made::Paused { pid, directory } => {
-            return revive(namespace, container, *pid, directory).await;
+        Made::Paused { pid, born, directory } => {
+            let (pid, born) = (*pid, *born);
+            let same = move || born == 0 || process::started(pid) == Some(born);
+            if !tokio::task::spawn_blocking(same).await? {
+                // It has ended, and its id may be somebody else's.
+                return Ok(Undone::Gone);
+            }
+            return Ok(Undone::when(revive(namespace, container, pid, directory).await?));
         }
         Made::Dumped { pid, directory } => {
             let patience = Instant::now() + DUMP_PATIENCE;
-            return Ok(suspend::settle(namespace, container, *pid, directory, patience).await?);
+            let settled = suspend::settle(namespace, container, *pid, directory, patience).await?;
+            return Ok(Undone::when(settled));
         }
         Made::Lease(id) => namespace.end_lease(id).await?,
-        Made::Image(name) => gone(namespace.delete_image(name).await)?,
+        Made::Image(name) => {
+            let labels = found(namespace.image(name).await)?.map(|image| image.labels);
+            if !is_ours(labels.as_ref(), operation) {
+                return Ok(Undone::NeverWas);
+            }
+            gone(namespace.delete_image(name).await)?;
+        }
         Made::Snapshot { snapshotter, key } => {
             gone(namespace.remove_snapshot(snapshotter, key).await)?;
         }
-        Made::Container(id) => gone(namespace.delete_container(id).await)?,
-        Made::Task { container, cgroup } => end_task(namespace, container, cgroup).await?,
+        Made::Container(id) => {
+            let labels = found(namespace.container(id).await)?.map(|container| container.labels);
+            if !is_ours(labels.as_ref(), operation) {
+                return Ok(Undone::NeverWas);
+            }
+            gone(namespace.delete_container(id).await)?;
+        }
+        Made::Task { container, cgroup } => {
+            let found = found(namespace.container(container).await)?;
+            if is_ours(found.map(|found| found.labels).as_ref(), operation) {
+                end_task(namespace, container, cgroup).await?;
+            } else {
+                end_processes(cgroup).await?;
+            }
+        }
     }
-    Ok(true)
+    Ok(Undone::Gone)
+}
+
+/// Whether what has these labels was made by this operation, or is not there any more.
+fn is_ours(labels: Option<&HashMap<String, String>>, operation: &str) -> bool {
+    labels.is_none_or(|labels| labels.get(OPERATION_LABEL).is_some_and(|id| id == operation))
+}
+
+fn found<T>(looked: Result<T, RuntimeError>) -> Result<Option<T>, RuntimeError> {
+    match looked {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Brings a source back. Done when containerd knows that it runs: one that was away still believes
@@ -199,7 +266,7 @@ async fn revive(
         // Not known to be another one's: what the dump lies in must stay until CRIU has ended.
         Err(error) => tracing::warn!(error = %chain(&error), container, "reviving unasked"),
     }
-    let freezer = match Freezer::of(pid) {
+    let freezer = match tokio::task::spawn_blocking(move || Freezer::of(pid)).await? {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         found => found?,
     };
@@ -214,20 +281,34 @@ async fn revive(
     Ok(paused.revive(Instant::now() + DUMP_PATIENCE).await? != Revived::Thawed)
 }
 
+/// Ends every process of a cgroup, and removes that.
+async fn end_processes(cgroup: &str) -> Result<(), AnyError> {
+    let mut looks = Patience::new(END_LIMIT, LOOK_EVERY);
+    while looks.once_more().await {
+        let cgroup = cgroup.to_owned();
+        if tokio::task::spawn_blocking(move || kill_all(&cgroup)).await?? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Kills what is in a cgroup. Returns whether nobody was, and then removes it.
+fn kill_all(cgroup: &str) -> io::Result<bool> {
+    let processes = Freezer::at(cgroup)?.processes()?;
+    for pid in &processes {
+        process::kill(*pid)?;
+    }
+    if processes.is_empty() {
+        cgroup::remove(cgroup)?;
+    }
+    Ok(processes.is_empty())
+}
+
 /// Ends a task that may be half restored: CRIU can hang, and containerd answers nothing about the
 /// task until it ends. CRIU is in the task's cgroup, so that is emptied first.
 async fn end_task(namespace: &Namespace, container: &str, cgroup: &str) -> Result<(), AnyError> {
-    let freezer = Freezer::at(cgroup)?;
-    let mut looks = Patience::new(END_LIMIT, LOOK_EVERY);
-    while looks.once_more().await {
-        let processes = freezer.processes()?;
-        if processes.is_empty() {
-            break;
-        }
-        for pid in processes {
-            process::kill(pid)?;
-        }
-    }
+    end_processes(cgroup).await?;
     if namespace.task(container).await?.is_some() {
         // A task that has ended cannot be killed, which is fine.
         if let Err(error) = namespace.kill(container).await {
@@ -248,8 +329,8 @@ async fn end_task(namespace: &Namespace, container: &str, cgroup: &str) -> Resul
         deleted?;
     }
     orphan::remove(namespace, container).await?;
-    cgroup::remove(cgroup)?;
-    Ok(())
+    let cgroup = cgroup.to_owned();
+    Ok(tokio::task::spawn_blocking(move || cgroup::remove(&cgroup)).await??)
 }
 
 fn gone(done: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
@@ -276,11 +357,16 @@ fn empty(directory: &Path, open: &BTreeSet<String>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
+    let mut emptied = Ok(());
     for entry in entries {
         let entry = entry?;
         if !entry.file_name().to_str().is_some_and(|name| open.contains(name)) {
-            remove(&entry.path())?;
+            // One that cannot be removed does not keep the rest.
+            emptied = emptied.and(remove(&entry.path()).map(drop));
         }
     }
-    Ok(())
+    emptied
 }
+
+#[cfg(test)]
+mod tests;

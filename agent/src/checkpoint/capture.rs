@@ -115,7 +115,7 @@ impl<W: Write> Walk<'_, W> {
         names.sort_unstable();
         for name in names {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(io::ErrorKind::Interrupted.into());
+                return Err(stopped());
             }
             self.place.push(OsStr::from_bytes(name.to_bytes()));
             self.entry(directory, &name, depth)?;
@@ -156,6 +156,7 @@ impl<W: Write> Walk<'_, W> {
                 entry.set_size(size);
                 // Exactly as much as the header says, also when someone cuts the file meanwhile.
                 let content = File::from(file).chain(io::repeat(0)).take(size);
+                let content = UntilStopped { content, stop: self.stop };
                 self.append(&mut entry, &place, None, &attributes, content)
             }
             FileType::Symlink => {
@@ -276,6 +277,23 @@ impl<W: Write> Walk<'_, W> {
         header.set_cksum();
         self.out.append(header, content)
     }
+}
+
+/// Reads until it is told to stop: one file may be all there is, and large.
+struct UntilStopped<'a, R> {
+    content: R,
+    stop: &'a AtomicBool,
+}
+
+impl<R: Read> Read for UntilStopped<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) { Err(stopped()) } else { self.content.read(buffer) }
+    }
+}
+
+/// Not of the kind `Interrupted`, after which everybody reads on.
+fn stopped() -> io::Error {
+    io::Error::other("it was stopped")
 }
 
 /// Fills a field of a header with as much of `text` as fits.

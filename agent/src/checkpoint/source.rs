@@ -15,7 +15,7 @@ use crate::container::SourceSpec;
 use crate::criu_config;
 use crate::node::numbers;
 use crate::operations::Kind;
-use crate::preflight::{self, Check, Finding, Policy};
+use crate::preflight::{self, Check, Finding, Findings, Policy};
 use crate::process;
 use crate::runtime::{Namespace, TaskState, TaskStatus};
 use crate::stage::{self, StageError};
@@ -36,6 +36,8 @@ pub(crate) struct Source {
     pub(super) container: Container,
     pub(super) spec: SourceSpec,
     pub(super) pid: u32,
+    /// When that process began, which tells it from a later one of the same id.
+    pub(super) born: u64,
     pub(super) freezer: Freezer,
     /// Whether this agent suspended it: then it stays so.
     pub(super) suspended: bool,
@@ -59,6 +61,7 @@ pub(crate) struct Examined {
 
 /// What was read of its processes and of the room for them.
 struct Measured {
+    born: u64,
     freezer: Freezer,
     stage: Result<PathBuf, StageError>,
     memory: u64,
@@ -96,11 +99,7 @@ impl Source {
         }
         source.ok_or_else(|| Rejection::Preflight {
             container: wanted.container.clone(),
-            findings: findings
-                .iter()
-                .filter(|one| one.refuses())
-                .map(ToString::to_string)
-                .collect(),
+            findings: Findings::new(findings.into_iter().filter(Finding::refuses).collect()),
         })
     }
 }
@@ -135,7 +134,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let measured = measure(app, wanted, &spec, task, &namespace, upper.clone()).await?;
     let measured =
         measured.map_err(|error| cannot(format!("its processes cannot be looked at: {error}")))?;
-    let Measured { freezer, stage, memory, findings: more } = measured;
+    let Measured { born, freezer, stage, memory, findings: more } = measured;
     findings.extend(more);
     let stage = match stage {
         Ok(stage) => {
@@ -159,6 +158,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             container,
             spec,
             pid: task.pid,
+            born,
             freezer,
             suspended,
             upper,
@@ -204,6 +204,7 @@ async fn measure(
     };
     let (app, shared) = (Arc::clone(app), spec.shared_memory().map(PathBuf::from));
     let measured = tokio::task::spawn_blocking(move || {
+        let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
         let memory = process::memory_bytes(&subject.pids);
@@ -211,7 +212,7 @@ async fn measure(
         let bytes =
             files.map(|path| capture::apparent_bytes(&path)).fold(memory, u64::saturating_add);
         let stage = stage::choose(&app.config, bytes);
-        Ok(Measured { freezer, stage, memory, findings: preflight::look(&subject) })
+        Ok(Measured { born, freezer, stage, memory, findings: preflight::look(&subject) })
     });
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
 }

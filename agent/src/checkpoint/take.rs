@@ -21,10 +21,12 @@ use crate::app::App;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, Stopped,
+    TagState,
 };
+use crate::process;
 use crate::revive::{Paused, ReviveError, Revived};
-use crate::runtime::RuntimeError;
+use crate::runtime::{RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
 use crate::{criu_config, criu_log};
@@ -78,8 +80,10 @@ pub(crate) enum CheckpointError {
     Sign(#[from] SignError),
     #[error(transparent)]
     Cancelled(#[from] Cancelled),
-    #[error("the agent is shutting down")]
-    ShuttingDown,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    #[error("the container was started anew just now, and is another one: try again")]
+    StartedAnew,
 }
 
 impl CheckpointError {
@@ -180,24 +184,16 @@ struct Captured {
 }
 
 impl Taking<'_> {
-    /// Does everything, unless the agent ends or the guardian has had enough.
-    async fn guarded(&mut self, cancel: CancellationToken) -> Result<Packed, CheckpointError> {
+    /// Does everything, unless it is cancelled, the agent ends or the guardian has had enough.
+    async fn guarded(&mut self, ends: CancellationToken) -> Result<Packed, CheckpointError> {
         self.driver.step("preflight");
-        let location = &self.order.location;
-        let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
-        let store = Store::open(location, &connect).await?;
-        // Before anything is touched: one that cannot be used costs no pause.
-        self.base = base::open(self.order, self.app).await?;
-        self.driver.will_make(Made::Directory(self.directory.clone())).await?;
-        let directory = self.directory.clone();
-        let made = tokio::task::spawn_blocking(move || {
-            stage::make(&directory.join("images"))?;
-            stage::make(&directory.join("work"))
-        });
-        made.await
-            .map_err(io::Error::other)
-            .and_then(|made| made)
-            .map_err(CheckpointError::Stage)?;
+        let mut stopped = std::pin::pin!(self.driver.stopped(ends));
+        let store = tokio::select! {
+            store = self.prepare() => store?,
+            why = &mut stopped => return Err(why.into()),
+        };
+        // Not given up half-way: a guardian without an agent resumes the container, and might find
+        // it in the next checkpoint's pause.
         if !self.source.suspended {
             self.guardian = Some(self.guard().await?);
         }
@@ -209,15 +205,15 @@ impl Taking<'_> {
             }
         };
         let metrics = self.driver.metrics().clone();
-        let cancelled = self.driver.cancelled();
         tokio::select! {
             taken = self.steps(&store) => taken,
-            () = expired => {
-                metrics.guardian_resumed();
-                Err(GuardianError::Expired.into())
+            error = expired => {
+                if matches!(error, GuardianError::Expired) {
+                    metrics.guardian_resumed();
+                }
+                Err(error.into())
             }
-            () = cancelled => Err(Cancelled.into()),
-            () = cancel.cancelled() => Err(CheckpointError::ShuttingDown),
+            why = stopped => Err(why.into()),
         }
     }
 
@@ -235,15 +231,33 @@ impl Taking<'_> {
         Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await
     }
 
+    /// Makes sure, before anything is touched, that there is a place for everything.
+    async fn prepare(&mut self) -> Result<Store, CheckpointError> {
+        let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
+        let store = Store::open(&self.order.location, &connect).await?;
+        // One that cannot be used costs no pause.
+        self.base = base::open(self.order, self.app).await?;
+        self.driver.will_make(Made::Directory(self.directory.clone())).await?;
+        let directory = self.directory.clone();
+        let made = tokio::task::spawn_blocking(move || {
+            stage::make(&directory.join("images"))?;
+            stage::make(&directory.join("work"))
+        });
+        let made = made.await.map_err(io::Error::other).and_then(|made| made);
+        made.map_err(CheckpointError::Stage)?;
+        Ok(store)
+    }
+
     async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
         self.driver.step("dump");
+        self.tell_criu().await?;
+        self.is_the_same().await?;
         let Paused { pid, directory, .. } = self.paused();
         if self.source.suspended {
             self.driver.will_make(Made::Dumped { pid, directory }).await?;
-            self.tell_criu().await?;
         } else {
-            self.driver.will_make(Made::Paused { pid, directory }).await?;
-            self.tell_criu().await?;
+            let born = self.source.born;
+            self.driver.will_make(Made::Paused { pid, born, directory }).await?;
             self.paused_at = Some(Instant::now());
             self.source.namespace.pause(&self.order.container).await?;
         }
@@ -264,6 +278,20 @@ impl Taking<'_> {
             self.end_source().await?;
         }
         Ok(packed)
+    }
+
+    /// Makes sure that the container is the one that was looked at: a registry may have kept us
+    /// waiting for long, and nobody would bring another one back.
+    async fn is_the_same(&self) -> Result<(), CheckpointError> {
+        let task = self.source.namespace.task(&self.order.container).await?;
+        let runs = |task: TaskState| {
+            let expected =
+                if self.source.suspended { TaskStatus::Paused } else { TaskStatus::Running };
+            task.status == expected
+                && task.pid == self.source.pid
+                && process::started(task.pid) == Some(self.source.born)
+        };
+        if task.is_some_and(runs) { Ok(()) } else { Err(CheckpointError::StartedAnew) }
     }
 
     /// Writes what containerd cannot tell CRIU, where the container has a file for that.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kybernate_packager::agent_api as api;
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use super::{Conclusion, Driver, Operations, OperationsError, State};
 
@@ -35,6 +36,15 @@ pub enum CancelError {
     /// That could not be written down.
     #[error(transparent)]
     Operations(#[from] OperationsError),
+}
+
+/// Why whoever drives an operation gives it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Stopped {
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
+    #[error("the agent is shutting down")]
+    AgentEnds,
 }
 
 /// It was cancelled before its point of no return.
@@ -101,6 +111,30 @@ impl Driver {
                 None => std::future::pending().await,
             }
         }
+    }
+
+    /// Returns when the operation is to be given up: it was cancelled, or the agent `ends`. After its
+    /// point of no return it is not: it would be called a failure, and be in the registry.
+    pub(crate) fn stopped(
+        &self,
+        ends: CancellationToken,
+    ) -> impl Future<Output = Stopped> + Send + use<> {
+        let (cancelled, driver) = (self.cancelled(), self.clone());
+        async move {
+            tokio::select! {
+                () = cancelled => return Cancelled.into(),
+                () = ends.cancelled() => {}
+            }
+            if driver.is_committed() {
+                std::future::pending::<()>().await;
+            }
+            Stopped::AgentEnds
+        }
+    }
+
+    fn is_committed(&self) -> bool {
+        let entries = self.operations.entries();
+        entries.get(&*self.id).is_some_and(|entry| entry.committed.is_some())
     }
 
     /// Passes the point of no return: from now on nobody can cancel it, for the reason `why`. An

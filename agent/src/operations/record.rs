@@ -128,6 +128,9 @@ pub(crate) enum Made {
     /// The source is paused.
     Paused {
         pid: u32,
+        /// When that process began; 0 in records of earlier agents.
+        #[serde(default)]
+        born: u64,
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
@@ -229,6 +232,14 @@ impl Conclusion {
             sizes: Sizes::default(),
             tag: TagState::None,
         }
+    }
+}
+
+impl Conclusion {
+    /// An operation that whoever asked for it never learnt of.
+    pub(crate) fn unheard() -> Self {
+        let error = "whoever asked for it went away before it began".to_owned();
+        Self { state: State::Cancelled, ..Self::failed(error, None) }
     }
 }
 

@@ -20,7 +20,7 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     let done = operations.begin(subject()).await.unwrap();
     done.finish(|record| record.state = State::Done).await.unwrap();
     let cut = operations.begin(subject()).await.unwrap();
-    let paused = Made::Paused { pid: 7, directory: "/stage/7".into() };
+    let paused = Made::Paused { pid: 7, born: 70, directory: "/stage/7".into() };
     cut.will_make(paused.clone()).await.unwrap();
 
     let restarted = Operations::open(directory.path()).unwrap();
@@ -43,6 +43,18 @@ async fn changes_made_at_once_are_all_kept_and_the_last_is_on_the_disk() {
     let restarted = Operations::open(directory.path()).unwrap();
     assert_eq!(restarted.interrupted()[0].1.made(), driver.made());
     assert_eq!(driver.made().len(), 64);
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_down_does_not_begin() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("operations");
+    let operations = Operations::open(&place).unwrap();
+    fs::remove_dir(&place).unwrap();
+    operations.begin(subject()).await.unwrap_err();
+    assert_eq!(operations.list(&Filter::default()), []);
+    fs::create_dir(&place).unwrap();
+    operations.begin(subject()).await.unwrap();
 }
 
 #[tokio::test]
@@ -216,4 +228,18 @@ async fn operations_are_found_by_state_container_and_namespace() {
     assert_eq!(find(Filter { states, ..Filter::default() }), ["db"]);
     assert_eq!(find(Filter { container: "web".to_owned(), ..Filter::default() }), ["web"]);
     assert!(find(Filter { namespace: "k8s.io".to_owned(), ..Filter::default() }).is_empty());
+}
+
+#[tokio::test]
+async fn the_end_of_the_agent_stops_what_can_still_be_undone() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let (begun, tagged) = (operations.begin(subject()), operations.begin(subject()));
+    let (begun, tagged) = (begun.await.unwrap(), tagged.await.unwrap());
+    let ends = CancellationToken::new();
+    let (first, second) = (begun.stopped(ends.clone()), tagged.stopped(ends.clone()));
+    tagged.commit("it is being tagged").unwrap();
+    ends.cancel();
+    assert_eq!(first.await, Stopped::AgentEnds);
+    assert_eq!(futures::FutureExt::now_or_never(second), None);
 }

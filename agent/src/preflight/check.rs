@@ -1,6 +1,15 @@
 //! What is looked for, and what is said about it. The table in the README is made of this.
 
 use kybernate_packager::agent_api as api;
+use prost::Message as _;
+
+/// Most bytes of both in a refusal. They are headers, of which gRPC's client takes 16 KiB in all; one
+/// is made a third longer by base64, the other is text, of which a character may become three.
+const DETAILS_BYTES_MAX: usize = 5 << 10;
+const WORDS_BYTES_MAX: usize = 2 << 10;
+
+/// Most bytes of a subject: a path may have 4 KiB, and those are told in full by nobody.
+const SUBJECT_BYTES_MAX: usize = 512;
 
 /// Whether a checkpoint is taken all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,9 +75,18 @@ pub(crate) struct Finding {
     pub(crate) subject: String,
 }
 
+/// Why a container cannot be checkpointed, bounded for a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Findings(Vec<Finding>);
+
 impl Finding {
     pub(crate) fn new(check: Check, subject: impl Into<String>) -> Self {
-        Self { check, subject: subject.into() }
+        let mut subject = subject.into();
+        if subject.len() > SUBJECT_BYTES_MAX {
+            subject.truncate(subject.floor_char_boundary(SUBJECT_BYTES_MAX));
+            subject.push('…');
+        }
+        Self { check, subject }
     }
 
     /// Returns what clients are told.
@@ -90,6 +108,42 @@ impl Finding {
     /// Whether no checkpoint is taken because of it.
     pub(crate) fn refuses(&self) -> bool {
         self.check.words().severity == Severity::Refuse
+    }
+}
+
+impl Findings {
+    pub(crate) const fn new(found: Vec<Finding>) -> Self {
+        Self(found)
+    }
+
+    /// Returns them as the details of a refusal, which programs read: a `PreflightResponse` with as
+    /// many of them as a reply has room for.
+    pub(crate) fn details(&self) -> Vec<u8> {
+        let mut response = api::PreflightResponse::default();
+        for finding in self.0.iter().map(Finding::to_api) {
+            response.findings.push(finding);
+            if response.encoded_len() > DETAILS_BYTES_MAX {
+                response.findings.pop();
+                break;
+            }
+        }
+        response.encode_to_vec()
+    }
+}
+
+impl std::fmt::Display for Findings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut bytes = 0;
+        for (number, finding) in self.0.iter().enumerate() {
+            let text = finding.to_string();
+            bytes += text.len();
+            if number > 0 && bytes > WORDS_BYTES_MAX {
+                let more = self.0.len() - number;
+                return write!(f, "; and {more} more, which `kyb preflight` tells");
+            }
+            write!(f, "{}{text}", if number > 0 { "; " } else { "" })?;
+        }
+        Ok(())
     }
 }
 

@@ -377,6 +377,34 @@ fn the_first_few_are_told_and_the_rest_is_counted() {
     assert!(found[7].ends_with("; and 12 more"), "{found:?}");
 }
 
+/// What a client takes of a reply is bounded.
+#[test]
+fn a_refusal_with_many_reasons_is_cut() {
+    use kybernate_packager::agent_api::PreflightResponse;
+    use prost::Message as _;
+
+    let found: Vec<Finding> =
+        Check::ALL.iter().map(|check| Finding::new(*check, "é".repeat(400))).collect();
+    let all = Findings::new(found.clone());
+    let told = PreflightResponse::decode(&*all.details()).unwrap().findings;
+    assert!((5..found.len()).contains(&told.len()), "{}", told.len());
+    assert_eq!(told[0], found[0].to_api());
+    let text = all.to_string();
+    assert!(text.len() < 4096 && text.ends_with("more, which `kyb preflight` tells"), "{text}");
+    assert_eq!(Findings::new(found[..1].to_vec()).to_string(), found[0].to_string());
+    let status = tonic::Status::from(crate::app::Rejection::Preflight {
+        container: "web".to_owned(),
+        findings: all,
+    });
+    let headers: usize = status
+        .into_http::<()>()
+        .headers()
+        .iter()
+        .map(|(k, v)| k.as_str().len() + v.len() + 32)
+        .sum();
+    assert!(headers < 16 << 10, "{headers}");
+}
+
 #[test]
 fn every_finding_has_a_name_of_its_own_and_words() {
     let mut names: Vec<&str> = Check::ALL.iter().map(|check| check.words().id).collect();

@@ -41,11 +41,23 @@ const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
 /// How much longer than the restore may take its end is waited for.
 const GRACE: Duration = Duration::from_mins(1);
 
+/// How long the end of an earlier claim for the same container may take.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
 /// The claims that are not settled.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     // Held for a look-up only.
-    open: Mutex<BTreeMap<Key, oneshot::Sender<String>>>,
+    open: Mutex<BTreeMap<Key, Open>>,
+}
+
+/// A claim that is not settled.
+#[derive(Debug)]
+struct Open {
+    /// Takes how the restore went.
+    settled: oneshot::Sender<String>,
+    /// Cancelled when all that was prepared for it is gone.
+    ended: CancellationToken,
 }
 
 /// containerd's namespace and id of the new container.
@@ -133,6 +145,7 @@ pub(crate) async fn claim(
 ) -> Result<api::ClaimResponse, ClaimError> {
     let claim = Claim::parse(request)?;
     app.ready().await?;
+    supersede(app, &claim.key()).await;
     let busy = app.claim(&claim.namespace, &claim.container)?;
     let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
     let policy = pod.policy(&claim.live)?;
@@ -143,15 +156,34 @@ pub(crate) async fn claim(
     {
         return Ok(api::ClaimResponse { fresh_because, ..api::ClaimResponse::default() });
     }
-    let driver = app.operations.begin(claim.subject()).await?;
     let (answer, answered) = oneshot::channel();
     let app = Arc::clone(app);
+    // Not here: a call that is dropped in the middle must not leave an operation nobody drives.
     app.tasks.clone().spawn(move |cancel| async move {
-        let conclusion = drive(&app, &driver, &claim, &pod, answer, &cancel).await;
+        let driver = match app.operations.begin(claim.subject()).await {
+            Ok(driver) => driver,
+            // To nobody, when whoever asked has gone.
+            Err(error) => return drop(answer.send(Err(error.into()))),
+        };
+        let ended = CancellationToken::new();
+        let _ending = ended.clone().drop_guard();
+        let call = Driven { app: &app, driver: &driver, claim: &claim, pod: &pod };
+        let conclusion = drive(call, answer, ended, &cancel).await;
         drop(busy);
         driver.close(conclusion).await;
     });
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
+}
+
+/// Ends an earlier claim for the same container: whoever made it was killed before it could settle,
+/// and has been cleaned up after by who asks now.
+async fn supersede(app: &App, key: &Key) {
+    let Some(open) = app.claims.open().remove(key) else { return };
+    // It may have settled just now.
+    drop(open.settled.send("kybernate-runc was killed".to_owned()));
+    if tokio::time::timeout(END_LIMIT, open.ended.cancelled()).await.is_err() {
+        tracing::warn!(container = key.1, "an earlier claim does not end");
+    }
 }
 
 /// Notes how a restore went.
@@ -160,20 +192,28 @@ pub(crate) fn settle(app: &App, request: api::SettleRequest) -> Result<(), Rejec
     let key = (namespace, request.container);
     let open = app.claims.open().remove(&key);
     let container = key.1;
-    let settled = open.is_some_and(|open| open.send(request.problem).is_ok());
+    let settled = open.is_some_and(|open| open.settled.send(request.problem).is_ok());
     let unknown = || Rejection::NoOperation(format!("restore of container {container}"));
     settled.then_some(()).ok_or_else(unknown)
 }
 
+/// What a claim is driven with.
+#[derive(Clone, Copy)]
+struct Driven<'a> {
+    app: &'a Arc<App>,
+    driver: &'a Driver,
+    claim: &'a Claim,
+    pod: &'a Pod,
+}
+
 /// Prepares, answers, and waits for the end.
 async fn drive(
-    app: &Arc<App>,
-    driver: &Driver,
-    claim: &Claim,
-    pod: &Pod,
+    driven: Driven<'_>,
     answer: oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
+    ended: CancellationToken,
     cancel: &CancellationToken,
 ) -> Option<Conclusion> {
+    let Driven { app, driver, claim, pod } = driven;
     let prepared = tokio::select! {
         prepared = prepare(app, driver, claim, pod) => prepared,
         () = cancel.cancelled() => Err(ClaimError::ShuttingDown),
@@ -186,8 +226,8 @@ async fn drive(
             conclusion
         }
         Ok(prepared) => {
-            let (open, settled) = oneshot::channel();
-            app.claims.open().insert(claim.key(), open);
+            let (sender, settled) = oneshot::channel();
+            app.claims.open().insert(claim.key(), Open { settled: sender, ended });
             let limit = app.config.pods.restore_limit + GRACE;
             let told = answer.send(Ok(prepared.answer.clone())).is_ok();
             let settled = tokio::time::timeout(limit, settled);
@@ -294,7 +334,7 @@ async fn work(app: &App, driver: &Driver) -> Result<PathBuf, ClaimError> {
 
 /// Writes what CRIU is told about this container.
 async fn criu_config(
-    app: &App,
+    app: &Arc<App>,
     driver: &Driver,
     claim: &Claim,
     summary: Summary,
@@ -405,7 +445,7 @@ impl Claim {
 }
 
 impl Claims {
-    fn open(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, oneshot::Sender<String>>> {
+    fn open(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

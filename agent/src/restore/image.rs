@@ -14,7 +14,7 @@ use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
 use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
 use serde::Deserialize;
 
-use super::CHECKPOINT_LABEL;
+use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::node;
 use crate::operations::{Driver, Made, OperationsError};
 use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
@@ -259,8 +259,12 @@ async fn register(
     let image = Image {
         name: name.to_owned(),
         target: target.bare(),
-        labels: HashMap::from([(CHECKPOINT_LABEL.to_owned(), checkpoint.to_string())]),
+        labels: HashMap::from([
+            (CHECKPOINT_LABEL.to_owned(), checkpoint.to_string()),
+            (OPERATION_LABEL.to_owned(), driver.id().to_owned()),
+        ]),
     };
+    // Another restore of the same checkpoint may have been quicker: then it is that one's.
     leased.create_image(&image).await?;
     Ok(())
 }

@@ -10,9 +10,9 @@ use containerd_client::services::v1::container::Runtime;
 use kybernate_spec::Digest;
 use serde_json::Value;
 
-use super::CHECKPOINT_LABEL;
 use super::image::{RuntimeImage, SNAPSHOTTER};
 use super::user::UserError;
+use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::criu_log;
 use crate::operations::{Driver, Made, OperationsError};
 use crate::runtime::{Mount, Namespace, RuntimeError, RuntimeErrorKind, SPEC_TYPE};
@@ -67,10 +67,16 @@ pub(super) struct Plan<'a> {
 impl Plan<'_> {
     /// Prepares the root file system.
     pub(super) async fn rootfs(&self, driver: &Driver) -> Result<Vec<Mount>, LaunchError> {
-        let (snapshotter, key) = (SNAPSHOTTER.to_owned(), self.container.to_owned());
-        driver.will_make(Made::Snapshot { snapshotter, key }).await?;
+        let (snapshotter, key) = (SNAPSHOTTER.to_owned(), self.snapshot(driver));
+        driver.will_make(Made::Snapshot { snapshotter, key: key.clone() }).await?;
         let parent = self.image.chain.as_ref();
-        Ok(self.namespace.prepare(SNAPSHOTTER, self.container, parent).await?)
+        Ok(self.namespace.prepare(SNAPSHOTTER, &key, parent).await?)
+    }
+
+    /// Returns the name of the root file system's snapshot: one that nobody else has, since what is
+    /// undone goes by it.
+    fn snapshot(&self, driver: &Driver) -> String {
+        format!("{}-{}", self.container, driver.id())
     }
 
     /// Creates the container's record.
@@ -82,12 +88,15 @@ impl Plan<'_> {
         };
         let container = Container {
             id: self.container.to_owned(),
-            labels: HashMap::from([(CHECKPOINT_LABEL.to_owned(), self.checkpoint.to_string())]),
+            labels: HashMap::from([
+                (CHECKPOINT_LABEL.to_owned(), self.checkpoint.to_string()),
+                (OPERATION_LABEL.to_owned(), driver.id().to_owned()),
+            ]),
             image: self.image.name.clone(),
             runtime: Some(Runtime { name: RUNTIME.to_owned(), options: None }),
             spec: Some(spec),
             snapshotter: SNAPSHOTTER.to_owned(),
-            snapshot_key: self.container.to_owned(),
+            snapshot_key: self.snapshot(driver),
             ..Container::default()
         };
         Ok(self.namespace.create_container(container).await?)

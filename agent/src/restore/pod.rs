@@ -37,6 +37,8 @@ pub(super) struct Pod {
     /// Name of the container in its pod.
     container: String,
     note: PathBuf,
+    /// Whether it may be one that ended and is created again, under another id, as pods' are.
+    starts_again: bool,
 }
 
 /// What a pod wants of a container that was restored before.
@@ -93,14 +95,19 @@ impl Pod {
         let directory = app.config.restored().join(namespace);
         let (Some(pod), Some(uid)) = (label(POD_NAMESPACE), label(POD_UID)) else {
             let (namespace, container) = (namespace.to_owned(), told.to_owned());
-            return Ok(Self { namespace, container, note: directory.join(id) });
+            return Ok(Self {
+                namespace,
+                container,
+                note: directory.join(id),
+                starts_again: false,
+            });
         };
         let container = label(CONTAINER_NAME).unwrap_or_default();
         if container != told {
             return Err(PodError::Name(told.to_owned(), container));
         }
         let note = directory.join(format!("{uid}.{container}"));
-        Ok(Self { namespace: pod, container, note })
+        Ok(Self { namespace: pod, container, note, starts_again: true })
     }
 
     /// Returns the namespace that trust rules are about.
@@ -129,7 +136,8 @@ impl Pod {
         if let Some(directory) = self.note.parent() {
             stage::make(directory)?;
         }
-        if policy == OnRestart::Restore || !self.note.try_exists()? {
+        let noted = self.starts_again && self.note.try_exists()?;
+        if policy == OnRestart::Restore || !noted {
             return Ok(Restart::Restore);
         }
         if policy == OnRestart::Fail {
@@ -189,22 +197,30 @@ mod tests {
     fn a_container_is_restored_once_unless_its_pod_says_otherwise() {
         let directory = tempfile::tempdir().unwrap();
         let note = directory.path().join("k8s.io/uid.web");
-        let pod = Pod { namespace: "team".into(), container: "web".into(), note: note.clone() };
-        let policy = |policy: &str| {
+        let mut pod = Pod {
+            namespace: "team".to_owned(),
+            container: "web".to_owned(),
+            note: note.clone(),
+            starts_again: true,
+        };
+        let policy = |pod: &Pod, policy: &str| {
             let annotations = serde_json::json!({ "on-restart.kybernate.io/web": policy });
             let spec = serde_json::json!({ "annotations": annotations }).to_string();
             pod.policy(&Live::parse(spec.as_bytes()).unwrap())
         };
-        let restart = |name: &str| pod.restart(policy(name).unwrap());
+        let restart = |pod: &Pod, name: &str| pod.restart(policy(pod, name).unwrap());
         for name in ["fresh", "restore", "fail"] {
-            assert_eq!(restart(name).unwrap(), Restart::Restore, "{name}");
+            assert_eq!(restart(&pod, name).unwrap(), Restart::Restore, "{name}");
         }
         fs::write(note, "").unwrap();
-        assert!(matches!(restart("fresh").unwrap(), Restart::Fresh(_)));
-        assert_eq!(restart("restore").unwrap(), Restart::Restore);
-        assert!(matches!(restart("fail"), Err(PodError::Again)));
-        let wrong = policy("maybe").unwrap_err().to_string();
+        assert!(matches!(restart(&pod, "fresh").unwrap(), Restart::Fresh(_)));
+        assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
+        assert!(matches!(restart(&pod, "fail"), Err(PodError::Again)));
+        let wrong = policy(&pod, "maybe").unwrap_err().to_string();
         assert!(wrong.contains("on-restart.kybernate.io/web"), "{wrong}");
+        // Without a pod, the same id is another container.
+        pod.starts_again = false;
+        assert_eq!(restart(&pod, "fresh").unwrap(), Restart::Restore);
     }
 
     #[test]

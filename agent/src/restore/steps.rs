@@ -100,19 +100,29 @@ pub(crate) async fn run(
             () = cancel.cancelled() => Err(RestoreError::ShuttingDown),
         }
     };
-    let restored = driver.tell_while(Box::pin(steps)).await;
-    if restored.is_ok() {
-        // CRIU has read everything; what remains is the container.
-        let kept = driver.update(|record| record.made.retain(is_temporary)).await;
-        if let Err(error) = kept {
-            tracing::error!(error = %chain(&error), "failed to keep an operation");
-        }
-    }
+    let restored = match driver.tell_while(Box::pin(steps)).await {
+        Ok(restored) => keep(driver).await.map(|()| restored).map_err(RestoreError::from),
+        Err(error) => Err(error),
+    };
     let conclusion = driver.ends(conclude(restored));
     let container = restoring.container.clone().unwrap_or_default();
     let (namespace, container) = (&order.namespace, &container);
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
     undo(app, driver, undoing, &cancel).await.then_some(conclusion)
+}
+
+/// Notes that what remains is the container: CRIU has read everything. Where that cannot be written
+/// down, the next agent would take the container away, and so do we.
+async fn keep(driver: &Driver) -> Result<(), OperationsError> {
+    let made = driver.made();
+    let kept = driver.update(|record| record.made.retain(is_temporary)).await;
+    if kept.is_err() {
+        let again = driver.update(|record| record.made = made.into_iter().rev().collect());
+        if let Err(error) = again.await {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+    }
+    kept
 }
 
 /// Whether something is not needed once the container runs.
@@ -303,8 +313,12 @@ impl Restoring<'_> {
         self.driver.will_make(Made::Volume(directory.clone())).await?;
         let file = directory.join("criu.conf");
         let path = file.clone();
-        let written =
-            tokio::task::spawn_blocking(move || criu_config::write_restored(&path, &summary)).await;
+        let written = tokio::task::spawn_blocking(move || {
+            // An earlier container of this name may have left its files.
+            stage::remove(&directory)?;
+            criu_config::write_restored(&path, &summary)
+        });
+        let written = written.await;
         written.map_err(io::Error::other).and_then(|done| done).map_err(RestoreError::Place)?;
         Ok(file)
     }
@@ -320,5 +334,36 @@ impl Restoring<'_> {
         }
         let directory = volume::directory(self.app, &self.order.namespace, container);
         Ok(volume::unpack(store, checkpoint, &directory).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::{Kind, Operations, Subject};
+
+    #[tokio::test]
+    async fn a_container_that_cannot_be_noted_does_not_stay() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("operations");
+        let operations = Operations::open(&place).unwrap();
+        let subject = Subject {
+            kind: Kind::Restore,
+            container: "web".to_owned(),
+            namespace: "default".to_owned(),
+            reference: "localhost:5000/web:1".to_owned(),
+            time_out: None,
+        };
+        let driver = operations.begin(subject).await.unwrap();
+        let made = [Made::Lease("one".to_owned()), Made::Container("web".to_owned())];
+        for made in made.clone() {
+            driver.will_make(made).await.unwrap();
+        }
+        fs_err::rename(&place, root.path().join("elsewhere")).unwrap();
+        keep(&driver).await.unwrap_err();
+        assert_eq!(driver.made().len(), 2, "it is not undone");
+        fs_err::rename(root.path().join("elsewhere"), &place).unwrap();
+        keep(&driver).await.unwrap();
+        assert_eq!(driver.made(), made[..1]);
     }
 }

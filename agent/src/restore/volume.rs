@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fs_err as fs;
 use futures::TryStreamExt as _;
@@ -117,19 +118,29 @@ fn extract(bytes: impl io::Read, target: &Path) -> io::Result<()> {
 }
 
 /// Removes the volumes of containers that are gone.
-pub(crate) async fn sweep(app: &App) {
+pub(crate) async fn sweep(app: &Arc<App>) {
     let top = app.config.volumes();
     let listed = tokio::task::spawn_blocking(move || list(&top)).await;
     let listed = listed.map_err(io::Error::other).and_then(|listed| listed).unwrap_or_default();
     for (namespace, container, directory) in listed {
-        let found = app.containerd.namespace(&namespace).container(&container).await;
-        if found.is_err_and(|error| error.is_not_found()) {
+        if !is_gone(app, &namespace, &container).await {
+            continue;
+        }
+        // Whoever restores it has not made it yet. Looked at again: it may have, meanwhile.
+        let Ok(busy) = app.claim(&namespace, &container) else { continue };
+        if is_gone(app, &namespace, &container).await {
             let removed = tokio::task::spawn_blocking(move || stage::remove(&directory)).await;
             if let Err(error) = removed.map_err(io::Error::other).and_then(|removed| removed) {
                 tracing::warn!(%error, container, "failed to remove a volume");
             }
         }
+        drop(busy);
     }
+}
+
+async fn is_gone(app: &App, namespace: &str, container: &str) -> bool {
+    let found = app.containerd.namespace(namespace).container(container).await;
+    found.is_err_and(|error| error.is_not_found())
 }
 
 fn list(top: &Path) -> io::Result<Vec<(String, String, PathBuf)>> {
@@ -148,6 +159,23 @@ fn list(top: &Path) -> io::Result<Vec<(String, String, PathBuf)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::fake::Fake;
+
+    #[tokio::test]
+    async fn volumes_of_a_restore_under_way_stay() {
+        let fake = Fake::start(|_, _| Err(tonic::Status::not_found("no container")));
+        let app = fake.app();
+        let volumes = app.config.volumes();
+        for container in ["gone", "coming"] {
+            stage::make(&volumes.join("default").join(container).join("shm")).unwrap();
+        }
+        let busy = app.claim("default", "coming").unwrap();
+        sweep(&app).await;
+        assert!(!volumes.join("default/gone").exists());
+        assert!(volumes.join("default/coming/shm").exists());
+        drop(busy);
+        app.claim("default", "gone").unwrap();
+    }
 
     #[test]
     fn nothing_leads_out_of_the_volume() {

@@ -46,8 +46,4 @@ impl Order {
     pub(crate) fn subject(&self) -> Subject {
         Subject { kind: Kind::Stage, ..self.admission.subject() }
     }
-
-    pub(crate) const fn tier(&self) -> Tier {
-        self.tier
-    }
 }

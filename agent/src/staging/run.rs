@@ -103,6 +103,7 @@ struct Staged<'a> {
 impl Staged<'_> {
     async fn steps(&mut self) -> Result<Sizes, RunError> {
         let (app, driver, tier) = (self.app, self.driver, self.order.tier);
+        driver.update(|record| record.tier = Some(tier)).await?;
         let admitted = admit(app, driver, &self.order.admission).await?;
         let facts = &admitted.checkpoint.config.sizes;
         let sizes = Sizes {

@@ -7,10 +7,12 @@ use clap::Args;
 use hyper_util::rt::TokioIo;
 use kybernate_packager::agent_api::agent_client::AgentClient;
 use kybernate_packager::agent_api::{
-    AGENT_SOCKET, CancelRequest, Operation, OperationState, REFUSED_BY, StepTime, WatchRequest,
+    AGENT_SOCKET, CancelRequest, Operation, OperationState, PreflightResponse, REFUSED_BY,
+    StepTime, WatchRequest,
 };
 use kybernate_packager::progress::Snapshot;
 use kybernate_packager::trace_parent::TraceParent;
+use prost::Message as _;
 use tokio::net::UnixStream;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::service::interceptor::InterceptedService;
@@ -18,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tower::service_fn;
 
+use super::preflight::Obstacles;
 use super::{Failure, Rule};
 use crate::interrupt::Claim;
 use crate::terminal::{Display, Terminal, say};
@@ -184,7 +187,10 @@ pub(super) fn refused(status: Status) -> Failure {
     let text = status.message().to_owned();
     let rule = status.metadata().get(REFUSED_BY).and_then(|rule| Rule::named(rule.to_str().ok()?));
     if let Some(rule) = rule {
-        return Failure::Refused(rule, text.into());
+        // An agent that tells no more than words has no details.
+        let details = PreflightResponse::decode(status.details()).unwrap_or_default();
+        let obstacles = Obstacles { text, findings: details.findings };
+        return Failure::Refused(rule, obstacles.into());
     }
     match status.code() {
         Code::InvalidArgument => Failure::usage(text),

@@ -20,6 +20,9 @@ use kybernate_packager::verify::VerifyError;
 use kybernate_packager::walk::WalkError;
 use kybernate_spec::{Reason, chain};
 use serde::Serialize;
+use serde_json::Value;
+
+use super::preflight::Obstacles;
 
 /// Exit code of wrong usage, as sysexits.h has it; clap would say 2, which means refused here.
 const USAGE: u8 = 64;
@@ -101,6 +104,9 @@ struct ToldError {
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<Reason>,
     message: String,
+    /// What a look at the container found.
+    #[serde(skip_serializing_if = "<[Value]>::is_empty")]
+    findings: Vec<Value>,
 }
 
 impl Failure {
@@ -113,7 +119,9 @@ impl Failure {
             Self::Answered(_, error) => ("answered", None, error),
         };
         let message = chain(&**error).to_string();
-        let error = ToldError { kind, rule, reason: reason(&**error), message };
+        let findings = error.downcast_ref::<Obstacles>().map(Obstacles::facts);
+        let findings = findings.unwrap_or_default();
+        let error = ToldError { kind, rule, reason: reason(&**error), message, findings };
         Told { error, exit: self.code(), note: note.to_owned() }
     }
 }

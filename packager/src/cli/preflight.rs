@@ -70,6 +70,21 @@ impl Policy {
     }
 }
 
+/// Why a container cannot be checkpointed.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub(super) struct Obstacles {
+    pub(super) text: String,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Obstacles {
+    /// Returns what was found as JSON has it.
+    pub(super) fn facts(&self) -> Vec<Value> {
+        self.findings.iter().map(fact).collect()
+    }
+}
+
 impl Preflight {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let mut client = self.agent.connect().await?;
@@ -83,8 +98,9 @@ impl Preflight {
         let refuses = |finding: &&Finding| finding.severity() == Severity::Refuse;
         let reasons: Vec<&Finding> = found.iter().filter(refuses).collect();
         if !reasons.is_empty() && terminal.is_json() {
-            let told = reasons.iter().map(|finding| line(finding)).collect::<Vec<_>>().join("; ");
-            return Err(Failure::Refused(Rule::Compatibility, told.into()));
+            let text = reasons.iter().map(|finding| line(finding)).collect::<Vec<_>>().join("; ");
+            let obstacles = Obstacles { text, findings: found };
+            return Err(Failure::Refused(Rule::Compatibility, obstacles.into()));
         }
         let facts = json!({
             "container": self.container,

@@ -114,3 +114,13 @@ fn sizes_are_summed_up() {
     fs::write(top.path().join("b"), [0; 11]).unwrap();
     assert_eq!(apparent_bytes(top.path()), 111);
 }
+
+#[test]
+fn a_large_file_is_no_reason_to_go_on() {
+    let stop = AtomicBool::new(false);
+    let mut content = UntilStopped { content: io::repeat(1), stop: &stop };
+    content.read_exact(&mut [0; 4096]).unwrap();
+    stop.store(true, Ordering::Relaxed);
+    let error = io::copy(&mut content, &mut io::sink()).unwrap_err();
+    assert!(error.to_string().contains("stopped"), "{error}");
+}

@@ -1,0 +1,75 @@
+use containerd_client::services::v1::{Container, GetContainerResponse, GetImageResponse, Image};
+use containerd_client::types::Descriptor;
+use prost::Message as _;
+use tonic::Status;
+
+use super::*;
+use crate::operations::{Kind, Subject};
+use crate::runtime::fake::Fake;
+
+/// A name that no real container on the machine has.
+const NAME: &str = "kybernate-test-undo";
+
+/// Fails a restore that was about to make these, where everything is of the operation `owner`, and
+/// returns what containerd was asked to take away.
+async fn taken_away(owner: &'static str, made: Vec<Made>) -> Vec<String> {
+    let labels_for = move |own: &str| {
+        let owner = if owner.is_empty() { own } else { owner };
+        HashMap::from([(OPERATION_LABEL.to_owned(), owner.to_owned())])
+    };
+    let own = Arc::new(std::sync::OnceLock::<String>::new());
+    let known = Arc::clone(&own);
+    let fake = Fake::start(move |method, _| {
+        let labels = labels_for(known.get().unwrap());
+        let id = NAME.to_owned();
+        match method {
+            "Containers/Get" => {
+                let container = Some(Container { id, labels, ..Container::default() });
+                Ok(GetContainerResponse { container }.encode_to_vec())
+            }
+            "Images/Get" => {
+                let digest = kybernate_spec::Digest::of(b"image").to_string();
+                let target = Some(Descriptor { digest, ..Descriptor::default() });
+                let image = Some(Image { name: id, labels, target, ..Image::default() });
+                Ok(GetImageResponse { image }.encode_to_vec())
+            }
+            "Containers/Delete" | "Images/Delete" => Ok(Vec::new()),
+            _ => Err(Status::not_found("no such thing")),
+        }
+    });
+    let app = fake.app();
+    let subject = Subject {
+        kind: Kind::Restore,
+        container: NAME.to_owned(),
+        namespace: "default".to_owned(),
+        reference: "localhost:5000/web:1".to_owned(),
+        time_out: None,
+    };
+    let driver = app.operations.begin(subject).await.unwrap();
+    own.set(driver.id().to_owned()).unwrap();
+    for made in made {
+        driver.will_make(made).await.unwrap();
+    }
+    let conclusion = Conclusion::failed("it failed".to_owned(), None);
+    let undoing = Undoing { namespace: "default", container: NAME, conclusion: &conclusion };
+    let cancel = CancellationToken::new();
+    let undone = undo(&app, &driver, undoing, &cancel);
+    assert!(tokio::time::timeout(Duration::from_mins(1), undone).await.unwrap());
+    let mut asked = fake.asked();
+    asked.retain(|method| !method.ends_with("/Get"));
+    asked
+}
+
+#[tokio::test]
+async fn what_only_has_the_same_name_is_not_taken_away() {
+    let made = || {
+        let cgroup = "/kybernate-no-such-cgroup".to_owned();
+        vec![
+            Made::Image("registry/web@sha256:1".to_owned()),
+            Made::Container(NAME.to_owned()),
+            Made::Task { container: NAME.to_owned(), cgroup },
+        ]
+    };
+    assert_eq!(taken_away("another", made()).await, [""; 0]);
+    assert_eq!(taken_away("", made()).await, ["Containers/Delete", "Images/Delete"]);
+}
