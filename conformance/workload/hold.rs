@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
@@ -17,7 +18,21 @@ const CREATE: c_uint = 0x100;
 /// Length of `io_uring_params`.
 const PARAMETERS: usize = 120;
 
+/// Bytes of a line in a mapped file: 20 digits and its end.
+const LINE: usize = 21;
+/// `PROT_READ | PROT_WRITE`, and `MAP_SHARED`.
+const READ_WRITE: c_int = 3;
+const SHARED: c_int = 1;
+
 unsafe extern "C" {
+    fn mmap(
+        place: *mut c_void,
+        length: usize,
+        protection: c_int,
+        flags: c_int,
+        file: c_int,
+        offset: i64,
+    ) -> *mut c_void;
     fn inotify_init() -> c_int;
     fn inotify_add_watch(inotify: c_int, path: *const c_char, mask: c_uint) -> c_int;
     fn syscall(number: c_long, entries: c_uint, parameters: *mut c_void) -> c_long;
@@ -41,6 +56,7 @@ pub(crate) fn hold(kind: &str, argument: Option<&str>) -> Result<(), Failure> {
             sleep(file)
         }
         "device" => sleep(OpenOptions::new().read(true).write(true).open(path()?)?),
+        "map" => map(path()?),
         "deleted" => {
             let mut file = OpenOptions::new().create(true).append(true).open("/hold.deleted")?;
             file.write_all(&vec![1; 2 << 20])?;
@@ -60,6 +76,28 @@ pub(crate) fn hold(kind: &str, argument: Option<&str>) -> Result<(), Failure> {
             sleep(checked(ring)?)
         }
         _ => Err(format!("{kind:?} cannot be held").into()),
+    }
+}
+
+/// Counts in the first line of a file that is mapped, and says the second one again in the third.
+fn map(path: &str) -> Result<(), Failure> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.set_len((3 * LINE) as u64)?;
+    // SAFETY: a new mapping of a file that is as long, and stays mapped and open until the end.
+    let bytes = unsafe {
+        let place = mmap(std::ptr::null_mut(), 3 * LINE, READ_WRITE, SHARED, file.as_raw_fd(), 0);
+        if place.addr() == usize::MAX {
+            return Err(io::Error::last_os_error().into());
+        }
+        std::slice::from_raw_parts_mut(place.cast::<u8>(), 3 * LINE)
+    };
+    fs::write("/held", "")?;
+    loop {
+        let count = String::from_utf8_lossy(&bytes[..LINE]);
+        let count: u64 = count.trim_matches(['\0', '\n']).parse().unwrap_or(0);
+        bytes[..LINE].copy_from_slice(format!("{:020}\n", count + 1).as_bytes());
+        bytes.copy_within(LINE..2 * LINE, 2 * LINE);
+        thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -29,7 +29,7 @@ const USAGE: &str = "\
 usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--tick-ms N]
        workload status --state DIR
        workload echo --state DIR
-       workload hold tcp|listen|unix|lock|device|deleted|inotify|io-uring [ARGUMENT]
+       workload hold tcp|listen|unix|lock|device|map|deleted|inotify|io-uring [ARGUMENT]
 ";
 
 /// Words of one page.

@@ -1,5 +1,6 @@
 //! Checkpoints that store only what has changed since an earlier one.
 
+use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::counter;
 use serde_json::Value;
 
@@ -7,6 +8,17 @@ use crate::harness::{restore, said, start};
 
 /// The workload's memory, which does not change while it runs.
 const MIB: u32 = 96;
+
+/// How far the workload counts between a base and the next checkpoint.
+const DISTANCE: u64 = 20;
+
+/// Returns the last line of the workload's log in the image that a checkpoint has: what it had
+/// counted at that instant.
+fn counted(node: &Node, reference: &str, name: &str) -> u64 {
+    node.run(&["ctr", "image", "pull", "--plain-http", reference]).unwrap();
+    let words = ["ctr", "run", "--rm", reference, name, "tail", "-n", "1", "/state/ticks.log"];
+    node.run(&words).unwrap().trim().parse().unwrap()
+}
 
 fn sent(taken: &Value) -> u64 {
     taken["sizes"]["transferredBytes"].as_u64().unwrap()
@@ -20,7 +32,8 @@ fn an_increment_is_small_and_restores_alone_on_another_node() {
     let first = scenario.reference("increments/job:v1");
     let words = ["checkpoint", "job", &first, "--plain-http", "--sign-key", "node-a"];
     let whole = scenario.kyb_json(a, &[&words[..], &["--page-hashes"]].concat()).unwrap();
-    let mut before = scenario.wait_for_ticks(a, "job").unwrap();
+    let mut seen = scenario.wait_for_ticks(a, "job").unwrap();
+    let mut frozen = 0;
 
     // The second is the base of a third, on what the first has stored.
     let mut base = first.clone();
@@ -28,13 +41,18 @@ fn an_increment_is_small_and_restores_alone_on_another_node() {
         let next = scenario.reference(&format!("increments/job:v{number}"));
         let words = ["checkpoint", "job", &next, "--plain-http", "--sign-key", "node-a"];
         let more = ["--page-hashes", "--base", &base];
+        // At its base's instant it had not counted as far as was seen after it.
+        let far = counter(&seen).map(|counter| counter + DISTANCE);
+        let before = scenario.wait_for(a, "job", |status| counter(status) >= far).unwrap();
         let taken = scenario.kyb_json(a, &[&words[..], &more].concat()).unwrap();
         println!("v{number}: {} of {} bytes sent", sent(&taken), sent(&whole));
         assert!(sent(&taken) * 10 < sent(&whole), "{taken} is as large as {whole}");
         assert!(taken["sizes"]["dumpBytes"].as_u64() > Some(u64::from(MIB) << 20), "{taken}");
         let facts = scenario.kyb_json(a, &["inspect", &next, "--plain-http"]).unwrap();
         assert!(facts.to_string().contains("\"generation\":"), "{facts}");
-        before = scenario.wait_for_ticks(a, "job").unwrap();
+        seen = scenario.wait_for_ticks(a, "job").unwrap();
+        frozen = counted(b, &next, &format!("at-{number}"));
+        assert!(counter(&before) <= Some(frozen) && Some(frozen) <= counter(&seen), "{frozen}");
         base = next;
     }
     scenario.remove(a, "job").unwrap();
@@ -42,11 +60,15 @@ fn an_increment_is_small_and_restores_alone_on_another_node() {
     let output = restore(&scenario, b, &base, "job", &[]);
     assert!(output.status.success(), "{}", said(&output));
     let after = scenario.wait_for_ticks(b, "job").unwrap();
-    assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
+    assert_eq!(after["boot_id_of_process"], seen["boot_id_of_process"]);
     for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
         assert_eq!(after[fact], true, "{after}");
     }
-    assert!(counter(&after) > counter(&before).map(|counter| counter / 2));
+    // The first thing that it wrote here follows on the last thing that it wrote there: counted on
+    // from its base, it would say less.
+    let line = format!("head -n {} /state/ticks.log | tail -n 1", frozen + 1);
+    let line = b.run(&["ctr", "task", "exec", "--exec-id", "l", "job", "sh", "-c", &line]).unwrap();
+    assert_eq!(line.trim().parse(), Ok(frozen + 1));
     scenario.end().unwrap();
 }
 

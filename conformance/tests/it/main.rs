@@ -20,6 +20,7 @@ mod oci;
 mod pods;
 mod preflights;
 mod refusals;
+mod shared_memory;
 mod stagings;
 mod suspensions;
 mod vectors;

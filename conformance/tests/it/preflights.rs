@@ -94,6 +94,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
     for (finding, options, words) in [
         ("inotify", &[][..], &["inotify", "/bin"][..]),
         ("device", &["--device", "/dev/fuse"], &["device", "/dev/fuse"]),
+        ("hidden-mount", &["--mount", MOUNT, "--mount", COVER], &["lock"]),
         ("deleted-file", &[], &["deleted"]),
         ("tcp-established", &[], &["tcp"]),
         ("external-unix-socket", &["--mount", MOUNT], &["unix", "/containerd/containerd.sock"]),
@@ -122,6 +123,9 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
 
 /// Containerd's own socket, whose other end is outside.
 const MOUNT: &str = "type=bind,src=/run/containerd,dst=/containerd,options=bind:ro";
+
+/// Something on top of it.
+const COVER: &str = "type=bind,src=/run,dst=/containerd,options=bind:ro";
 
 #[test]
 fn what_depends_on_a_choice_is_taken_when_it_is_made() {
