@@ -1,7 +1,7 @@
 //! Suspends containers in place and resumes them: nothing of them runs in between.
 //!
 //! containerd pauses them; what makes such a pause a suspension is that it is written down
-//! ([`ledger`]) before it is asked for, so that the next agent knows it, nobody takes it for a pause
+//! (`ledger`) before it is asked for, so that the next agent knows it, nobody takes it for a pause
 //! that a dump left behind, and a pause of somebody else's is never ended here.
 
 use std::io;

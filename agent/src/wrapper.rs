@@ -14,7 +14,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use fs_err as fs;
@@ -66,7 +66,8 @@ enum WrapperError {
 /// Does what runc's command line says. Returns only when something failed or nothing is left to do.
 pub fn run(words: &[OsString]) -> ExitCode {
     let call = Call::parse(words);
-    match Wrapper::open().and_then(|wrapper| wrapper.run(words, call.as_ref())) {
+    let opened = Wrapper::open(call.as_ref());
+    match opened.and_then(|wrapper| wrapper.run(words, call.as_ref())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tell(call.as_ref(), &format!("kybernate-runc: {}", chain(&error)));
@@ -85,12 +86,18 @@ enum Outcome {
 
 struct Wrapper {
     settings: Settings,
-    runtime: std::path::PathBuf,
+    runtime: PathBuf,
 }
 
 impl Wrapper {
-    fn open() -> Result<Self, WrapperError> {
-        let settings = Settings::read().map_err(WrapperError::Settings)?;
+    /// Reads the settings. A mistake in them lets nothing new begin, but what runs can be looked at
+    /// and ended all the same.
+    fn open(call: Option<&Call<'_>>) -> Result<Self, WrapperError> {
+        let creates = call.is_some_and(|call| call.command == "create");
+        let settings = match Settings::read() {
+            Err(error) if creates => return Err(WrapperError::Settings(error)),
+            read => read.unwrap_or_default(),
+        };
         let runtime = settings.runtime().map_err(WrapperError::Runtime)?;
         Ok(Self { settings, runtime })
     }
