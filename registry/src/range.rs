@@ -46,7 +46,7 @@ impl Wanted {
                 _ => return Self::Whole,
             }
         }
-        let total: u64 = parts.iter().map(|part| part.end - part.start).sum();
+        let total = parts.iter().map(|part| part.end - part.start).fold(0, u64::saturating_add);
         match (parts.len(), parts.pop()) {
             (_, None) => Self::Unsatisfiable,
             (1, Some(part)) => Self::Part(part),
