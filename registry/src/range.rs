@@ -46,11 +46,11 @@ impl Wanted {
                 _ => return Self::Whole,
             }
         }
-        let total = parts.iter().map(|part| part.end - part.start).fold(0, u64::saturating_add);
+        let total = parts.iter().map(|part| part.end - part.start).try_fold(0, u64::checked_add);
         match (parts.len(), parts.pop()) {
             (_, None) => Self::Unsatisfiable,
             (1, Some(part)) => Self::Part(part),
-            _ if total > length => Self::Whole,
+            _ if total.is_none_or(|total| total > length) => Self::Whole,
             (_, Some(last)) => {
                 parts.push(last);
                 Self::Several(parts)
