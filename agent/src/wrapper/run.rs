@@ -128,8 +128,8 @@ fn empty(cgroup: &str) -> io::Result<()> {
     }
 }
 
-/// Runs a program in a process group of its own, which ends with us. Returns whether it succeeded;
-/// `None` when it was killed because it took too long.
+/// Runs a program in a process group of its own. Returns whether it succeeded; `None` when it was
+/// killed, with its group, because it took too long. What outlives us is ended by the mark.
 fn bounded(command: &mut Command, limit: Duration) -> io::Result<Option<bool>> {
     let mut child = command.process_group(0).spawn()?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
