@@ -230,11 +230,9 @@ async fn drive(
             app.claims.open().insert(claim.key(), Open { settled: sender, ended });
             let limit = app.config.pods.restore_limit + GRACE;
             let told = answer.send(Ok(prepared.answer.clone())).is_ok();
-            let settled = tokio::time::timeout(limit, settled);
             let problem = tokio::select! {
-                settled = settled, if told => settled.ok().and_then(Result::ok),
+                problem = said(told, settled, limit) => problem,
                 () = cancel.cancelled() => return None,
-                else => None,
             };
             app.claims.open().remove(&claim.key());
             conclude(&prepared, problem).await
@@ -249,6 +247,15 @@ async fn drive(
     let Claim { namespace, container, .. } = claim;
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
+}
+
+/// Waits for what kybernate-runc says of the restore. When it had gone before it was `told` of the
+/// dump, it restores nothing and says nothing.
+async fn said(told: bool, settled: oneshot::Receiver<String>, limit: Duration) -> Option<String> {
+    if !told {
+        return None;
+    }
+    tokio::time::timeout(limit, settled).await.ok()?.ok()
 }
 
 /// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed.
@@ -461,4 +468,24 @@ fn empty(directory: &Path) -> io::Result<()> {
         removed?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_was_not_told_is_not_waited_for() {
+        let (sender, settled) = oneshot::channel();
+        let waited = tokio::time::timeout(Duration::ZERO, said(false, settled, GRACE)).await;
+        assert_eq!(waited, Ok(None));
+        drop(sender);
+
+        let (sender, settled) = oneshot::channel();
+        sender.send("CRIU failed".to_owned()).unwrap();
+        assert_eq!(said(true, settled, GRACE).await, Some("CRIU failed".to_owned()));
+
+        let (_unsettled, settled) = oneshot::channel();
+        assert_eq!(said(true, settled, Duration::ZERO).await, None);
+    }
 }
