@@ -8,7 +8,6 @@
 
 pub mod api;
 pub mod app;
-mod capability;
 mod cgroup;
 mod checkpoint;
 pub mod config;

@@ -5,7 +5,7 @@
 //! dump directory of it again; [`inspect`] and [`inside`] look into one,
 //! [`difference`] and [`listing`] at several; [`policy`] says whose signature counts; [`criu`] and
 //! [`images_pack`] know the files of a dump; [`interchange`] knows the checkpoints of others;
-//! [`compat`] tells whether a [`node`] can restore it;
+//! [`runtime_spec`] knows what runtimes are told; [`compat`] tells whether a [`node`] can restore it;
 //! [`agent_api`] is the node agent's API.
 
 pub mod agent_api;
@@ -31,6 +31,7 @@ pub mod pack;
 pub mod policy;
 pub mod progress;
 pub mod remote;
+pub mod runtime_spec;
 pub mod sign;
 pub mod store;
 mod stored;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use containerd_client::services::v1::Container;
 use kybernate_packager::agent_api as api;
+use kybernate_packager::runtime_spec::SourceSpec;
 
 use super::{capture, namespace_or_default, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::container::SourceSpec;
+use crate::container::spec_of;
 use crate::criu_config;
 use crate::node::numbers;
 use crate::operations::Kind;
@@ -110,7 +111,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let container = namespace.container(&wanted.container).await?;
     let cannot =
         |reason: String| Rejection::Container { container: wanted.container.clone(), reason };
-    let spec = SourceSpec::of(&container)
+    let spec = spec_of(&container)
         .map_err(|error| cannot(format!("its specification cannot be read: {error}")))?;
     let mut findings = of_spec(&spec);
     let task = namespace.task(&wanted.container).await?;

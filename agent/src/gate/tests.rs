@@ -5,12 +5,12 @@ use prost::Message as _;
 
 use super::images::{FILES, File, RegularFile};
 use super::*;
-use crate::capability;
 use kybernate_packager::criu::messages::{
     CORE, Core, Credentials, IDS, Ids, MOUNTS, MountEntry as Mount, ProcessCore, SECCOMP, Seccomp,
     SeccompFilter, ThreadCore,
 };
 use kybernate_packager::criu::{Inventory, Magic, Plugins, Process};
+use kybernate_packager::runtime_spec::defaults;
 
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;
@@ -158,7 +158,7 @@ fn summarise(images: &[(String, Vec<u8>)], others: &[String]) -> Result<Summary,
 fn expected() -> Expected {
     let set = |paths: &[&str]| paths.iter().map(ToString::to_string).collect();
     Expected {
-        capabilities: set(capability::DEFAULT),
+        capabilities: set(defaults::CAPABILITIES),
         no_new_privileges: true,
         masked: set(&["/proc/keys"]),
         read_only: set(&["/sys", "/proc/sys"]),
@@ -193,7 +193,7 @@ fn an_ordinary_container_passes() {
     let identity = summarise(&dump.images(), &dump.others).unwrap().identity();
     assert_eq!(identity.uids, [0].into());
     assert!(identity.no_new_privileges && !identity.seccomp);
-    assert_eq!(identity.capabilities.len(), capability::DEFAULT.len());
+    assert_eq!(identity.capabilities.len(), defaults::CAPABILITIES.len());
 }
 
 #[test]

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures::TryStreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
+use kybernate_packager::runtime_spec::ImageRun;
 use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
 use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
 use serde::Deserialize;
@@ -22,23 +23,12 @@ use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
 /// The snapshotter root file systems are made with.
 pub(super) const SNAPSHOTTER: &str = "overlayfs";
 
-/// What an image says about how it is run.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub(super) struct ImageConfig {
-    pub(super) user: String,
-    pub(super) env: Option<Vec<String>>,
-    pub(super) entrypoint: Option<Vec<String>>,
-    pub(super) cmd: Option<Vec<String>>,
-    pub(super) working_dir: String,
-}
-
 #[derive(Debug, Deserialize)]
 struct ConfigDocument {
     architecture: String,
     os: String,
     #[serde(default)]
-    config: Option<ImageConfig>,
+    config: Option<ImageRun>,
     rootfs: Rootfs,
 }
 
@@ -53,7 +43,7 @@ pub(super) struct RuntimeImage {
     pub(super) name: String,
     /// Name of the snapshot with all layers.
     pub(super) chain: Option<Digest>,
-    pub(super) config: ImageConfig,
+    pub(super) config: ImageRun,
 }
 
 /// Why an image is not there.
@@ -83,26 +73,6 @@ impl ImageError {
             Self::Malformed(..) | Self::Contradiction(_) => true,
             Self::Runtime(_) | Self::Operations(_) => false,
         }
-    }
-}
-
-impl ImageConfig {
-    /// Returns the command line.
-    pub(super) fn arguments(&self) -> Vec<String> {
-        let parts = self.entrypoint.iter().flatten().chain(self.cmd.iter().flatten());
-        let arguments: Vec<String> = parts.cloned().collect();
-        // A runtime wants one, and a restored container never runs it.
-        if arguments.is_empty() { vec!["/".to_owned()] } else { arguments }
-    }
-
-    /// Returns the environment.
-    pub(super) fn environment(&self) -> Vec<String> {
-        const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let mut environment = self.env.clone().unwrap_or_default();
-        if !environment.iter().any(|entry| entry.starts_with("PATH=")) {
-            environment.push(PATH.to_owned());
-        }
-        environment
     }
 }
 
@@ -347,12 +317,12 @@ mod tests {
 
     #[test]
     fn the_command_line_is_entrypoint_and_command() {
-        let config: ImageConfig = serde_json::from_str(
+        let config: ImageRun = serde_json::from_str(
             r#"{"Entrypoint":["/app"],"Cmd":["-x"],"Env":["A=1"],"User":"7","Labels":{}}"#,
         )
         .unwrap();
         assert_eq!(config.arguments(), ["/app", "-x"]);
         assert_eq!(config.environment().len(), 2);
-        assert_eq!(ImageConfig::default().arguments(), ["/"]);
+        assert_eq!(ImageRun::default().arguments(), ["/"]);
     }
 }

@@ -9,49 +9,13 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use fs_err as fs;
+use kybernate_packager::runtime_spec::{ImageRun, defaults};
 use serde_json::{Value, json};
 
-use super::image::ImageConfig;
 use super::user::User;
 use super::{Allowances, AllowedMount};
-use crate::capability;
 use crate::config::Config;
 use crate::gate::Expected;
-
-/// Version of the runtime specification that every runc of this decade reads.
-const OCI_VERSION: &str = "1.0.2";
-
-/// What containerd hides from containers.
-const MASKED: &[&str] = &[
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-    "/proc/scsi",
-];
-
-/// What containers may look at but not change.
-const READ_ONLY: &[&str] =
-    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-
-/// Devices every container may use: type, major, minor (any, when absent).
-const DEVICES: &[(u32, Option<u32>)] = &[
-    (1, Some(3)),
-    (1, Some(5)),
-    (1, Some(7)),
-    (1, Some(8)),
-    (1, Some(9)),
-    (5, Some(0)),
-    (5, Some(1)),
-    (5, Some(2)),
-    (136, None),
-];
 
 /// A device of this node that the request allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +33,7 @@ pub(super) struct Device {
 /// What a specification is built from.
 #[derive(Debug)]
 pub(super) struct Ingredients<'a> {
-    pub(super) image: &'a ImageConfig,
+    pub(super) image: &'a ImageRun,
     pub(super) user: &'a User,
     pub(super) allow: &'a Allowances,
     pub(super) devices: &'a [Device],
@@ -84,24 +48,23 @@ pub(super) struct Ingredients<'a> {
 pub(super) fn build(from: &Ingredients<'_>) -> Value {
     let capabilities: Vec<String> = bounding(from.allow).into_iter().collect();
     let user = from.user;
-    let cwd = Some(&*from.image.working_dir).filter(|cwd| cwd.starts_with('/')).unwrap_or("/");
     let namespaces = ["pid", "ipc", "uts", "mount", "network"]
         .iter()
         .filter(|name| !from.allow.host_namespaces.iter().any(|host| host == *name))
         .map(|name| json!({ "type": name }));
     json!({
-        "ociVersion": OCI_VERSION,
+        "ociVersion": defaults::OCI_VERSION,
         "process": {
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
             "args": from.image.arguments(),
             "env": from.image.environment(),
-            "cwd": cwd,
+            "cwd": from.image.directory(),
             "capabilities": {
                 "bounding": capabilities,
                 "effective": capabilities,
                 "permitted": capabilities,
             },
-            "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 }],
+            "rlimits": defaults::rlimits(),
             "noNewPrivileges": !from.allow.new_privileges,
         },
         "root": { "path": "rootfs" },
@@ -112,8 +75,8 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
             "cgroupsPath": from.cgroup,
             "namespaces": namespaces.collect::<Vec<_>>(),
             "devices": from.devices.iter().map(Device::node).collect::<Vec<_>>(),
-            "maskedPaths": MASKED,
-            "readonlyPaths": READ_ONLY,
+            "maskedPaths": defaults::MASKED,
+            "readonlyPaths": defaults::READ_ONLY,
         },
     })
 }
@@ -129,7 +92,7 @@ pub(super) fn expected(
         paths.iter().filter(|path| Path::new(path).exists()).map(ToString::to_string).collect()
     };
     let mounted = allow.mounts.iter().map(|mount| &*mount.destination).chain(volumes.to_vec());
-    let mut read_only = here(READ_ONLY);
+    let mut read_only = here(defaults::READ_ONLY);
     read_only.insert("/sys".to_owned());
     read_only.extend(
         allow.mounts.iter().filter(|mount| mount.read_only).map(|mount| mount.destination.clone()),
@@ -140,7 +103,7 @@ pub(super) fn expected(
         seccomp: config.require_seccomp && !allow.no_seccomp,
         lsm: self::lsm(lsm),
         external_mounts: mounted.map(str::to_owned).collect(),
-        masked: here(MASKED),
+        masked: here(defaults::MASKED),
         read_only,
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
     }
@@ -187,19 +150,12 @@ impl Device {
 }
 
 fn bounding(allow: &Allowances) -> BTreeSet<String> {
-    let defaults = capability::DEFAULT.iter().map(ToString::to_string);
+    let defaults = defaults::CAPABILITIES.iter().map(ToString::to_string);
     defaults.chain(allow.capabilities.clone()).collect()
 }
 
 fn device_rules(devices: &[Device]) -> Vec<Value> {
-    let mut rules = vec![json!({ "allow": false, "access": "rwm" })];
-    for (major, minor) in DEVICES {
-        let mut rule = json!({ "allow": true, "type": "c", "major": major, "access": "rwm" });
-        if let (Some(minor), Some(fields)) = (minor, rule.as_object_mut()) {
-            fields.insert("minor".to_owned(), json!(minor));
-        }
-        rules.push(rule);
-    }
+    let mut rules = defaults::device_rules();
     rules.extend(devices.iter().map(|device| {
         json!({
             "allow": true, "type": device.kind, "major": device.major, "minor": device.minor,
@@ -210,32 +166,15 @@ fn device_rules(devices: &[Device]) -> Vec<Value> {
 }
 
 fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
-    let own = [
-        ("/proc", "proc", "proc", "nosuid,noexec,nodev"),
-        ("/dev", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
-        ("/dev/pts", "devpts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
-        ("/dev/shm", "tmpfs", "shm", "nosuid,noexec,nodev,mode=1777,size=65536k"),
-        ("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev"),
-        ("/sys", "sysfs", "sysfs", "nosuid,noexec,nodev,ro"),
-        ("/run", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
-    ];
     let bound: Vec<&AllowedMount> = from.volumes.iter().chain(&from.allow.mounts).collect();
     let taken = |place: &str| bound.iter().any(|mount| mount.destination == place);
-    let own = own.into_iter().filter(|(place, ..)| !taken(place)).map(
-        |(place, kind, source, options)| {
-            json!({
-                "destination": place, "type": kind, "source": source,
-                "options": options.split(',').collect::<Vec<_>>(),
-            })
-        },
-    );
     let bound = bound.iter().map(|mount| {
         json!({
             "destination": mount.destination, "type": "bind", "source": mount.source,
             "options": ["rbind", "rprivate", if mount.read_only { "ro" } else { "rw" }],
         })
     });
-    own.chain(bound).collect()
+    defaults::mounts(taken).chain(bound).collect()
 }
 
 #[cfg(test)]
@@ -243,10 +182,10 @@ mod tests {
     use super::*;
 
     fn check(allow: &Allowances, devices: &[Device]) -> Value {
-        let image = ImageConfig {
+        let image = ImageRun {
             entrypoint: Some(vec!["/app".to_owned()]),
             cmd: Some(vec!["-v".to_owned()]),
-            ..ImageConfig::default()
+            ..ImageRun::default()
         };
         let user = User { uid: 7, gid: 8, groups: vec![8] };
         build(&Ingredients {
@@ -271,7 +210,7 @@ mod tests {
         assert_eq!(at(&spec, "/process/user/uid"), 7);
         assert_eq!(at(&spec, "/process/noNewPrivileges"), true);
         let bounding = at(&spec, "/process/capabilities/bounding").as_array().unwrap();
-        assert_eq!(bounding.len(), capability::DEFAULT.len());
+        assert_eq!(bounding.len(), defaults::CAPABILITIES.len());
         assert_eq!(at(&spec, "/linux/namespaces").as_array().unwrap().len(), 5);
         assert_eq!(at(&spec, "/linux/devices"), &json!([]));
         let mounts = at(&spec, "/mounts").as_array().unwrap();

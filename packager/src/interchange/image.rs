@@ -6,8 +6,8 @@ use kybernate_spec::{Descriptor, MANIFEST_BYTES_MAX, Manifest, Platform};
 use serde::Deserialize;
 
 use super::ExportError;
-use super::spec::ImageRun;
 use crate::artifact::Checkpoint;
+use crate::runtime_spec::ImageRun;
 use crate::store::Store;
 
 /// The container image, and what goes on it.

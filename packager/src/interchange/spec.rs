@@ -5,132 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use kybernate_spec::checkpoint::{CheckpointConfig, NeededMount, Needs};
-use serde::Deserialize;
+use kybernate_spec::checkpoint::{CheckpointConfig, NeededMount};
 use serde_json::{Value, json};
 
 use super::ForeignError;
-
-/// Version of the runtime specification that every runc of this decade reads.
-const OCI_VERSION: &str = "1.0.2";
-
-/// Devices every container gets from its runtime.
-const DEFAULT_DEVICES: &[&str] = &[
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-    "/dev/urandom",
-    "/dev/tty",
-    "/dev/console",
-    "/dev/ptmx",
-];
-
-/// Devices every container may use: type, major, minor (any, when absent).
-const ALLOWED_DEVICES: &[(u32, Option<u32>)] = &[
-    (1, Some(3)),
-    (1, Some(5)),
-    (1, Some(7)),
-    (1, Some(8)),
-    (1, Some(9)),
-    (5, Some(0)),
-    (5, Some(1)),
-    (5, Some(2)),
-    (136, None),
-];
-
-/// Capabilities of a container for which nothing is said.
-const CAPABILITIES: &[&str] = &[
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
-
-/// What containerd hides from containers.
-const MASKED: &[&str] = &[
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-    "/proc/scsi",
-];
-
-/// What containers may look at but not change.
-const READ_ONLY: &[&str] =
-    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-
-/// What the facts are read from. All else of a foreign specification is left where it is.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct SourceSpec {
-    pub(crate) annotations: BTreeMap<String, String>,
-    process: SpecProcess,
-    mounts: Vec<SpecMount>,
-    linux: SpecLinux,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SpecProcess {
-    terminal: bool,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SpecMount {
-    destination: String,
-    #[serde(rename = "type")]
-    kind: String,
-    options: Vec<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SpecLinux {
-    namespaces: Vec<SpecNamespace>,
-    devices: Vec<SpecDevice>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SpecNamespace {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SpecDevice {
-    path: String,
-}
-
-/// The part of an image's config that says how it is run.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub(crate) struct ImageRun {
-    user: String,
-    env: Option<Vec<String>>,
-    entrypoint: Option<Vec<String>>,
-    cmd: Option<Vec<String>>,
-    working_dir: String,
-}
+use crate::runtime_spec::{ImageRun, SourceSpec, defaults};
 
 /// What a specification is written from.
 #[derive(Debug)]
@@ -143,46 +22,12 @@ pub(crate) struct Ingredients<'a> {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-impl SourceSpec {
-    /// Refuses what no agent would take: a terminal does not move with a container.
-    pub(crate) fn check(&self) -> Result<(), ForeignError> {
-        if self.process.terminal {
-            return Err(ForeignError::Content("the container has a terminal".to_owned()));
-        }
-        Ok(())
+/// Refuses what no agent would take: a terminal does not move with a container.
+pub(crate) fn check(spec: &SourceSpec) -> Result<(), ForeignError> {
+    if spec.has_terminal() {
+        return Err(ForeignError::Content("the container has a terminal".to_owned()));
     }
-
-    /// Whether something of the node was mounted here.
-    pub(crate) fn is_mounted_on(&self, destination: &str) -> bool {
-        let mut needed = self.mounts.iter().map(SpecMount::needed);
-        needed.any(|mount| mount.external && mount.destination == destination)
-    }
-
-    /// Returns what the container had around it.
-    pub(crate) fn needs(&self) -> Needs {
-        let has = |kind: &str| self.linux.namespaces.iter().any(|namespace| namespace.kind == kind);
-        let host = ["network", "pid", "ipc", "uts"].into_iter().filter(|kind| !has(kind));
-        let devices = self.linux.devices.iter().map(|device| device.path.clone());
-        Needs {
-            mounts: self.mounts.iter().map(SpecMount::needed).collect(),
-            devices: devices.filter(|path| !DEFAULT_DEVICES.contains(&&**path)).collect(),
-            host_namespaces: host.map(str::to_owned).collect(),
-            ..Needs::default()
-        }
-    }
-}
-
-impl SpecMount {
-    fn needed(&self) -> NeededMount {
-        let external = self.kind == "bind"
-            || self.options.iter().any(|option| option == "bind" || option == "rbind");
-        NeededMount {
-            destination: self.destination.clone(),
-            kind: if external { "bind".to_owned() } else { self.kind.clone() },
-            options: self.options.clone(),
-            external,
-        }
-    }
+    Ok(())
 }
 
 /// Writes a specification in which the checkpoint can be restored. The processes themselves, their
@@ -191,7 +36,7 @@ pub(crate) fn write(from: &Ingredients<'_>) -> Value {
     let (config, run) = (from.config, from.run);
     let identity = &config.needs.identity;
     let known: Vec<&str> = identity.capabilities.iter().map(String::as_str).collect();
-    let capabilities = if known.is_empty() { CAPABILITIES } else { &known };
+    let capabilities = if known.is_empty() { defaults::CAPABILITIES } else { &known };
     let host = &config.needs.host_namespaces;
     let namespaces = ["pid", "ipc", "uts", "mount", "network"]
         .into_iter()
@@ -199,47 +44,29 @@ pub(crate) fn write(from: &Ingredients<'_>) -> Value {
         .map(|kind| json!({ "type": kind }));
     let (uid, gid) = user(config, run);
     json!({
-        "ociVersion": OCI_VERSION,
+        "ociVersion": defaults::OCI_VERSION,
         "process": {
             "user": { "uid": uid, "gid": gid },
             "args": run.arguments(),
             "env": run.environment(),
-            "cwd": Some(&*run.working_dir).filter(|cwd| cwd.starts_with('/')).unwrap_or("/"),
+            "cwd": run.directory(),
             "capabilities": {
                 "bounding": capabilities, "effective": capabilities, "permitted": capabilities,
             },
-            "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 }],
+            "rlimits": defaults::rlimits(),
             "noNewPrivileges": identity.no_new_privileges,
         },
         "root": { "path": "rootfs" },
         "mounts": mounts(from),
         "annotations": from.annotations,
         "linux": {
-            "resources": { "devices": device_rules(), "cpu": { "shares": 1024 } },
+            "resources": { "devices": defaults::device_rules(), "cpu": { "shares": 1024 } },
             "cgroupsPath": cgroup(config),
             "namespaces": namespaces.collect::<Vec<_>>(),
-            "maskedPaths": MASKED,
-            "readonlyPaths": READ_ONLY,
+            "maskedPaths": defaults::MASKED,
+            "readonlyPaths": defaults::READ_ONLY,
         },
     })
-}
-
-impl ImageRun {
-    fn arguments(&self) -> Vec<String> {
-        let parts = self.entrypoint.iter().flatten().chain(self.cmd.iter().flatten());
-        let arguments: Vec<String> = parts.cloned().collect();
-        // A runtime wants one, and a restored container never runs it.
-        if arguments.is_empty() { vec!["/".to_owned()] } else { arguments }
-    }
-
-    fn environment(&self) -> Vec<String> {
-        const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let mut environment = self.env.clone().unwrap_or_default();
-        if !environment.iter().any(|entry| entry.starts_with("PATH=")) {
-            environment.push(PATH.to_owned());
-        }
-        environment
-    }
 }
 
 /// Returns whom a later `exec` runs as: the image's user where it is a number, else the first that
@@ -270,7 +97,7 @@ fn cgroup(config: &CheckpointConfig) -> String {
 fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
     let known = &from.config.needs.mounts;
     if known.is_empty() {
-        return DEFAULT_MOUNTS.iter().map(default_mount).collect();
+        return defaults::mounts(|_| false).collect();
     }
     let one = |mount: &NeededMount| {
         let source = match from.sources.get(&mount.destination) {
@@ -286,40 +113,10 @@ fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
     known.iter().map(one).collect()
 }
 
-/// What containerd mounts into every container: destination, type, source, options.
-const DEFAULT_MOUNTS: &[(&str, &str, &str, &str)] = &[
-    ("/proc", "proc", "proc", "nosuid,noexec,nodev"),
-    ("/dev", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
-    ("/dev/pts", "devpts", "devpts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
-    ("/dev/shm", "tmpfs", "shm", "nosuid,noexec,nodev,mode=1777,size=65536k"),
-    ("/dev/mqueue", "mqueue", "mqueue", "nosuid,noexec,nodev"),
-    ("/sys", "sysfs", "sysfs", "nosuid,noexec,nodev,ro"),
-    ("/run", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
-];
-
-fn default_mount((destination, kind, source, options): &(&str, &str, &str, &str)) -> Value {
-    json!({
-        "destination": destination, "type": kind, "source": source,
-        "options": options.split(',').collect::<Vec<_>>(),
-    })
-}
-
-fn device_rules() -> Vec<Value> {
-    let mut rules = vec![json!({ "allow": false, "access": "rwm" })];
-    for (major, minor) in ALLOWED_DEVICES {
-        let mut rule = json!({ "allow": true, "type": "c", "major": major, "access": "rwm" });
-        if let (Some(minor), Some(fields)) = (minor, rule.as_object_mut()) {
-            fields.insert("minor".to_owned(), json!(minor));
-        }
-        rules.push(rule);
-    }
-    rules
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kybernate_spec::checkpoint::{Identity, Source};
+    use kybernate_spec::checkpoint::{Identity, Needs, Source};
 
     fn at<'a>(spec: &'a Value, pointer: &str) -> &'a Value {
         spec.pointer(pointer).unwrap_or(&Value::Null)
@@ -356,10 +153,10 @@ mod tests {
     #[test]
     fn what_is_not_known_is_as_containerd_has_it() {
         let spec = written(&CheckpointConfig::default(), &BTreeMap::new());
-        assert_eq!(at(&spec, "/mounts").as_array().unwrap().len(), DEFAULT_MOUNTS.len());
+        assert_eq!(at(&spec, "/mounts").as_array().unwrap().len(), 7);
         assert_eq!(at(&spec, "/linux/cgroupsPath"), "/default/checkpoint");
         let bounding = at(&spec, "/process/capabilities/bounding").as_array().unwrap();
-        assert_eq!(bounding.len(), CAPABILITIES.len());
+        assert_eq!(bounding.len(), defaults::CAPABILITIES.len());
     }
 
     #[test]

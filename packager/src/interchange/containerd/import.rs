@@ -16,10 +16,11 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use super::{Any, CONFIG, CRIU};
 use crate::interchange::foreign::{ForeignError, Members};
 use crate::interchange::source::ForeignSource;
-use crate::interchange::spec::SourceSpec;
+use crate::interchange::spec;
 use crate::interchange::{Files, ImportError, Imported, dump, fill};
 use crate::pack::{PackRequest, Runnable, SourceImage};
 use crate::progress::Progress;
+use crate::runtime_spec::SourceSpec;
 use crate::store::{BlobStream, StoredManifest};
 
 /// How the types of containerd's own parts begin. Those that are not needed are left.
@@ -177,7 +178,7 @@ async fn read_spec(source: &ForeignSource, config: &Descriptor) -> Result<Source
     };
     let any = Any::decode(content).map_err(|error| wrong(&error))?;
     let spec: SourceSpec = serde_json::from_slice(&any.value).map_err(|error| wrong(&error))?;
-    spec.check()?;
+    spec::check(&spec)?;
     Ok(spec)
 }
 

@@ -14,10 +14,11 @@ use super::{
     VOLUMES, layer,
 };
 use crate::interchange::foreign::{ForeignError, Member, Members};
-use crate::interchange::spec::SourceSpec;
+use crate::interchange::spec;
 use crate::interchange::{Files, ImportError, Imported, dump, fill};
 use crate::pack::{PackRequest, Runnable, SourceImage, VolumeCapture};
 use crate::progress::Progress;
+use crate::runtime_spec::SourceSpec;
 
 /// Largest document: a runtime specification with many mounts has some 100 KB.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
@@ -89,7 +90,7 @@ pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Impor
     let wanted = |what: &str| ForeignError::Content(format!("it has no {what}"));
     let config = found.config.ok_or_else(|| wanted(CONFIG))?;
     let spec = found.spec.ok_or_else(|| wanted(SPEC))?;
-    spec.check()?;
+    spec::check(&spec)?;
     let volumes = volumes(&config, found.has_dev_shm, found.volumes, files.path())?;
     let mut facts = request.facts;
     facts.needs = fill(facts.needs, spec.needs());
