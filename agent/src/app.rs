@@ -137,7 +137,7 @@ impl App {
     ) -> Result<api::Operation, Rejection> {
         let order = checkpoint::Order::parse(request, &self.config)?;
         self.ready().await?;
-        let busy = self.claim(&order.namespace, &order.container)?;
+        let busy = self.reserve(&order.namespace, &order.container)?;
         let source = checkpoint::Source::find(self, &order.wanted()).await?;
         self.drive(order.subject(), Some(busy), trace, |app, driver, cancel| async move {
             checkpoint::run(&app, &driver, source, order, cancel).await
@@ -163,8 +163,8 @@ impl App {
     ) -> Result<api::Operation, Rejection> {
         let order = restore::Order::parse(request)?;
         self.ready().await?;
-        let claim = order.container.as_ref().map(|name| self.claim(&order.namespace, name));
-        let busy = claim.transpose()?;
+        let reserved = order.container.as_ref().map(|name| self.reserve(&order.namespace, name));
+        let busy = reserved.transpose()?;
         if let Some(name) = &order.container {
             self.free(&order.namespace, name).await?;
         }
@@ -249,7 +249,7 @@ impl App {
         self: &Arc<Self>,
         wanted: &suspend::Wanted,
     ) -> Result<suspend::Done, Rejection> {
-        let _busy = self.claim(&wanted.namespace, &wanted.container)?;
+        let _busy = self.reserve(&wanted.namespace, &wanted.container)?;
         Ok(suspend::suspend(self, wanted).await?)
     }
 
@@ -258,7 +258,7 @@ impl App {
         self: &Arc<Self>,
         wanted: &suspend::Wanted,
     ) -> Result<suspend::Done, Rejection> {
-        let _busy = self.claim(&wanted.namespace, &wanted.container)?;
+        let _busy = self.reserve(&wanted.namespace, &wanted.container)?;
         Ok(suspend::resume(self, wanted).await?)
     }
 
@@ -305,7 +305,7 @@ impl App {
     }
 
     /// Reserves a container for one operation.
-    pub(crate) fn claim(
+    pub(crate) fn reserve(
         self: &Arc<Self>,
         namespace: &str,
         container: &str,
@@ -411,7 +411,7 @@ mod tests {
             reference: "localhost:5000/web:1".to_owned(),
             time_out: None,
         };
-        let busy = app.claim("default", "web").unwrap();
+        let busy = app.reserve("default", "web").unwrap();
         let mut all = app.operations.watch(None).unwrap();
         let work = |_, _, _| std::future::pending();
         let trace = TraceParent::random().unwrap();
@@ -419,6 +419,6 @@ mod tests {
         while all.next().await.unwrap().state() == api::OperationState::Running {}
         let told = app.operations.list(&Filter::default());
         assert_eq!((told.len(), told[0].state()), (1, api::OperationState::Cancelled));
-        app.claim("default", "web").unwrap();
+        app.reserve("default", "web").unwrap();
     }
 }

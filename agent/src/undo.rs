@@ -131,7 +131,7 @@ pub(crate) async fn recover(app: &Arc<App>) {
             container = record.container,
             "an earlier agent ended in the middle of an operation"
         );
-        let busy = app.claim(&record.namespace, &record.container).ok();
+        let busy = app.reserve(&record.namespace, &record.container).ok();
         let (app, token) = (Arc::clone(app), recovered.token());
         app.tasks.clone().spawn(move |cancel| async move {
             let conclusion = recover_one(&app, &record, &driver, &cancel).await;

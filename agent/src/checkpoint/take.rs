@@ -21,8 +21,7 @@ use crate::app::App;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, Stopped,
-    TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped, TagState,
 };
 use crate::process;
 use crate::revive::{Paused, ReviveError, Revived};
@@ -143,22 +142,11 @@ pub(crate) async fn run(
 }
 
 fn conclude(packed: &Packed, naming: &Naming) -> Conclusion {
-    let sizes = Sizes {
-        dump_bytes: packed.sizes.dump_bytes,
-        page_bytes: packed.sizes.page_bytes,
-        transferred_bytes: 0,
+    let tag = match naming {
+        Naming::Signed(..) | Naming::Unsigned(_) => TagState::Tagged,
+        Naming::ByClient => TagState::AwaitsSigner,
     };
-    Conclusion {
-        state: State::Done,
-        error: String::new(),
-        refused_by: None,
-        restored_pid: 0,
-        sizes,
-        tag: match naming {
-            Naming::Signed(..) | Naming::Unsigned(_) => TagState::Tagged,
-            Naming::ByClient => TagState::AwaitsSigner,
-        },
-    }
+    Conclusion { tag, ..Conclusion::done(Sizes::of(&packed.sizes)) }
 }
 
 struct Taking<'a> {

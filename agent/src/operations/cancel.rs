@@ -132,6 +132,18 @@ impl Driver {
         }
     }
 
+    /// Does `work`, unless the operation is to be given up before it is done.
+    pub(crate) async fn unless_stopped<T, E: From<Stopped>>(
+        &self,
+        ends: &CancellationToken,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        tokio::select! {
+            done = work => done,
+            why = self.stopped(ends.clone()) => Err(why.into()),
+        }
+    }
+
     fn is_committed(&self) -> bool {
         let entries = self.operations.entries();
         entries.get(&*self.id).is_some_and(|entry| entry.committed.is_some())

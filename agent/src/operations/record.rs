@@ -220,22 +220,33 @@ impl Made {
     }
 }
 
-impl Conclusion {
-    /// An operation that failed, or that a rule refused.
-    pub(crate) fn failed(error: String, refused_by: Option<RefusedBy>) -> Self {
-        let state = if refused_by.is_some() { State::Refused } else { State::Failed };
-        Self {
-            state,
-            error,
-            refused_by,
-            restored_pid: 0,
-            sizes: Sizes::default(),
-            tag: TagState::None,
-        }
+impl Sizes {
+    /// What a checkpoint says of itself. How much moved is counted elsewhere.
+    pub(crate) fn of(facts: &kybernate_spec::checkpoint::Sizes) -> Self {
+        let (dump_bytes, page_bytes) = (facts.dump_bytes, facts.page_bytes);
+        Self { dump_bytes, page_bytes, transferred_bytes: 0 }
     }
 }
 
 impl Conclusion {
+    /// An operation that did what it was to.
+    pub(crate) fn done(sizes: Sizes) -> Self {
+        Self {
+            state: State::Done,
+            error: String::new(),
+            refused_by: None,
+            restored_pid: 0,
+            sizes,
+            tag: TagState::None,
+        }
+    }
+
+    /// An operation that failed, or that a rule refused.
+    pub(crate) fn failed(error: String, refused_by: Option<RefusedBy>) -> Self {
+        let state = if refused_by.is_some() { State::Refused } else { State::Failed };
+        Self { state, error, refused_by, ..Self::done(Sizes::default()) }
+    }
+
     /// An operation that whoever asked for it never learnt of.
     pub(crate) fn unheard() -> Self {
         let error = "whoever asked for it went away before it began".to_owned();

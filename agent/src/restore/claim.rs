@@ -29,7 +29,7 @@ use crate::checkpoint::namespace_or_default;
 use crate::criu_config;
 use crate::gate::{self, GateError, Summary};
 use crate::operations::{
-    Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject, TagState,
+    Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
 };
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
@@ -146,7 +146,7 @@ pub(crate) async fn claim(
     let claim = Claim::parse(request)?;
     app.ready().await?;
     supersede(app, &claim.key()).await;
-    let busy = app.claim(&claim.namespace, &claim.container)?;
+    let busy = app.reserve(&claim.namespace, &claim.container)?;
     let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
     let policy = pod.policy(&claim.live)?;
     let looked = pod.clone();
@@ -269,14 +269,7 @@ async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
         None => Some("kybernate-runc did not say how the restore went".to_owned()),
     };
     let Some(problem) = problem else {
-        return Conclusion {
-            state: State::Done,
-            error: String::new(),
-            refused_by: None,
-            restored_pid: 0,
-            sizes: prepared.sizes,
-            tag: TagState::None,
-        };
+        return Conclusion::done(prepared.sizes);
     };
     if let Some(directory) = prepared.filled.clone() {
         let emptied = tokio::task::spawn_blocking(move || empty(&directory)).await;
@@ -312,9 +305,7 @@ async fn prepare(
     let work = work(app, driver).await?;
     let criu_config = criu_config(app, driver, claim, summary).await?;
     let filled = fill(&admitted, &claim.live).await?;
-    let sizes = &checkpoint.config.sizes;
-    let sizes =
-        Sizes { dump_bytes: sizes.dump_bytes, page_bytes: sizes.page_bytes, transferred_bytes: 0 };
+    let sizes = Sizes::of(&checkpoint.config.sizes);
     let limit = u32::try_from(app.config.pods.restore_limit.as_secs()).unwrap_or(u32::MAX);
     let text = |path: &Path| path.display().to_string();
     let note = pod.note().to_owned();

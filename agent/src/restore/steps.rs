@@ -22,7 +22,7 @@ use crate::app::{App, Busy, Rejection};
 use crate::criu_config;
 use crate::gate::{Expected, Summary};
 use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped,
 };
 use crate::runtime::{Namespace, RuntimeError};
 use crate::stage::{self, StageError};
@@ -59,8 +59,8 @@ pub(crate) enum RestoreError {
     NoName,
     #[error(transparent)]
     Cancelled(#[from] Cancelled),
-    #[error("the agent is shutting down")]
-    ShuttingDown,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 impl RestoreError {
@@ -93,13 +93,7 @@ pub(crate) async fn run(
 ) -> Option<Conclusion> {
     let mut restoring =
         Restoring { app, driver, order: &order, container: None, busy: None, staged: None };
-    let steps = async {
-        tokio::select! {
-            restored = restoring.steps() => restored,
-            () = driver.cancelled() => Err(Cancelled.into()),
-            () = cancel.cancelled() => Err(RestoreError::ShuttingDown),
-        }
-    };
+    let steps = driver.unless_stopped(&cancel, restoring.steps());
     let restored = match driver.tell_while(Box::pin(steps)).await {
         Ok(restored) => keep(driver).await.map(|()| restored).map_err(RestoreError::from),
         Err(error) => Err(error),
@@ -132,14 +126,9 @@ pub(super) fn is_temporary(made: &Made) -> bool {
 
 fn conclude(restored: Result<Restored, RestoreError>) -> Conclusion {
     match restored {
-        Ok(Restored { pid: restored_pid, sizes }) => Conclusion {
-            state: State::Done,
-            error: String::new(),
-            refused_by: None,
-            restored_pid,
-            sizes,
-            tag: TagState::None,
-        },
+        Ok(Restored { pid: restored_pid, sizes }) => {
+            Conclusion { restored_pid, ..Conclusion::done(sizes) }
+        }
         Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
     }
 }
@@ -197,12 +186,7 @@ impl Restoring<'_> {
         let place = Place { images, work: directory.join("work"), criu_config };
         let pid = self.launch(&accepted, &leased, place).await?;
         self.driver.commit(COMMITTED)?;
-        let sizes = &accepted.admitted.checkpoint.config.sizes;
-        let sizes = Sizes {
-            dump_bytes: sizes.dump_bytes,
-            page_bytes: sizes.page_bytes,
-            transferred_bytes: 0,
-        };
+        let sizes = Sizes::of(&accepted.admitted.checkpoint.config.sizes);
         Ok(Restored { pid, sizes })
     }
 
@@ -226,7 +210,7 @@ impl Restoring<'_> {
         }
         let name = checkpoint.config.source.container.clone();
         let name = name.filter(|name| super::is_name(name)).ok_or(RestoreError::NoName)?;
-        self.busy = Some(self.app.claim(namespace, &name)?);
+        self.busy = Some(self.app.reserve(namespace, &name)?);
         self.app.free(namespace, &name).await?;
         self.container = Some(name.clone());
         let written = name.clone();

@@ -127,7 +127,7 @@ pub(crate) async fn sweep(app: &Arc<App>) {
             continue;
         }
         // Whoever restores it has not made it yet. Looked at again: it may have, meanwhile.
-        let Ok(busy) = app.claim(&namespace, &container) else { continue };
+        let Ok(busy) = app.reserve(&namespace, &container) else { continue };
         if is_gone(app, &namespace, &container).await {
             let removed = tokio::task::spawn_blocking(move || stage::remove(&directory)).await;
             if let Err(error) = removed.map_err(io::Error::other).and_then(|removed| removed) {
@@ -169,12 +169,12 @@ mod tests {
         for container in ["gone", "coming"] {
             stage::make(&volumes.join("default").join(container).join("shm")).unwrap();
         }
-        let busy = app.claim("default", "coming").unwrap();
+        let busy = app.reserve("default", "coming").unwrap();
         sweep(&app).await;
         assert!(!volumes.join("default/gone").exists());
         assert!(volumes.join("default/coming/shm").exists());
         drop(busy);
-        app.claim("default", "gone").unwrap();
+        app.reserve("default", "gone").unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::shelf::IMAGES;
 use super::{Granted, Order, Reservation, StagingError, Tier, Wish};
 use crate::app::App;
 use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, State, TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped,
 };
 use crate::process::memory_available;
 use crate::restore::admission::{AdmissionError, admit};
@@ -40,8 +40,8 @@ enum RunError {
     Place(#[source] io::Error),
     #[error(transparent)]
     Cancelled(#[from] Cancelled),
-    #[error("the agent is shutting down")]
-    ShuttingDown,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 impl RunError {
@@ -67,23 +67,10 @@ pub(crate) async fn run(
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
     let mut staging = Staged { app, driver, order: &order, reservation: None };
-    let steps = async {
-        tokio::select! {
-            staged = staging.steps() => staged,
-            () = driver.cancelled() => Err(Cancelled.into()),
-            () = cancel.cancelled() => Err(RunError::ShuttingDown),
-        }
-    };
+    let steps = driver.unless_stopped(&cancel, staging.steps());
     let staged = driver.tell_while(Box::pin(steps)).await;
     let conclusion = driver.ends(match staged {
-        Ok(sizes) => Conclusion {
-            state: State::Done,
-            error: String::new(),
-            refused_by: None,
-            restored_pid: 0,
-            sizes,
-            tag: TagState::None,
-        },
+        Ok(sizes) => Conclusion::done(sizes),
         Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
     });
     let undoing = Undoing { namespace: "", container: "", conclusion: &conclusion };
@@ -105,12 +92,7 @@ impl Staged<'_> {
         let (app, driver, tier) = (self.app, self.driver, self.order.tier);
         driver.update(|record| record.tier = Some(tier)).await?;
         let admitted = admit(app, driver, &self.order.admission).await?;
-        let facts = &admitted.checkpoint.config.sizes;
-        let sizes = Sizes {
-            dump_bytes: facts.dump_bytes,
-            page_bytes: facts.page_bytes,
-            transferred_bytes: 0,
-        };
+        let sizes = Sizes::of(&admitted.checkpoint.config.sizes);
         let wish = Wish {
             tier,
             digest: admitted.checkpoint.stored.descriptor.digest.clone(),
