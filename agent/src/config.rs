@@ -12,11 +12,13 @@ use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
 use kybernate_packager::policy::{Mistake, Rule};
 use kybernate_spec::Location;
 
+mod gpu;
 mod pods;
 mod reader;
 mod schema;
 mod staging;
 
+pub use self::gpu::{GpuConfig, GpuMethod};
 pub use self::pods::{PodsConfig, RegistryConfig};
 use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;
@@ -79,6 +81,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Where dumps are staged.
     pub staging: StagingConfig,
+    /// How GPU memory gets into a checkpoint.
+    pub gpu: GpuConfig,
     /// How pods' containers are restored.
     pub pods: PodsConfig,
     /// How registries are reached where no request can say so.
@@ -203,6 +207,7 @@ impl ServeArgs {
             allow_unsigned: file.flag("allow_unsigned").unwrap_or(false),
             require_seccomp: file.flag("require_seccomp").unwrap_or(false),
             pause_deadline: pause_deadline(&mut file),
+            gpu: gpu::gpu(&mut file),
             pods: pods::pods(&mut file),
             registries: file.each("registry", pods::registry),
             page_hashes: file.flag("page_hashes").unwrap_or(false),

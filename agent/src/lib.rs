@@ -4,7 +4,7 @@
 //! the requests, [`operations`] keeps what became of them. `checkpoint` and `restore` do the
 //! work, [`guardian`] brings a paused source back when the agent cannot, [`gate`] reads CRIU's
 //! images before CRIU does, [`staging`] keeps checkpoints ready, [`suspend`] freezes containers in
-//! place, `undo` takes away what a failure leaves. [`runtime`] is containerd.
+//! place, [`gpu`] moves GPU memory, `undo` takes away what a failure leaves. [`runtime`] is containerd.
 
 pub mod api;
 pub mod app;
@@ -15,6 +15,7 @@ mod container;
 mod criu_config;
 mod criu_log;
 pub mod gate;
+pub mod gpu;
 pub mod guardian;
 pub mod metrics;
 mod network;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use kybernate_agent::config::{Config, LogFormat, ServeArgs};
 use kybernate_agent::guardian::GuardianArgs;
-use kybernate_agent::{gate, guardian, serve};
+use kybernate_agent::{gate, gpu, guardian, serve};
 use kybernate_spec::chain;
 use tracing_subscriber::EnvFilter;
 
@@ -43,6 +43,9 @@ enum Command {
     /// Bring a paused container back when its agent cannot (started by the agent itself).
     #[command(hide = true)]
     Guardian(GuardianArgs),
+    /// Ask the GPU's driver for one thing (started by the agent itself).
+    #[command(hide = true)]
+    Gpu,
     /// Decode CRIU's images without privileges (started by the agent itself).
     #[command(hide = true)]
     Gate,
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
             guardian::run(arguments)
         }
         Command::Gate => gate::run(),
+        Command::Gpu => gpu::run(),
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct File {
     require_seccomp: Option<bool>,
     /// Where dumps lie while they are taken or restored.
     staging: Option<Staging>,
+    /// How GPU memory gets into a checkpoint.
+    gpu: Option<Gpu>,
     /// How pods' containers are restored, by kybernate-runc.
     pods: Option<Pods>,
     /// How registries are reached where no request can say so.
@@ -84,6 +86,23 @@ struct Tier {
     directory: Option<String>,
     /// Most bytes of all checkpoints there together, as `8GiB`.
     budget: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Gpu {
+    /// Who moves GPU memory: `driver` (the agent, by the driver's checkpoint calls; the default),
+    /// `plugin` (CRIU, by its `cuda_plugin.so`) or `none`.
+    method: Option<String>,
+    /// The driver's library; `libcuda.so.1` where the driver is loaded by default.
+    driver: Option<String>,
+    /// The management library; `libnvidia-ml.so.1` by default.
+    management: Option<String>,
+    /// How long a process's work on its GPU may take to end, from `100ms`; `10s` by default.
+    lock_limit: Option<String>,
+    /// How long GPU memory may take to be moved, up to `1h`; `5m` by default.
+    limit: Option<String>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -226,7 +226,8 @@ fn the_example_states_the_defaults() {
     let stated: Vec<&str> = scalars
         .lines()
         .filter(|line| {
-            let examples = ["node", "cluster", "metrics", "budget", "trust_policy"];
+            let examples =
+                ["node", "cluster", "metrics", "budget", "trust_policy", "driver", "management"];
             !examples.iter().any(|name| line.starts_with(name))
         })
         .collect();

@@ -1,0 +1,271 @@
+//! The process that asks the driver: a call that never returns takes only this process with it.
+//!
+//! It ends at once when the agent does: nothing is begun that nobody has written down as begun.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, Read as _, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::call::{Code, Failure, Looked, Reply, Request, State, Work};
+use super::management::{Management, Usage};
+use super::sys::{Driver, GpuPair};
+use super::{Pair, REQUEST_BYTES_MAX, Use};
+
+/// Answers the one request on standard input.
+pub fn run() -> ExitCode {
+    let mut line = String::new();
+    let read = io::stdin().lock().take(REQUEST_BYTES_MAX).read_line(&mut line);
+    if !matches!(read, Ok(length) if length > 0) {
+        return ExitCode::FAILURE;
+    }
+    // Standard input stays open as long as the agent lives and wants an answer.
+    std::thread::spawn(end_with_the_agent);
+    let reply = match serde_json::from_str::<Request>(&line) {
+        Ok(request) => answer(&request).unwrap_or_else(Reply::Failed),
+        Err(error) => Reply::Failed(Failure::Request(error.to_string())),
+    };
+    let mut out = io::stdout().lock();
+    let written = serde_json::to_writer(&mut out, &reply).map_err(io::Error::from);
+    match written.and_then(|()| out.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_nobody_listens) => ExitCode::FAILURE,
+    }
+}
+
+#[expect(clippy::exit, reason = "another thread may be in a call that does not return")]
+fn end_with_the_agent() {
+    let mut rest = [0; 64];
+    while matches!(io::stdin().lock().read(&mut rest), Ok(length) if length > 0) {}
+    std::process::exit(1)
+}
+
+fn answer(request: &Request) -> Result<Reply, Failure> {
+    let management = || Management::open(&request.management);
+    match &request.work {
+        Work::Facts => {
+            let facts = management()?.facts();
+            facts.map(Reply::Facts).map_err(|error| unmanaged(&request.management, &error))
+        }
+        Work::Look { pids } => {
+            let usage = management().and_then(|management| {
+                let usage = management.usage(pids);
+                usage.map_err(|error| unmanaged(&request.management, &error))
+            });
+            let driver = open(&request.driver)?;
+            look(&driver, pids, usage).map(Reply::Looked)
+        }
+        Work::Take { pids, lock_ms } => {
+            take(&open(&request.driver)?, pids, *lock_ms).map(|()| Reply::Done)
+        }
+        Work::Bring { pids, uses, pairs } => {
+            let driver = open(&request.driver)?;
+            let free = || {
+                let free = management()?.free();
+                free.map_err(|error| unmanaged(&request.management, &error))
+            };
+            bring(&driver, pids, pairs, |pairs| has_room(uses, pairs, free)).map(|()| Reply::Done)
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<Driver, Failure> {
+    Driver::open(path)
+        .map_err(|error| Failure::Library { path: path.to_owned(), reason: error.to_string() })
+}
+
+fn unmanaged(path: &Path, error: &nvml_wrapper::error::NvmlError) -> Failure {
+    Failure::Library { path: path.to_owned(), reason: error.to_string() }
+}
+
+/// Asks how far each process is. What no GPU is used by is left out.
+fn look(driver: &Driver, pids: &[u32], usage: Result<Usage, Failure>) -> Result<Looked, Failure> {
+    let (usage, missed) = match usage {
+        Ok(usage) => (usage, None),
+        Err(failure) => (Usage::default(), Some(failure.to_string())),
+    };
+    let mut states = Vec::new();
+    for pid in pids {
+        let uses = usage.users.contains(pid);
+        if is_stopped(*pid) {
+            // A question about it would not return.
+            if uses {
+                return Err(Failure::Stopped(*pid));
+            }
+            continue;
+        }
+        match state(driver, *pid) {
+            Ok(state) => states.push((*pid, state)),
+            Err(Failure::Call { code, .. }) if code.is_of_no_user() && !uses => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(Looked { states, uses: usage.uses, missed })
+}
+
+/// Locks all, then moves the memory of each. On a failure some are locked, or more: whoever asked
+/// brings them back.
+fn take(driver: &Driver, pids: &[u32], lock_ms: u32) -> Result<(), Failure> {
+    for pid in pids {
+        match state(driver, *pid)? {
+            State::Running => {}
+            State::Failed => return Err(Failure::Lost(*pid)),
+            state => return Err(Failure::Foreign { pid: *pid, state }),
+        }
+        on(*pid, "cuCheckpointProcessLock", |pid| driver.lock(pid, lock_ms))?;
+    }
+    for pid in pids {
+        on(*pid, "cuCheckpointProcessCheckpoint", |pid| driver.checkpoint(pid))?;
+        // Whether it is really there, and whether whoever brings it back will be there, too.
+        on(*pid, "cuCheckpointProcessGetRestoreThreadId", |pid| driver.restore_thread(pid))?;
+        match state(driver, *pid)? {
+            State::Checkpointed => {}
+            state => return Err(Failure::Foreign { pid: *pid, state }),
+        }
+    }
+    Ok(())
+}
+
+/// Brings each process back to where it runs. One that cannot be does not keep the others; what has
+/// ended needs nothing.
+fn bring(
+    driver: &Driver,
+    pids: &[u32],
+    pairs: &[Pair],
+    has_room: impl FnOnce(&[Pair]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut states = Vec::new();
+    let mut done = Ok(());
+    for pid in pids {
+        match state(driver, *pid) {
+            Ok(state) => states.push((*pid, state)),
+            Err(Failure::Call { code, .. }) if code.is_of_no_user() => {}
+            Err(failure) => done = done.and(Err(failure)),
+        }
+    }
+    let away = |(_, state): &&(u32, State)| *state == State::Checkpointed;
+    if !states.is_empty() && states.iter().filter(away).count() == states.len() {
+        // Nothing of it is back yet.
+        has_room(pairs)?;
+    }
+    let mapped = mapping(pairs)?;
+    if states.iter().any(|one| away(&one)) {
+        on(0, "cuInit", |_| driver.init())?;
+    }
+    for (pid, state) in &mut states {
+        match *state {
+            State::Checkpointed => {
+                let restored =
+                    on(*pid, "cuCheckpointProcessRestore", |pid| driver.restore(pid, &mapped));
+                match restored {
+                    Ok(()) => *state = State::Locked,
+                    Err(failure) => done = done.and(Err(failure)),
+                }
+            }
+            State::Running | State::Locked => {}
+            State::Failed => done = done.and(Err(Failure::Lost(*pid))),
+            State::Other => done = done.and(Err(Failure::Foreign { pid: *pid, state: *state })),
+        }
+    }
+    for (pid, _) in states.iter().filter(|(_, state)| *state == State::Locked) {
+        done = done.and(on(*pid, "cuCheckpointProcessUnlock", |pid| driver.unlock(pid)));
+    }
+    done
+}
+
+/// Whether what comes back has room: a restore that finds too little never works again, as others
+/// have seen (drivers 580 and 595).
+fn has_room(
+    uses: &[Use],
+    pairs: &[Pair],
+    free: impl FnOnce() -> Result<BTreeMap<String, u64>, Failure>,
+) -> Result<(), Failure> {
+    if uses.is_empty() {
+        return Ok(());
+    }
+    let free = free()?;
+    for one in uses {
+        let pair = pairs.iter().find(|pair| pair.from == one.uuid);
+        let uuid = pair.map_or(&one.uuid, |pair| &pair.to);
+        let free = free.get(uuid).copied().unwrap_or_default();
+        if free < one.bytes {
+            return Err(Failure::Room { uuid: uuid.clone(), needed: one.bytes, free });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the pairs in the driver's words; none when all stay where they were.
+fn mapping(pairs: &[Pair]) -> Result<Vec<GpuPair>, Failure> {
+    if pairs.iter().all(|pair| pair.from == pair.to) {
+        return Ok(Vec::new());
+    }
+    let pair = |pair: &Pair| Ok(GpuPair { old: bytes(&pair.from)?, new: bytes(&pair.to)? });
+    pairs.iter().map(pair).collect()
+}
+
+/// Reads `GPU-` and a UUID.
+fn bytes(uuid: &str) -> Result<[u8; 16], Failure> {
+    let wrong = || Failure::Uuid(uuid.to_owned());
+    let digits: String = uuid.strip_prefix("GPU-").ok_or_else(wrong)?.replace('-', "");
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+    number.map(u128::to_be_bytes).ok_or_else(wrong)
+}
+
+fn state(driver: &Driver, pid: u32) -> Result<State, Failure> {
+    on(pid, "cuCheckpointProcessGetState", |pid| driver.state(pid))
+}
+
+fn on<T>(pid: u32, call: &str, act: impl FnOnce(i32) -> Result<T, Code>) -> Result<T, Failure> {
+    let number = i32::try_from(pid).unwrap_or(-1);
+    act(number).map_err(|code| Failure::Call { call: call.to_owned(), pid, code })
+}
+
+/// Whether a process is stopped, by a signal or a debugger (`proc_pid_stat(5)`, field 3).
+fn is_stopped(pid: u32) -> bool {
+    let text = fs_err::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let end = text.iter().rposition(|byte| *byte == b')');
+    let state = end.and_then(|end| text.get(end + 2));
+    matches!(state, Some(b'T' | b't'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_sixteen_bytes_in_the_order_they_are_written() {
+        let read = bytes("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!((read[0], read[1], read[15]), (0x00, 0x11, 0xff));
+        for wrong in ["", "GPU-", "GPU-00112233", "MIG-00112233-4455-6677-8899-aabbccddeeff"] {
+            assert_eq!(bytes(wrong), Err(Failure::Uuid(wrong.to_owned())));
+        }
+    }
+
+    #[test]
+    fn gpus_that_stay_are_not_mapped_and_others_are_all_of_them() {
+        let uuid = |n: u8| format!("GPU-{n:02x}000000-0000-0000-0000-000000000000");
+        let pair = |from: u8, to: u8| Pair { from: uuid(from), to: uuid(to) };
+        assert_eq!(mapping(&[pair(1, 1), pair(2, 2)]).unwrap().len(), 0);
+        let moved = mapping(&[pair(1, 1), pair(2, 3)]).unwrap();
+        assert_eq!((moved.len(), moved[1].old[0], moved[1].new[0]), (2, 2, 3));
+    }
+
+    #[test]
+    fn room_is_looked_for_where_the_memory_goes() {
+        let uses = [Use { uuid: "GPU-a".into(), bytes: 10 }];
+        let pairs = [Pair { from: "GPU-a".into(), to: "GPU-b".into() }];
+        let free = |a: u64, b: u64| {
+            move || Ok(BTreeMap::from([("GPU-a".to_owned(), a), ("GPU-b".to_owned(), b)]))
+        };
+        has_room(&uses, &[], free(10, 0)).unwrap();
+        has_room(&uses, &pairs, free(0, 10)).unwrap();
+        let short = has_room(&uses, &pairs, free(10, 9)).unwrap_err();
+        assert_eq!(short, Failure::Room { uuid: "GPU-b".into(), needed: 10, free: 9 });
+    }
+
+    #[test]
+    fn a_process_that_runs_is_not_stopped() {
+        assert!(!is_stopped(std::process::id()) && !is_stopped(0));
+    }
+}
