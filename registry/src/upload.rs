@@ -10,7 +10,7 @@
 //! A session is known by its file. The hash and the checksums of what is in the file are kept in
 //! memory, so that a commit reads nothing; after a restart they are made again from the file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -169,7 +169,10 @@ impl Uploads {
         repository: &RepositoryName,
         id: &UploadId,
     ) -> Result<u64, UploadError> {
-        Ok(self.session(repository, id).await?.received.load(Ordering::Relaxed))
+        match self.known(repository, id)? {
+            Ok(session) => Ok(session.received.load(Ordering::Relaxed)),
+            Err(file) => self.length(file).await,
+        }
     }
 
     /// Adds the body of a PATCH and returns how many bytes the upload has then. What came before
@@ -182,7 +185,7 @@ impl Uploads {
     ) -> Result<u64, UploadError> {
         let session = self.session(repository, id).await?;
         let mut turn = session.take_over().await;
-        let before = self.progress(&session, &mut turn, repository).await?;
+        let before = self.progress(id, &session, &mut turn, repository).await?;
         before.expects(&arrival)?;
         let bytes = before.received.saturating_add(arrival.length.unwrap_or(0));
         self.allow(&mut turn.held.allowance, repository, None, bytes).await?;
@@ -229,7 +232,7 @@ impl Uploads {
     ) -> Result<(), UploadError> {
         let session = self.session(repository, id).await?;
         let mut turn = session.take_over().await;
-        let before = self.progress(&session, &mut turn, repository).await?;
+        let before = self.progress(id, &session, &mut turn, repository).await?;
         before.expects(&arrival)?;
         let bytes = before.received.saturating_add(arrival.length.unwrap_or(0));
         let allowed = self.allow(&mut turn.held.allowance, repository, Some(digest), bytes).await;
@@ -298,15 +301,28 @@ impl Uploads {
         Ok(())
     }
 
-    /// Forgets uploads whose life is over, here and on disk.
+    /// Forgets uploads that were left alone for too long, here and on disk.
     pub async fn expire(&self, now: SystemTime) -> Result<(), StoreError> {
-        self.lock().retain(|id, _| !id.is_expired(now));
-        blocking(&self.store, move |store| {
-            let swept = store.sweep(now);
+        let sessions: Vec<_> = self.lock().values().cloned().collect();
+        let sweeping = blocking(&self.store, move |store| {
+            let (mut busy, mut ended) = (HashSet::new(), HashSet::new());
+            for session in sessions.iter().filter(|session| session.file.is_left_alone(now)) {
+                // Somebody sends to it, if only a few bytes a minute, which are not yet written.
+                let Ok(mut held) = session.state.try_lock() else {
+                    busy.insert(session.file.clone());
+                    continue;
+                };
+                held.close();
+                session.file.remove();
+                ended.insert(session.file.clone());
+            }
+            let swept = store.sweep(now, &|upload| busy.contains(upload));
             store.quotas().retain_dormant(UploadFile::exists);
-            swept
-        })
-        .await
+            Ok((swept, ended))
+        });
+        let (swept, ended) = sweeping.await?;
+        self.lock().retain(|_, session| !ended.contains(&session.file));
+        swept
     }
 
     async fn append(
@@ -332,23 +348,40 @@ impl Uploads {
         trace::part_of("upload.receive", append(target, before, arrival, superseded)).await
     }
 
+    /// Returns the session of an upload, or the file of one that may have begun before a restart.
+    fn known(
+        &self,
+        repository: &RepositoryName,
+        id: &UploadId,
+    ) -> Result<Result<Arc<Session>, UploadFile>, UploadError> {
+        if id.is_expired(SystemTime::now()) {
+            return Err(UploadError::Unknown);
+        }
+        let file = self.store.upload_file(repository, id);
+        match self.lock().get(id) {
+            Some(session) if session.file == file => Ok(Ok(Arc::clone(session))),
+            Some(_of_another_repository) => Err(UploadError::Unknown),
+            None => Ok(Err(file)),
+        }
+    }
+
+    /// Returns the length of an upload's file.
+    async fn length(&self, file: UploadFile) -> Result<u64, UploadError> {
+        let length = blocking(&self.store, move |_| file.length()).await?;
+        length.ok_or(UploadError::Unknown)
+    }
+
     /// Returns the session of an upload, also of one that was begun before a restart.
     async fn session(
         &self,
         repository: &RepositoryName,
         id: &UploadId,
     ) -> Result<Arc<Session>, UploadError> {
-        if id.is_expired(SystemTime::now()) {
-            return Err(UploadError::Unknown);
-        }
-        let file = self.store.upload_file(repository, id);
-        if let Some(session) = self.lock().get(id) {
-            let same = session.file == file;
-            return same.then(|| Arc::clone(session)).ok_or(UploadError::Unknown);
-        }
-        let looked_for = file.clone();
-        let length = blocking(&self.store, move |_| looked_for.length()).await?;
-        let length = length.ok_or(UploadError::Unknown)?;
+        let file = match self.known(repository, id)? {
+            Ok(session) => return Ok(session),
+            Err(file) => file,
+        };
+        let length = self.length(file.clone()).await?;
         if self.is_full() && !self.give_up_empty().await? {
             return Err(UploadError::TooMany);
         }
@@ -362,6 +395,7 @@ impl Uploads {
     /// Returns where the upload stands; one from before a restart is read again.
     async fn progress(
         &self,
+        id: &UploadId,
         session: &Session,
         turn: &mut Turn,
         repository: &RepositoryName,
@@ -376,7 +410,12 @@ impl Uploads {
                     let woken = Allowance::wake(store, &repository, &file, progress.received);
                     Ok(Some((progress, woken)))
                 });
-                let (progress, allowance) = waking.await?.ok_or(UploadError::Unknown)?;
+                let Some((progress, allowance)) = waking.await? else {
+                    // It ended after its file was seen: the session is of nothing.
+                    turn.held.close();
+                    self.lock().remove(id);
+                    return Err(UploadError::Unknown);
+                };
                 let state = State::Open(Box::new(progress.clone()));
                 *turn.held = Held { state, allowance };
                 Ok(progress)
@@ -443,3 +482,6 @@ impl Held {
         *self = Self { state: State::Closed, allowance: Allowance::default() };
     }
 }
+
+#[cfg(test)]
+mod tests;

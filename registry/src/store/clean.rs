@@ -1,4 +1,4 @@
-//! What is swept: temporary files, uploads past their life, corrupt content long enough kept.
+//! What is swept: temporary files, uploads left alone, corrupt content long enough kept.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,15 +6,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fs_err as fs;
 
-use super::{Store, StoreError, remove_quietly};
+use super::{Store, StoreError, UploadFile, remove_quietly};
 
 /// How long corrupt content is kept for whoever wants to know what happened to the disk.
 const CORRUPT_LIFE: Duration = Duration::from_hours(7 * 24);
 
 impl Store {
-    /// Removes uploads and corrupt content whose time is over. Blocks.
-    pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
-        self.sweep_uploads(now)
+    /// Removes uploads that were left alone, but not those that are `busy`, and corrupt content whose
+    /// time is over. Blocks.
+    pub(crate) fn sweep(
+        &self,
+        now: SystemTime,
+        busy: &dyn Fn(&UploadFile) -> bool,
+    ) -> Result<(), StoreError> {
+        self.sweep_uploads(now, busy)
             .and_then(|()| self.sweep_corrupt(now))
             .map_err(StoreError::during("sweep what has expired"))
     }
@@ -24,15 +29,15 @@ impl Store {
         for entry in fs::read_dir(self.layout.temporary())? {
             remove_quietly(&entry?.path());
         }
-        self.sweep_uploads(now)?;
+        self.sweep_uploads(now, &|_nobody_is_here_yet| false)?;
         self.sweep_corrupt(now)
     }
 
-    fn sweep_uploads(&self, now: SystemTime) -> io::Result<()> {
+    fn sweep_uploads(&self, now: SystemTime, busy: &dyn Fn(&UploadFile) -> bool) -> io::Result<()> {
         let mut expired = 0;
         for entry in fs::read_dir(self.layout.uploads())? {
             let name = entry?.file_name();
-            if name.to_str().is_some_and(|name| self.expire_upload(name, now)) {
+            if name.to_str().is_some_and(|name| self.expire_upload(name, now, busy)) {
                 expired += 1;
             }
         }

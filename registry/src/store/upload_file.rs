@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,8 +18,12 @@ use rustix::fs::OFlags;
 
 use super::{Store, StoreError, absent};
 
-/// Longest life of an upload.
-pub(crate) const UPLOAD_LIFE: Duration = Duration::from_hours(24);
+/// How long an upload may be left alone, counted from what was written to it last.
+pub(crate) const UPLOAD_IDLE_MAX: Duration = Duration::from_hours(24);
+
+/// How long after it began requests may go on with an upload: its id is a secret that suffices for
+/// that. A request that has begun goes on all the same.
+pub(crate) const UPLOAD_LIFE: Duration = Duration::from_hours(7 * 24);
 
 /// Names an upload: the second it began, and 128 random bits that suffice to go on with it.
 ///
@@ -56,7 +60,7 @@ impl UploadId {
         &self.0
     }
 
-    /// Whether the upload's life is over.
+    /// Whether no request may go on with the upload any more.
     pub(crate) fn is_expired(&self, now: SystemTime) -> bool {
         self.age(now).is_some_and(|age| age > UPLOAD_LIFE)
     }
@@ -119,14 +123,32 @@ impl Store {
         list().map_err(StoreError::during("list uploads"))
     }
 
-    /// Forgets an upload whose name in the directory is `name` when its life is over.
-    pub(super) fn expire_upload(&self, name: &str, now: SystemTime) -> bool {
-        let id = name.get(..UploadId::LENGTH).and_then(|id| id.parse::<UploadId>().ok());
-        let expired = id.is_none_or(|id| id.is_expired(now));
-        if expired {
-            UploadFile { path: self.layout.uploads().join(name) }.remove();
+    /// Removes what has the name `name` among the uploads when it was left alone for too long, unless
+    /// `busy` says that somebody sends to it. Blocks.
+    pub(super) fn expire_upload(
+        &self,
+        name: &str,
+        now: SystemTime,
+        busy: &dyn Fn(&UploadFile) -> bool,
+    ) -> bool {
+        let path = self.layout.uploads().join(name);
+        let upload = UploadFile { path: path.with_extension("") };
+        if upload.id().is_some() {
+            // Checksums go with what they are beside, which is written more often.
+            let beside = path != upload.path && upload.exists();
+            if beside || busy(&upload) || !left_alone(&path, now) {
+                return false;
+            }
         }
-        expired
+        UploadFile { path }.remove()
+    }
+}
+
+/// Whether nothing was written to a file for too long, or it is not there. Blocks.
+fn left_alone(path: &Path, now: SystemTime) -> bool {
+    match std::fs::metadata(path).and_then(|found| found.modified()) {
+        Ok(written) => now.duration_since(written).is_ok_and(|idle| idle > UPLOAD_IDLE_MAX),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
     }
 }
 
@@ -151,6 +173,11 @@ impl UploadFile {
     /// Whether it is there, or may be. Blocks.
     pub(crate) fn exists(&self) -> bool {
         self.path.try_exists().unwrap_or(true)
+    }
+
+    /// Whether nothing was written to it for longer than an upload is kept, or it is not there. Blocks.
+    pub(crate) fn is_left_alone(&self, now: SystemTime) -> bool {
+        left_alone(&self.path, now)
     }
 
     /// Returns how long nothing was written to it, when it has any bytes. Blocks.

@@ -1,5 +1,11 @@
 //! What a restart keeps.
 
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use kybernate_registry::store::{OpenError, Store};
 use kybernate_spec::Digest;
 
@@ -58,6 +64,8 @@ async fn what_a_killed_process_was_writing_is_swept() {
     let old = registry.path(&format!("uploads/{began}{}-0123456789abcdef", "a".repeat(32)));
     fs_err::write(&old, "old").unwrap();
     fs_err::write(old.with_extension("crc"), "old").unwrap();
+    leave_alone(&old, 25);
+    leave_alone(&old.with_extension("crc"), 25);
     fs_err::write(registry.path("tmp/7"), "half a record").unwrap();
     let young = registry.begin("a").await;
 
@@ -68,6 +76,57 @@ async fn what_a_killed_process_was_writing_is_swept() {
     assert_eq!(registry.get(&young).await.status, 204);
     let path = format!("/v2/a/blobs/uploads/{began}{}", "a".repeat(32));
     registry.get(&path).await.refused(404, "BLOB_UPLOAD_UNKNOWN");
+}
+
+/// Makes a file look as if nothing had been written to it for so many hours.
+fn leave_alone(path: &Path, hours: u64) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_modified(SystemTime::now() - Duration::from_hours(hours)).unwrap();
+}
+
+/// Makes the only upload of a registry one that began so many hours ago. Returns its path and file.
+fn age(registry: &TestRegistry, upload: &str, hours: u64) -> (String, PathBuf) {
+    let (above, id) = upload.rsplit_once('/').unwrap();
+    let began = SystemTime::now() - Duration::from_hours(hours);
+    let began = began.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let older = format!("{began:08x}{}", &id[8..]);
+    let entries = std::fs::read_dir(registry.path("uploads")).unwrap();
+    let file = entries.map(|entry| entry.unwrap().path()).find(|path| path.extension().is_none());
+    let file = file.unwrap();
+    let name = file.file_name().unwrap().to_str().unwrap().replace(id, &older);
+    let renamed = file.with_file_name(name);
+    fs_err::rename(&file, &renamed).unwrap();
+    (format!("{above}/{older}"), renamed)
+}
+
+#[tokio::test]
+async fn an_upload_lives_from_its_last_byte_on() {
+    let registry = TestRegistry::start().await;
+    let content = noise(MIB + 9, 4);
+    let upload = registry.begin("a").await;
+    assert_eq!(registry.patch(&upload, 0, &content[..MIB]).await.status, 202);
+    let registry = registry.restart().await;
+    // Begun longer ago than it may be left alone, and never left alone so long.
+    let (upload, file) = age(&registry, &upload, 6 * 24);
+    leave_alone(&file, 23);
+    let registry = registry.restart().await;
+    let status = registry.get(&upload).await;
+    assert_eq!((status.status, status.header("range")), (204, "0-1048575"));
+    assert_eq!(registry.patch(&upload, MIB, &content[MIB..]).await.status, 202);
+    let digest = Digest::of(&content);
+    assert_eq!(registry.put(&upload, &digest, "").await.status, 201);
+    assert!(registry.blob("a", &digest).await.body == content);
+
+    let upload = registry.begin("a").await;
+    let registry = registry.restart().await;
+    // Its id is a secret: it does not suffice for ever, however often it is used.
+    let (upload, file) = age(&registry, &upload, 8 * 24);
+    registry.get(&upload).await.refused(404, "BLOB_UPLOAD_UNKNOWN");
+    registry.patch(&upload, 0, b"more").await.refused(404, "BLOB_UPLOAD_UNKNOWN");
+    leave_alone(&file, 25);
+    let registry = registry.restart().await;
+    assert!(!file.exists());
+    drop(registry);
 }
 
 #[tokio::test]

@@ -1,13 +1,14 @@
 use super::*;
 
 #[test]
-fn an_id_lives_for_a_day() {
+fn an_id_lives_for_a_week() {
     let began = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let id = UploadId::random(began).unwrap();
 
     assert!(!id.is_expired(began));
     assert!(!id.is_expired(began + UPLOAD_LIFE));
     assert!(id.is_expired(began + UPLOAD_LIFE + Duration::from_secs(1)));
+    assert_eq!(UPLOAD_LIFE, Duration::from_hours(168));
     assert_eq!(id.secret().parse::<UploadId>().unwrap(), id);
 }
 
