@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use crate::access::Access;
@@ -41,6 +43,9 @@ pub struct App {
     pub uploads: Uploads,
     /// Work that shutdown waits for.
     pub tasks: Tasks,
+    /// Cancelled when the end is announced: no more requests should come, and those that do are
+    /// answered.
+    pub(crate) leaving: CancellationToken,
     pub(crate) pulls: Pulls,
     pub(crate) notices: Notices,
     pub(crate) sending: Places,
@@ -75,6 +80,7 @@ impl App {
             uploads: Uploads::new(Arc::clone(&store), notices, receiving.clone()),
             store,
             tasks,
+            leaving: CancellationToken::new(),
             sending: Places::new(BODIES_SENT_MAX),
             receiving,
         }))

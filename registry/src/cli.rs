@@ -24,7 +24,8 @@ pub struct Args {
 pub enum Command {
     /// Serve a registry.
     ///
-    /// Prints `listening on ADDRESS` once it serves. SIGTERM and SIGINT let requests finish first.
+    /// Prints `listening on ADDRESS` once it serves. SIGTERM and SIGINT let requests finish first;
+    /// SIGTERM is announced by `/readyz` before, see `--connections-announce`.
     /// Options win over the environment, the environment over the file, the file over the defaults.
     #[command(
         after_help = "Example:\n  kybernate-registry serve --root ./registry --listen 0.0.0.0:5000"

@@ -112,7 +112,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             root: "/var/lib/kybernate-registry".into(),
-            // More than the default of `[connections] drain`.
+            // More than `announce` and `drain` of `[connections]` together.
             root_wait: Period(Duration::from_secs(30)),
             listen: Address::loopback(5000),
             log: Log::default(),

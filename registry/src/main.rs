@@ -159,7 +159,17 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         writeln!(std::io::stdout(), "listening on {}", server.address())?;
         tracing::info!(address = %server.address(), root = ?config.root, "serving");
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        tokio::select! {
+            _ = term.recv() => {
+                server.announce_end();
+                let announce = config.connections.announce.0;
+                tracing::info!(?announce, "not ready any more");
+                let again = async { tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} } };
+                let _over_or_asked_again = tokio::time::timeout(announce, again).await;
+            }
+            // Somebody at a terminal: nobody has to be told.
+            _ = int.recv() => {}
+        }
         tracing::info!("draining");
         let drained = server.shut_down(config.connections.drain.0).await;
         if let Some(traces) = traces {

@@ -39,12 +39,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// two round trips.
 const HANDSHAKE_FAIR: Duration = Duration::from_secs(1);
 
+/// How long a page of figures may take once all else has ended.
+const OPERATIONS_GRACE: Duration = Duration::from_secs(1);
+
 /// A registry that serves.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     app: Weak<App>,
     tasks: Tasks,
+    /// What is behind the address of figures, which is open until the end.
+    operations: Tasks,
     store: Weak<Store>,
 }
 
@@ -120,17 +125,26 @@ impl Server {
         let (store, weak) = (Arc::downgrade(&app.store), Arc::downgrade(&app));
         janitor::start(&app);
         admin::start(&app);
-        let door = Door { make: router, tls };
+        let door = Door { make: router, tls, tasks: tasks.clone() };
         tasks.spawn(|cancel| accept(app, door, listener, cancel));
-        Ok(Self { address, app: weak, tasks, store })
+        Ok(Self { address, app: weak, tasks, operations: Tasks::default(), store })
     }
 
     /// Serves figures and health on an address of their own, which has its own connections, not
-    /// encrypted: probes and scrapers stay on the machine or within the cluster.
+    /// encrypted: probes and scrapers stay on the machine or within the cluster. They are served
+    /// until all requests have finished.
     pub fn serve_operations(&self, listener: TcpListener) {
-        let door = Door { make: operations, tls: None };
+        let tasks = self.operations.clone();
+        let door = Door { make: operations, tls: None, tasks };
         if let Some(app) = self.app.upgrade() {
-            self.tasks.spawn(|cancel| accept(app, door, listener, cancel));
+            self.operations.spawn(|cancel| accept(app, door, listener, cancel));
+        }
+    }
+
+    /// Says that the end comes: `/readyz` answers 503 from now on, everything else goes on.
+    pub fn announce_end(&self) {
+        if let Some(app) = self.app.upgrade() {
+            app.leaving.cancel();
         }
     }
 
@@ -146,7 +160,10 @@ impl Server {
 
     /// Accepts nothing more and waits up to `grace` for requests to finish. Returns whether all did.
     pub async fn shut_down(self, grace: Duration) -> bool {
-        self.tasks.shut_down(grace).await
+        self.announce_end();
+        let drained = self.tasks.shut_down(grace).await;
+        let _last_page_sent = self.operations.shut_down(OPERATIONS_GRACE).await;
+        drained
     }
 }
 
@@ -156,6 +173,8 @@ struct Door {
     /// Makes the service of a connection.
     make: fn(AppState, Peer) -> Router,
     tls: Option<Tls>,
+    /// Where its connections belong.
+    tasks: Tasks,
 }
 
 async fn accept(app: AppState, door: Door, listener: TcpListener, cancel: CancellationToken) {
@@ -175,8 +194,8 @@ async fn accept(app: AppState, door: Door, listener: TcpListener, cancel: Cancel
         match accepted {
             Ok((stream, place)) => {
                 let app = Arc::clone(&app);
-                let (tasks, crowd, door) = (app.tasks.clone(), Arc::clone(&crowd), door.clone());
-                tasks.spawn(|cancel| async move {
+                let (crowd, door) = (Arc::clone(&crowd), door.clone());
+                door.tasks.clone().spawn(|cancel| async move {
                     let _place = place;
                     greet(app, door, stream, (&crowd, cancel)).await;
                 });

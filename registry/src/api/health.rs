@@ -20,7 +20,7 @@ pub(super) fn started() -> Response {
 
 /// Requests should come here: the store can be reached, and the end has not begun.
 pub(super) async fn ready(call: Call<'_>) -> Response {
-    if call.app.tasks.is_ending() {
+    if call.app.leaving.is_cancelled() || call.app.tasks.is_ending() {
         return page(StatusCode::SERVICE_UNAVAILABLE, "draining");
     }
     match call.on_store(|store| store.probe()).await {

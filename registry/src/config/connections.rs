@@ -18,7 +18,10 @@ pub struct Connections {
     pub idle: Period,
     /// How long a client may leave a reply unread; there is no limit on the whole.
     pub unread: Period,
-    /// How long requests in flight may go on when the server ends; Kubernetes kills after 30 s.
+    /// How long requests are still taken after SIGTERM while `/readyz` answers 503, so that whoever
+    /// sends requests here learns of the end before it comes. A second signal ends it at once.
+    pub announce: Period,
+    /// How long requests in flight may go on after that; Kubernetes kills 30 s after SIGTERM.
     pub drain: Period,
 }
 
@@ -30,6 +33,8 @@ impl Default for Connections {
             // Pulls stop for a while when the client unpacks, so this is more than a push may be
             // silent.
             unread: Period(Duration::from_mins(5)),
+            // A probe each second sees it, and with `drain` it is less than 30 s.
+            announce: Period(Duration::from_secs(3)),
             drain: Period(Duration::from_secs(25)),
         }
     }
@@ -44,6 +49,8 @@ impl Connections {
         for (key, period) in [("idle", self.idle), ("unread", self.unread)] {
             period.check(Duration::from_secs(1)..=Duration::from_hours(24), key, mistakes);
         }
-        self.drain.check(Duration::ZERO..=Duration::from_hours(24), "drain", mistakes);
+        for (key, period) in [("announce", self.announce), ("drain", self.drain)] {
+            period.check(Duration::ZERO..=Duration::from_hours(24), key, mistakes);
+        }
     }
 }

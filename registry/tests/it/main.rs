@@ -9,6 +9,7 @@ mod access_token;
 mod corruption;
 mod crash;
 mod deploy;
+mod ending;
 mod faults;
 mod full;
 mod gc;

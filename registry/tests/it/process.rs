@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::{Output, Stdio};
 
+use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
@@ -20,6 +21,8 @@ pub(crate) struct Process {
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kybernate-registry"));
     command.args(arguments).kill_on_drop(true).stdin(Stdio::null());
+    // Nobody sends requests here who would have to be told.
+    command.env("KYBERNATE_REGISTRY_CONNECTIONS_ANNOUNCE", "0s");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -52,11 +55,21 @@ impl Process {
         self.child.kill().await.unwrap();
     }
 
-    /// Asks to end and returns what was said.
-    pub(crate) async fn terminate(self) -> Output {
+    /// Sends a signal, and leaves it at that.
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id().unwrap()).unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Asks to end and returns what was said.
+    pub(crate) async fn terminate(self) -> Output {
+        self.end(Signal::TERM).await
+    }
+
+    /// Sends a signal that ends it, and returns what was said.
+    pub(crate) async fn end(self, signal: Signal) -> Output {
+        self.signal(signal);
         drop(self.remote);
         self.child.wait_with_output().await.unwrap()
     }
