@@ -20,7 +20,7 @@ pub struct Grants {
 pub enum Decider {
     /// The issuer did: it is an authorization server that we trust.
     Issuer,
-    /// The policy does, at each request; the token, which is one of ours, only limits it further.
+    /// The policy does, at each request; the token only limits it further.
     Policy,
 }
 

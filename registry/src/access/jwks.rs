@@ -67,6 +67,7 @@ impl Prepared {
             name: Some(settings.name.as_str().into()),
             claim: settings.issuer.clone(),
             audience: settings.audience.clone(),
+            decides: settings.decides,
         };
         if settings.keys_are_published() {
             return Ok(Self { issuer, keys: Source::Url(settings.jwks.clone()) });

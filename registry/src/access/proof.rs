@@ -170,7 +170,8 @@ impl Own {
         let signer = keys.view();
         keys.follow(tasks);
         let service = settings.service.clone();
-        let issuer = Issuer { name: None, claim: service.clone(), audience: service };
+        let issuer =
+            Issuer { name: None, claim: service.clone(), audience: service, decides: false };
         Ok(Self { signer, issuer, life: settings.token_life.0 })
     }
 }

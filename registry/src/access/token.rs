@@ -53,6 +53,8 @@ pub(super) struct Issuer {
     pub(super) claim: String,
     /// What claim `aud` must be, or list.
     pub(super) audience: String,
+    /// Whether it decides what may be done, and not the policy.
+    pub(super) decides: bool,
 }
 
 /// Why a token was not accepted.
@@ -270,7 +272,7 @@ fn identify(issuer: &Issuer, mut claims: Map<String, Value>) -> Result<Identity,
         return Err(TokenError::Claims);
     }
     let subject = Box::from(subject);
-    let decided_by = if issuer.name.is_some() { Decider::Issuer } else { Decider::Policy };
+    let decided_by = if issuer.decides { Decider::Issuer } else { Decider::Policy };
     let grants = match claims.remove("access") {
         None | Some(Value::Null) => None,
         Some(access) => {

@@ -64,6 +64,11 @@ pub struct IssuerSettings {
     /// Its public keys (JSON Web Key Set): a file, or a URL that is asked every ten minutes.
     #[schemars(example = "https://token.actions.example.com/.well-known/jwks")]
     pub jwks: String,
+    /// Whether what its tokens list in the claim `access` may be done whatever the policy says, as
+    /// with a token server that decides by itself. Otherwise that claim only limits a token.
+    #[serde(default)]
+    #[schemars(example = false)]
+    pub decides: bool,
 }
 
 impl Default for AccessSettings {

@@ -225,6 +225,7 @@ pub(crate) fn trusting(jwks: &str) -> impl Fn(&Path) -> Config {
             issuer: "https://ci".to_owned(),
             audience: "registry".to_owned(),
             jwks,
+            decides: true,
         }];
         config
     }
@@ -273,6 +274,40 @@ async fn tokens_of_others_are_good_for_what_they_say_or_what_the_policy_says() {
     let taken = async || get("/v2/", &next.sign(&json!({}))).await == 200;
     wait_until("the new keys are in force", taken).await;
     assert_eq!(get("/v2/a/tags/list", &scoped).await, 401);
+}
+
+#[tokio::test]
+async fn what_a_token_lists_only_limits_it_unless_its_issuer_decides() {
+    let issuer = Issuer::new("one");
+    let policy = rule(&["prod/*"], &["claim:ci:groups=ops"], &["pull", "push"]);
+    let files = [("policy.toml", &*policy), ("keys.json", &issuer.keys())];
+    let undecided = |files: &Path| {
+        let mut config = trusting("keys.json")(files);
+        config.access.issuers[0].decides = IssuerSettings::default().decides;
+        config
+    };
+    let guarded = Guarded::start(&files, undecided).await;
+    let remote = guarded.registry.remote.clone();
+    let access = json!([
+        { "type": "repository", "name": "a", "actions": ["pull", "push"] },
+        { "type": "repository", "name": "prod/a", "actions": ["pull"] },
+        { "type": "registry", "name": "catalog", "actions": ["*"] },
+    ]);
+    let listed = issuer.sign(&json!({ "groups": ["ops"], "access": access }));
+    let push = async |repository: &str, token: &str| {
+        let path = format!("/v2/{repository}/blobs/uploads/?digest={}", Digest::of(b""));
+        status(&remote, Method::POST, &path, token).await.status
+    };
+    // No rule speaks of `a`, so nothing is allowed there, whoever says so.
+    assert_eq!(push("a", &listed).await, 403);
+    // What a rule allows, the token may be too little for.
+    assert_eq!(push("prod/a", &listed).await, 401);
+    assert_eq!(push("prod/a", &issuer.sign(&json!({ "groups": ["ops"] }))).await, 201);
+    assert_eq!(push("b", &issuer.sign(&json!({ "groups": ["ops"] }))).await, 403);
+    let pulled = status(&remote, Method::GET, "/v2/prod/a/tags/list", &listed).await;
+    assert_eq!(pulled.status, 200);
+    let catalog = status(&remote, Method::GET, "/v2/_catalog", &listed).await;
+    assert_eq!(catalog.json()["repositories"], json!(["prod/a"]));
 }
 
 #[tokio::test]

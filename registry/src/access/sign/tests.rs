@@ -6,7 +6,7 @@ use crate::access::token::{Issuer, Unproven};
 const SECRET: [u8; 32] = [5; 32];
 
 fn issuer() -> Issuer {
-    Issuer { name: None, claim: "us".into(), audience: "us".into() }
+    Issuer { name: None, claim: "us".into(), audience: "us".into(), decides: false }
 }
 
 fn sign(signer: &Signer) -> String {

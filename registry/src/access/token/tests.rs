@@ -51,7 +51,12 @@ impl Signing {
 }
 
 fn issuer() -> Issuer {
-    Issuer { name: Some("ci".into()), claim: "https://ci".into(), audience: "registry".into() }
+    Issuer {
+        name: Some("ci".into()),
+        claim: "https://ci".into(),
+        audience: "registry".into(),
+        decides: true,
+    }
 }
 
 fn seconds(from_now: i64) -> i64 {
