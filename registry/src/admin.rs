@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use crate::index::Reindexed;
 use crate::{gc, scrub};
 
 mod client;
@@ -49,6 +50,8 @@ pub enum Request {
         /// Bytes read per second, at most; without, what the configuration says.
         rate: Option<u64>,
     },
+    /// Make the index again from the objects.
+    Reindex,
 }
 
 /// One line of a reply.
@@ -64,6 +67,8 @@ pub enum Reply {
     Gc(gc::Event),
     /// What scrubbing tells.
     Scrub(scrub::Event),
+    /// The index is made.
+    Reindex(Reindexed),
 }
 
 /// Returns a path of the socket that is short enough for an address, whatever the root's is, as

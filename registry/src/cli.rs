@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::{GcSettings, ScrubSettings, Settings};
+use crate::config::{GcSettings, ReindexSettings, ScrubSettings, Settings};
 
 /// The command line of `kybernate-registry`.
 #[derive(Debug, clap::Parser)]
@@ -69,6 +69,20 @@ pub enum Command {
         restart: bool,
         /// Print one line of JSON for each thing found, now and then one with how far it is, and
         /// one for the whole.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make the index over the store's objects again.
+    ///
+    /// Asks the server that has the store, which goes on serving, or opens it when nobody serves it.
+    /// Lists of tags, repositories and referrers are answered from the index. It is made by itself
+    /// whenever it is missing or damaged; this is for who has changed the objects by hand.
+    #[command(after_help = "Example:\n  kybernate-registry reindex --root ./registry")]
+    Reindex {
+        /// Where the store is.
+        #[command(flatten)]
+        settings: ReindexSettings,
+        /// Print what there is as one line of JSON.
         #[arg(long)]
         json: bool,
     },

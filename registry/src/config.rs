@@ -40,7 +40,7 @@ pub(crate) use self::pattern::stars_stand_alone;
 pub use self::quota::{Quota, QuotaRule};
 pub use self::retention::{Retention, RetentionRule};
 pub use self::scrub::Scrub;
-pub use self::setting::{GcSettings, ScrubSettings, Settings};
+pub use self::setting::{GcSettings, ReindexSettings, ScrubSettings, Settings};
 pub use self::tags::{ImmutableTags, Tags};
 pub use self::tls::TlsSettings;
 pub use self::trace::{Standard, Trace, TraceProtocol};

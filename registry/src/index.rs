@@ -39,7 +39,7 @@ pub(crate) use self::change::Change;
 pub(crate) use self::database::Database as IndexDatabase;
 pub use self::database::IndexError;
 pub use self::keeper::Reindexed;
-pub(crate) use self::keeper::keep;
+pub(crate) use self::keeper::{keep, reindex};
 
 /// Version of what is in the database. Another one is made again.
 pub(crate) const LAYOUT: u32 = 1;
@@ -154,6 +154,11 @@ impl Index {
     /// Whether lists are answered from here.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(*self.phase.read().unwrap_or_else(PoisonError::into_inner), Phase::Ready(_))
+    }
+
+    /// Whether nobody makes one, either.
+    fn is_absent(&self) -> bool {
+        matches!(*self.phase.read().unwrap_or_else(PoisonError::into_inner), Phase::Absent)
     }
 
     /// Closes the database in an orderly way. Returns its name and its seal, or nothing when it

@@ -62,6 +62,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             };
             maintain_store(&settings.0, request, json)
         }
+        Command::Reindex { settings, json } => {
+            maintain_store(&settings.0, |_| Request::Reindex, json)
+        }
         Command::Verify { file } => {
             let text = match fs_err::read_to_string(&file) {
                 Ok(text) => text,

@@ -1,4 +1,4 @@
-//! The commands `gc` and `scrub`: what they ask for and what they print.
+//! The commands `gc`, `scrub` and `reindex`: what they ask for and what they print.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -33,6 +33,11 @@ pub async fn maintain(
         match reply {
             Reply::Gc(event) => tell_gc(event, request, progress, out),
             Reply::Scrub(event) => tell_scrub(event, progress, out),
+            Reply::Reindex(made) => writeln!(
+                out,
+                "{} repositories with {} tags, {} referrers, {} blobs and manifests",
+                made.repositories, made.tags, made.referrers, made.links,
+            ),
             Reply::Failed { .. } => Ok(()),
         }
     };
@@ -42,6 +47,7 @@ pub async fn maintain(
         Reply::Gc(gc::Event::Done(summary)) if !summary.stopped => Outcome::Good,
         Reply::Scrub(scrub::Event::Done(pass)) if pass.done && pass.corrupt > 0 => Outcome::Corrupt,
         Reply::Scrub(scrub::Event::Done(pass)) if pass.done => Outcome::Good,
+        Reply::Reindex(_) => Outcome::Good,
         _ => Outcome::Stopped,
     })
 }

@@ -14,7 +14,7 @@ use super::{Reply, Request, SOCKET, line, server, short};
 use crate::config::Config;
 use crate::gc::Settings;
 use crate::janitor::stoppable;
-use crate::store::{OpenError, Store, StoreError, looks};
+use crate::store::{OpenError, ScanError, Store, StoreError, looks};
 
 /// Why maintenance could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,9 @@ pub enum AdminError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The index could not be made.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
     /// The server failed.
     #[error("the server failed: {0}")]
     Server(String),
@@ -145,9 +148,9 @@ async fn perform_here(
     let (tell, mut heard) = tokio::sync::mpsc::channel(1);
     let (request, rate) = (request.clone(), config.scrub.rate.0);
     let working = stoppable(&store, &cancel, move |store, pace| {
-        server::perform(store, &request, rate, pace, &mut |reply| {
+        Ok(server::perform(store, &request, rate, pace, &mut |reply| {
             let _heard = tell.blocking_send(reply);
-        })
+        }))
     });
     let listening = async {
         let mut last = None;
@@ -162,7 +165,7 @@ async fn perform_here(
         (last, passed_on)
     };
     let (worked, (last, passed_on)) = tokio::join!(working, listening);
-    worked?;
+    worked??;
     passed_on?;
     last.ok_or(AdminError::Cut)
 }
@@ -171,7 +174,9 @@ impl Reply {
     fn is_last(&self) -> bool {
         matches!(
             self,
-            Self::Gc(crate::gc::Event::Done(_)) | Self::Scrub(crate::scrub::Event::Done(_))
+            Self::Gc(crate::gc::Event::Done(_))
+                | Self::Scrub(crate::scrub::Event::Done(_))
+                | Self::Reindex(_)
         )
     }
 }

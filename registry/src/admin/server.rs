@@ -14,12 +14,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Reply, Request, SOCKET, line, short};
+use super::{AdminError, Reply, Request, SOCKET, line, short};
 use crate::app::AppState;
 use crate::gc::{self, Scope};
 use crate::janitor::{Pace, stoppable};
-use crate::scrub;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
+use crate::{index, scrub};
 
 /// Bytes of a request.
 const REQUEST_MAX: u64 = 4096;
@@ -145,7 +145,7 @@ pub(super) fn perform(
     rate: u64,
     pace: &Pace,
     tell: &mut dyn FnMut(Reply),
-) -> Result<(), StoreError> {
+) -> Result<(), AdminError> {
     match *request {
         Request::Gc { dry_run, everything } => {
             let run = gc::Run {
@@ -156,7 +156,7 @@ pub(super) fn perform(
                 tell: &mut |event| tell(Reply::Gc(event.clone())),
                 pace: &mut |_| pace.rest(Duration::ZERO),
             };
-            run.collect().map(drop)
+            run.collect()?;
         }
         Request::Scrub { restart, rate: asked } => {
             let run = scrub::Run {
@@ -166,7 +166,12 @@ pub(super) fn perform(
                 tell: &mut |event| tell(Reply::Scrub(event.clone())),
                 rest: &mut |time| pace.rest(time),
             };
-            run.scrub().map(drop)
+            run.scrub()?;
+        }
+        Request::Reindex => {
+            let made = index::reindex(store, &|| !pace.rest(Duration::ZERO))?;
+            tell(Reply::Reindex(made));
         }
     }
+    Ok(())
 }

@@ -222,6 +222,10 @@ pub struct GcSettings(pub Settings);
 #[derive(Debug, Clone)]
 pub struct ScrubSettings(pub Settings);
 
+/// What the command `reindex` takes: other settings are for the server.
+#[derive(Debug, Clone)]
+pub struct ReindexSettings(pub Settings);
+
 impl clap::Args for Settings {
     fn augment_args(command: Command) -> Command {
         Self::options(command, None)
@@ -252,6 +256,16 @@ impl clap::Args for ScrubSettings {
     }
 }
 
+impl clap::Args for ReindexSettings {
+    fn augment_args(command: Command) -> Command {
+        Settings::options(command, Some(&["root", "root_wait", "log"]))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
 impl clap::FromArgMatches for GcSettings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Settings::from_arg_matches(matches).map(Self)
@@ -263,6 +277,16 @@ impl clap::FromArgMatches for GcSettings {
 }
 
 impl clap::FromArgMatches for ScrubSettings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Settings::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl clap::FromArgMatches for ReindexSettings {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Settings::from_arg_matches(matches).map(Self)
     }

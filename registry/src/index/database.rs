@@ -58,6 +58,9 @@ pub enum IndexError {
     /// A call does not come back.
     #[error("the index database does not answer")]
     Stuck,
+    /// It was lost so often that none is made any more.
+    #[error("the index was lost too often; find out why, and start the server again")]
+    Hopeless,
     /// The objects may have changed since it was closed.
     #[error("the index does not carry the seal it was closed with")]
     Unsealed,

@@ -20,7 +20,7 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_mins(5);
 
 /// What an index was made of.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Reindexed {
     /// Repositories.
     pub repositories: u64,
@@ -64,7 +64,8 @@ pub(crate) async fn keep(store: Arc<Store>, cancel: CancellationToken) {
 /// Looks after an index that answers, until it does no longer.
 async fn watch(store: &Arc<Store>, cancel: &CancellationToken) {
     let mut looks = 0u32;
-    while store.index().is_ready() {
+    // Also while somebody makes it again who asked for that.
+    while !store.index().is_absent() {
         tokio::select! {
             () = cancel.cancelled() => return,
             () = store.index().woken() => {}
@@ -102,8 +103,17 @@ fn prepare(store: &Arc<Store>, stop: &dyn Fn() -> bool) -> Result<(), ScanError>
     rebuild(store, stop).map(drop)
 }
 
+/// Makes the index again although it may be right: for who has changed the objects by hand. Blocks.
+pub(crate) fn reindex(store: &Arc<Store>, stop: &dyn Fn() -> bool) -> Result<Reindexed, ScanError> {
+    if store.index().is_hopeless() {
+        return Err(ScanError::Index(IndexError::Hopeless));
+    }
+    store.break_seal().map_err(ScanError::Seal)?;
+    rebuild(store, stop)
+}
+
 /// Makes the index again from the objects, which may change meanwhile. Blocks.
-pub(crate) fn rebuild(store: &Arc<Store>, stop: &dyn Fn() -> bool) -> Result<Reindexed, ScanError> {
+fn rebuild(store: &Arc<Store>, stop: &dyn Fn() -> bool) -> Result<Reindexed, ScanError> {
     let index = store.index();
     let _one_at_a_time = index.building();
     let dir = store.index_dir();

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kybernate_spec::media_type;
 
 use crate::harness::{Remote, TestRegistry, noise, wait_until};
-use crate::process::Process;
+use crate::process::{Process, command};
 
 async fn indexed(registry: &TestRegistry) {
     wait_until("the index answers", async || registry.is_indexed()).await;
@@ -222,4 +222,44 @@ async fn the_index_may_be_deleted_and_spoiled_under_load() {
     for (worker, expected) in expected.iter().enumerate() {
         assert_eq!(tags(&registry, &format!("w/{worker}")).await, *expected);
     }
+}
+
+/// Runs `reindex` and returns what it says there is.
+async fn reindex(root: &Path) -> serde_json::Value {
+    let reindex = ["reindex", "--json", "--root", root.to_str().unwrap()];
+    let output = command(&reindex).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn an_index_is_made_again_when_somebody_asks_for_it() {
+    let registry = TestRegistry::start().await;
+    let root = registry.path("");
+    put(&registry, "r", "a").await;
+    registry.push("only/blobs", b"blob").await;
+    indexed(&registry).await;
+    let one_tag = serde_json::json!(
+        { "command": "reindex", "repositories": 2, "tags": 1, "referrers": 0, "links": 2 }
+    );
+    assert_eq!(reindex(&root).await, one_tag);
+    // By hand, behind the server's back: the index that answers does not know of it.
+    let tags_dir = root.join("repositories/r/_tags");
+    fs_err::copy(tags_dir.join("a"), tags_dir.join("b")).unwrap();
+    assert_eq!(tags(&registry, "r").await, ["a"].map(str::to_owned).into());
+    assert_eq!(reindex(&root).await["tags"], 2);
+    assert!(registry.is_indexed());
+    assert_eq!(tags(&registry, "r").await, ["a", "b"].map(str::to_owned).into());
+    put(&registry, "r", "c").await;
+    assert_eq!(tags(&registry, "r").await, ["a", "b", "c"].map(str::to_owned).into());
+
+    // With nobody there the command opens the store, and leaves an index that is believed.
+    let kept = registry.stop().await;
+    fs_err::copy(tags_dir.join("a"), tags_dir.join("d")).unwrap();
+    assert_eq!(reindex(&root).await["tags"], 4);
+    assert!(root.join("index.seal").exists());
+    let registry = TestRegistry::start_in(kept).await;
+    indexed(&registry).await;
+    let all = ["a", "b", "c", "d"].map(str::to_owned);
+    assert_eq!(tags(&registry, "r").await, all.into());
 }

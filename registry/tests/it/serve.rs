@@ -40,10 +40,15 @@ async fn help_shows_what_a_command_takes_and_nothing_else() {
         told
     };
     for (arguments, takes, leaves) in [
-        (&["--help"][..], &["serve", "gc", "scrub", "verify", "schema"][..], &["--log-format"][..]),
+        (
+            &["--help"][..],
+            &["serve", "gc", "scrub", "reindex", "verify", "schema"][..],
+            &["--log-format"][..],
+        ),
         (&["serve", "--help"], &["--listen", "--gc-grace", "--notify-endpoint"], &["--dry-run"]),
         (&["gc", "--help"], &["--root", "--gc-grace", "--dry-run"], &["--listen", "--scrub-rate"]),
         (&["scrub", "--help"], &["--root", "--scrub-rate"], &["--listen", "--gc-grace"]),
+        (&["reindex", "--help"], &["--root"], &["--listen", "--gc-grace"]),
         (&["verify", "--help"], &["FILE"], &["--root"]),
         (&["schema", "--help"], &[], &["--root"]),
     ] {
@@ -71,7 +76,7 @@ async fn what_is_no_store_is_left_alone_and_named() {
     fs_err::create_dir(&empty).unwrap();
     fs_err::create_dir(&foreign).unwrap();
     fs_err::write(foreign.join("precious"), "").unwrap();
-    for command_name in ["gc", "scrub"] {
+    for command_name in ["gc", "scrub", "reindex"] {
         for (root, found) in
             [(&empty, "it is empty"), (&foreign, "\"precious\""), (&missing, "cannot be listed")]
         {

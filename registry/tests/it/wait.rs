@@ -67,7 +67,7 @@ async fn maintenance_waits_for_who_neither_serves_nor_lets_go() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::open(root.path()).unwrap();
     let path = root.path().to_str().unwrap();
-    for name in ["gc", "scrub"] {
+    for name in ["gc", "scrub", "reindex"] {
         let output = command(&[name, "--root", path, "--root-wait", "50ms"]).output().await;
         let output = output.unwrap();
         assert_eq!(output.status.code(), Some(1));
