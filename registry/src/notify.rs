@@ -98,14 +98,16 @@ impl Notices {
         done: impl FnOnce(&T) -> bool,
     ) -> Result<T, StoreError> {
         let Some(inner) = &self.0 else { return work() };
-        let news = news.into_iter();
-        let wanted = news.filter(|news| {
+        let (wanted, untold): (Vec<_>, Vec<_>) = news.into_iter().partition(|news| {
             inner.wants(news.action, news.is_pushed_blob(), news.repository.as_str())
         });
-        let wanted: Vec<_> = wanted.collect();
         // A blob is the same whoever pushes it first.
-        let ordered = wanted.iter().find(|news| !news.is_pushed_blob());
+        let ordered = wanted.iter().chain(&untold).find(|news| !news.is_pushed_blob());
         let _order = ordered.map(|news| inner.order(news.repository.as_str()));
+        // It may undo what somebody is told of.
+        if wanted.is_empty() && ordered.is_some() {
+            inner.outbox.remember();
+        }
         let events = wanted.into_iter().map(|news| Event::new(news, origin, &inner.source));
         let intent = inner.outbox.intend(events.collect());
         let outcome = work();

@@ -53,6 +53,7 @@ mod seen;
 mod sink;
 mod tag;
 mod upload_file;
+mod vouch;
 
 pub use self::listing::{Page, Window};
 pub use self::manifest::{NewManifest, StoredManifest};
@@ -99,6 +100,8 @@ pub struct Store {
     /// Held while a manifest is put under immutable tags.
     settling: [Mutex<()>; STRIPES],
     seal_broken: AtomicBool,
+    /// Whether the process before may have ended before it could sync.
+    was_killed: bool,
     _lock: Lock,
 }
 
@@ -193,6 +196,8 @@ impl Store {
             house,
             links: std::array::from_fn(|_| Mutex::new(())),
             index: Index::new(seal.is_some()),
+            // Whoever ends in an orderly way leaves a seal, and has synced all by then.
+            was_killed: seal.is_none(),
             seal,
             rules: Rules::default(),
             settling: std::array::from_fn(|_| Mutex::new(())),

@@ -65,6 +65,8 @@ struct Inner {
     file: Arc<fs::File>,
     /// Bytes ever written, to all files.
     written: u64,
+    /// Of those, up to the last line that says what became of an event.
+    settled: u64,
     length: u64,
     rewrite_at: u64,
     /// The last line may be torn: nothing is to be joined to it.
@@ -153,6 +155,7 @@ impl Outbox {
             queue,
             file: Arc::new(file),
             written: 0,
+            settled: 0,
             length,
             rewrite_at: rewrite_at(length),
             torn: false,
@@ -183,6 +186,16 @@ impl Outbox {
         }
         self.rewrite_if_long();
         Intent { outbox: self, numbers }
+    }
+
+    /// Returns once it is on the disk what became of every event so far. Who changes what nobody is
+    /// told of asks for it first: after that the store no longer says whether an event was true.
+    /// Blocks.
+    pub(super) fn remember(&self) {
+        let settled = self.lock().settled;
+        if let Err(error) = trace::part("notify.sync", || self.sync(settled)) {
+            tracing::error!(error = %chain(&error), "events that were acknowledged may not survive a crash");
+        }
     }
 
     /// Adds an event of what was done already. Blocks shortly.
@@ -251,6 +264,7 @@ impl Outbox {
             inner.queue.settle(*number, good);
             inner.append(&Line::Settled { number: *number, good });
         }
+        inner.settled = inner.written;
         self.count(&inner);
         drop(inner);
         self.changed.send_replace(());

@@ -18,6 +18,8 @@ const KNOWN_MAX: usize = 1 << 16;
 pub(crate) struct Directories {
     known: Mutex<HashSet<PathBuf>>,
     syncing: Mutex<HashMap<PathBuf, Arc<Group>>>,
+    /// What [`Self::sync_once`] has synced.
+    once: Mutex<HashSet<PathBuf>>,
     waits: Latency,
 }
 
@@ -96,6 +98,22 @@ impl Directories {
             syncing.remove(dir);
         }
         result
+    }
+}
+
+impl Directories {
+    /// Returns once every entry that was made in `dir` before this process began is durable.
+    pub(crate) fn sync_once(&self, dir: &Path) -> io::Result<()> {
+        if lock(&self.once).contains(dir) {
+            return Ok(());
+        }
+        self.sync(dir)?;
+        let mut once = lock(&self.once);
+        if once.len() >= KNOWN_MAX {
+            once.clear();
+        }
+        once.insert(dir.to_owned());
+        Ok(())
     }
 }
 

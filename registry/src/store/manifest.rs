@@ -106,8 +106,11 @@ impl Store {
         self.house.pushing(repository, &new.digest);
         let missing = self.missing(repository, &new.references, 0)?;
         if missing.is_empty() {
-            let written =
-                trace::part("store.put_manifest", || self.write_manifest(repository, new));
+            let write = || {
+                self.vouch_for(repository, &new.references)?;
+                self.write_manifest(repository, new)
+            };
+            let written = trace::part("store.put_manifest", write);
             written.map_err(StoreError::during("store a manifest"))?;
         }
         Ok(missing)

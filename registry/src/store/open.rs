@@ -150,7 +150,8 @@ impl Store {
         let layout = Layout::new(root.clone());
         let house = House::open(&layout).map_err(failed)?;
         let seal = Seal::take(&layout).map_err(failed)?;
-        let store = Self::new(layout, lock, house, seal);
+        let mut store = Self::new(layout, lock, house, seal);
+        store.was_killed &= known;
         let prepared = store.make_directories().and_then(|()| store.clean(SystemTime::now()));
         prepared.map_err(failed)?;
         if !known {

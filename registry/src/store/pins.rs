@@ -66,6 +66,11 @@ impl Pins {
         (!held).then(work)
     }
 
+    /// Whether somebody holds the digest.
+    pub(crate) fn is_held(&self, digest: &Digest) -> bool {
+        self.stripe(digest).get(digest).is_some_and(|pin| pin.holders > 0)
+    }
+
     /// Begins to notice who holds the digest.
     pub(crate) fn watch(&self, digest: &Digest) -> Watch<'_> {
         let mut stripe = self.stripe(digest);

@@ -47,6 +47,24 @@ fn what_was_done_when_it_was_killed_is_told_and_what_was_not_is_not() {
     assert!(!left.contains(&gone) && left.contains(&done), "{left:?}");
 }
 
+/// What undoes an event that was acknowledged, and is told to nobody itself, comes after the word
+/// that the event was true.
+#[test]
+fn what_became_of_events_is_on_the_disk_before_what_is_not_told() {
+    let root = tempfile::tempdir().unwrap();
+    let outbox = open(&root.path().join("notify"), true);
+    let synced = || *outbox.synced.lock().unwrap();
+    outbox.intend(vec![push()]).settle(true);
+    let settled = outbox.lock().written;
+    assert!(synced() < settled);
+    outbox.remember();
+    assert_eq!(synced(), settled);
+    // Only lines of what is settled are waited for.
+    outbox.mention(event(NotifyAction::Pull, "a"));
+    outbox.remember();
+    assert_eq!(synced(), settled);
+}
+
 #[tokio::test]
 async fn what_was_delivered_is_not_delivered_again() {
     let root = tempfile::tempdir().unwrap();
