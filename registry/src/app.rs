@@ -13,7 +13,7 @@ use crate::access::limit::Limits;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::notify::{Notices, OpenError};
-use crate::places::Places;
+use crate::places::{Full, Places};
 use crate::quota::Quotas;
 use crate::retention::Pulls;
 use crate::store::{Rules, Store, StoreError, glance};
@@ -25,6 +25,9 @@ use crate::upload::Uploads;
 const BODIES_SENT_MAX: usize = 256;
 /// Bodies received at once; each holds at most two chunks of 1 MiB, or a manifest of 4 MiB.
 const BODIES_RECEIVED_MAX: usize = 256;
+/// Deletions at once where tags are immutable: each reads what all of those need, and there are only
+/// so many threads that may block.
+const DELETIONS_MAX: usize = 8;
 
 /// Everything the registry is made of, built once and never changed.
 #[derive(Debug)]
@@ -50,6 +53,7 @@ pub struct App {
     pub(crate) notices: Notices,
     pub(crate) sending: Places,
     pub(crate) receiving: Places,
+    deleting: Option<Places>,
 }
 
 /// A cheap handle to the [`App`].
@@ -73,6 +77,7 @@ impl App {
         Ok(Arc::new(Self {
             notices: notices.clone(),
             pulls: Pulls::new(&config.retention),
+            deleting: (!config.tags.immutable.is_empty()).then(|| Places::new(DELETIONS_MAX)),
             limits: Limits::new(&config.limits, Instant::now()),
             config,
             access,
@@ -84,6 +89,16 @@ impl App {
             sending: Places::new(BODIES_SENT_MAX),
             receiving,
         }))
+    }
+}
+
+impl App {
+    /// Waits for a place to delete content in, where there are only so many.
+    pub(crate) async fn may_delete(&self) -> Result<Option<OwnedSemaphorePermit>, Full> {
+        match &self.deleting {
+            Some(places) => places.take().await.map(Some),
+            None => Ok(None),
+        }
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) const LAYOUT: u32 = 1;
 /// Changes that wait while the database is opened, ~150 bytes each. More of them make it cheaper to
 /// read the objects again.
 const WAITING_MAX: usize = 10_000;
+/// So many of them are entered while all others wait.
+const WAITING_FEW: usize = 16;
 
 /// Databases that may be lost before the index is given up until the next start. A lost one cannot be
 /// closed: it keeps a few MiB and ~100 descriptors.
@@ -216,6 +218,13 @@ impl Index {
 
     /// Enters the changes that waited and lets the database answer. Returns whether it does.
     fn opened(&self, database: &Arc<Database>) -> Result<bool, IndexError> {
+        // Most of them beside those who note more: a database that does not come back then hangs
+        // nobody else.
+        while let Some(waiting) = self.take_waiting() {
+            for change in &waiting {
+                database.apply(change)?;
+            }
+        }
         let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
         let Phase::Opening(waiting) = &*phase else { return Ok(false) };
         for change in waiting.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -223,6 +232,14 @@ impl Index {
         }
         *phase = Phase::Ready(Arc::clone(database));
         Ok(true)
+    }
+
+    /// Returns the changes that wait, when they are more than a few.
+    fn take_waiting(&self) -> Option<Vec<Change>> {
+        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        let Phase::Opening(waiting) = &*phase else { return None };
+        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        (waiting.len() > WAITING_FEW).then(|| std::mem::take(&mut *waiting))
     }
 
     fn building(&self) -> MutexGuard<'_, ()> {

@@ -18,14 +18,20 @@ use crate::app::blocking;
 use crate::config::Quota;
 use crate::store::{NewManifest, Store, StoreError, StoreErrorKind, UploadFile};
 
-/// Room is taken in steps of this when the length of a push is not known.
+/// Room is taken in steps of this when the length of a push is not known, …
 const STEP: u64 = 1 << 20;
+/// … and of this where it takes long to find out what the repository holds, without the index.
+const LONG_STEP: u64 = 64 << 20;
+
+/// How often what a repository holds is looked up before nobody else may end meanwhile.
+const LOOKS_MAX: u32 = 3;
 
 /// The limits of a store's repositories.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     limits: Quota,
-    // Held while it is looked up what the repository holds: in the index, or in its objects.
+    // Held for a look-up, and while it is looked up what a repository holds only after that was
+    // tried without.
     promised: Mutex<Promised>,
 }
 
@@ -35,6 +41,25 @@ struct Promised {
     rooms: HashMap<RepositoryName, u64>,
     /// Bytes of uploads from before the start that nobody has gone on with yet.
     dormant: HashMap<UploadFile, u64>,
+    /// Repositories somebody looks at.
+    looks: HashMap<RepositoryName, Looks>,
+}
+
+/// What happens while it is looked up what a repository holds.
+#[derive(Debug, Default)]
+struct Looks {
+    lookers: u32,
+    /// Bytes of rooms that were given back since the first began to look. They may be in the
+    /// repository by now, and were not when it was looked at.
+    given_back: u64,
+}
+
+/// A look at what a repository holds, until the value is dropped.
+#[derive(Debug)]
+struct Look<'a> {
+    quotas: &'a Quotas,
+    repository: &'a RepositoryName,
+    before: u64,
 }
 
 /// Room for a push, given back when it is dropped.
@@ -93,6 +118,35 @@ impl Quotas {
     pub(crate) fn limit(&self, repository: &RepositoryName) -> Option<u64> {
         self.limits.limit(repository.as_str())
     }
+
+    /// Begins to look what a repository holds, without the lock: without the index that takes a
+    /// look at each of its links, and others have nothing to do with it.
+    fn look<'a>(&'a self, repository: &'a RepositoryName) -> Look<'a> {
+        let mut promised = self.lock();
+        let looks = promised.looks.entry(repository.clone()).or_default();
+        looks.lookers += 1;
+        Look { quotas: self, repository, before: looks.given_back }
+    }
+}
+
+impl Look<'_> {
+    /// Returns how much was given back since.
+    fn given_back(&self, promised: &Promised) -> u64 {
+        let looks = promised.looks.get(self.repository);
+        looks.map_or(0, |looks| looks.given_back.saturating_sub(self.before))
+    }
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        let mut promised = self.quotas.lock();
+        if let Some(looks) = promised.looks.get_mut(self.repository) {
+            looks.lookers = looks.lookers.saturating_sub(1);
+            if looks.lookers == 0 {
+                promised.looks.remove(self.repository);
+            }
+        }
+    }
 }
 
 impl Room {
@@ -148,8 +202,9 @@ impl Room {
     /// Makes room for `bytes`, in steps. Blocks.
     fn cover(&mut self, bytes: u64) -> Result<(), StoreError> {
         let missing = bytes.saturating_sub(self.bytes);
+        let step = if self.store.is_indexed() { STEP } else { LONG_STEP };
         // The last step may be all there is.
-        let grown = self.grow(missing.next_multiple_of(STEP)).or_else(|_| self.grow(missing));
+        let grown = self.grow(missing.next_multiple_of(step)).or_else(|_| self.grow(missing));
         self.counted(grown)
     }
 
@@ -166,13 +221,36 @@ impl Room {
             return Ok(());
         }
         let store = Arc::clone(&self.store);
-        let mark = UploadFile::mark(&self.repository);
+        let repository = self.repository.clone();
+        for _ in 0..LOOKS_MAX {
+            let look = store.quotas().look(&repository);
+            let used = store.bytes(&repository)?;
+            let mut promised = store.quotas().lock();
+            let unseen = look.given_back(&promised);
+            match self.promise(&mut promised, (used, unseen), more) {
+                // It may fit: what was given back may be gone, or be counted twice.
+                Err(_) if unseen > 0 => {}
+                outcome => return outcome,
+            }
+        }
         let mut promised = store.quotas().lock();
-        let used = store.bytes(&self.repository)?;
+        let used = store.bytes(&repository)?;
+        self.promise(&mut promised, (used, 0), more)
+    }
+
+    /// Promises `more` bytes when they fit beside what is `used`, what may be and was not `unseen`,
+    /// and what others were promised.
+    fn promise(
+        &mut self,
+        promised: &mut Promised,
+        (used, unseen): (u64, u64),
+        more: u64,
+    ) -> Result<(), StoreError> {
+        let mark = UploadFile::mark(&self.repository);
         let dormant = promised.dormant.iter().filter(|(upload, _)| upload.has_mark(&mark));
         let dormant = dormant.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let rooms = promised.rooms.get(&self.repository).copied().unwrap_or(0);
-        let all = [rooms, dormant, more].into_iter().fold(used, u64::saturating_add);
+        let all = [unseen, rooms, dormant, more].into_iter().fold(used, u64::saturating_add);
         if all > self.limit {
             let kind = StoreErrorKind::Quota { limit: self.limit, used };
             return Err(StoreError { operation: "make room in the repository", kind });
@@ -190,6 +268,9 @@ impl Room {
         }
         self.bytes = bytes;
         let mut promised = self.store.quotas().lock();
+        if let Some(looks) = promised.looks.get_mut(&self.repository) {
+            looks.given_back = looks.given_back.saturating_add(less);
+        }
         let left = promised.rooms.get(&self.repository).copied().unwrap_or(0).saturating_sub(less);
         if left == 0 {
             promised.rooms.remove(&self.repository);
@@ -288,3 +369,6 @@ impl Drop for Room {
         self.shrink(0);
     }
 }
+
+#[cfg(test)]
+mod tests;

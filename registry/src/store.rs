@@ -99,6 +99,8 @@ pub struct Store {
     rules: Rules,
     /// Held while a manifest is put under immutable tags.
     settling: [Mutex<()>; STRIPES],
+    /// How often that was done.
+    settled: AtomicU64,
     seal_broken: AtomicBool,
     /// Whether the process before may have ended before it could sync.
     was_killed: bool,
@@ -201,6 +203,7 @@ impl Store {
             seal,
             rules: Rules::default(),
             settling: std::array::from_fn(|_| Mutex::new(())),
+            settled: AtomicU64::new(0),
             seal_broken: AtomicBool::new(false),
             _lock: lock,
         }

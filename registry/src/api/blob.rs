@@ -57,7 +57,9 @@ pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Respon
 pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let (repository, digest) = (repository(name)?, digest(text)?);
     let conditions = WriteConditions::of(&call.parts.headers);
+    let place = call.app.may_delete().await?;
     let removed = call.on_store(move |store| {
+        let _place = place;
         // What is under a digest is always the same: nothing can come between the two.
         let goes = match conditions {
             Some(conditions) if store.blob(&repository, &digest)?.is_some() => {

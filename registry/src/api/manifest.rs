@@ -135,7 +135,9 @@ pub(super) async fn delete(call: Call<'_>, name: &str, text: &str) -> Result<Res
     let (repository, reference) = (repository(name)?, Reference::parse(text)?);
     let (notices, origin) = (call.app.notices.clone(), call.origin());
     let conditions = WriteConditions::of(&call.parts.headers);
+    let place = call.app.may_delete().await?;
     let removed = call.on_store(move |store| {
+        let _place = place;
         let (subject, tag) = match &reference {
             Reference::Tag(tag) => (Subject::Tag, Some(tag.clone())),
             Reference::Digest(digest) => (Subject::Digest(digest.clone()), None),

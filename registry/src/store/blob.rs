@@ -105,10 +105,11 @@ impl Store {
         repository: &RepositoryName,
         digest: &Digest,
     ) -> Result<bool, StoreError> {
+        let looked = self.refuse_to_remove(repository, digest)?;
         // Nobody pushes a manifest that needs it meanwhile.
         let lock = self.repository_lock(repository);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
-        self.refuse_to_remove(repository, digest)?;
+        self.refuse_what_changed(looked, repository, digest)?;
         let remove = || {
             let links = self.layout.blob_links(repository, digest.algorithm());
             let removed = {

@@ -282,9 +282,10 @@ impl Store {
         digest: &Digest,
         goes: impl FnOnce(&Digest) -> bool,
     ) -> Result<Option<bool>, StoreError> {
+        let looked = self.refuse_to_remove(repository, digest)?;
         let lock = self.repository_lock(repository);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
-        self.refuse_to_remove(repository, digest)?;
+        self.refuse_what_changed(looked, repository, digest)?;
         let delete = || -> io::Result<_> {
             let link = self.layout.manifest_link(repository, digest);
             if !is_there(&link)? {

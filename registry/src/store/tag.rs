@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 
 use fs_err as fs;
@@ -23,6 +24,25 @@ pub(super) struct TagRecord {
 
 impl Record for TagRecord {
     const KIND: &'static str = "tag";
+}
+
+/// The right to set immutable tags of a repository, kept until they are set.
+#[derive(Debug)]
+pub(super) struct Settling<'a> {
+    settled: &'a AtomicU64,
+    _held: MutexGuard<'a, ()>,
+}
+
+/// How many immutable tags had been set when somebody looked for them.
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub(super) struct Looked(u64);
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        // Only now: whoever looked before may not have seen them.
+        self.settled.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Store {
@@ -81,7 +101,7 @@ impl Store {
         name: &RepositoryName,
         tags: &[Tag],
         digest: &Digest,
-    ) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+    ) -> Result<Option<Settling<'_>>, StoreError> {
         let mut immutable_tags = tags.iter().filter(|tag| self.is_immutable(name, tag)).peekable();
         if immutable_tags.peek().is_none() {
             return Ok(None);
@@ -93,17 +113,20 @@ impl Store {
                 return Err(immutable("move a tag", tag, other));
             }
         }
-        Ok(Some(held))
+        Ok(Some(Settling { settled: &self.settled, _held: held }))
     }
 
-    /// Refuses to remove what an immutable tag names, or what that needs.
+    /// Refuses to remove what an immutable tag names, or what that needs. It reads all manifests of
+    /// such tags, so whoever removes looks before taking the repository's lock, and then makes sure
+    /// that it is [still so](Self::refuse_what_changed).
     pub(super) fn refuse_to_remove(
         &self,
         name: &RepositoryName,
         digest: &Digest,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Looked, StoreError> {
+        let looked = Looked(self.settled.load(Ordering::SeqCst));
         if self.rules.tags.immutable.is_empty() {
-            return Ok(());
+            return Ok(looked);
         }
         let failed = || StoreError::during("look for immutable tags");
         let mut seen = HashSet::new();
@@ -120,7 +143,21 @@ impl Store {
                 return Err(immutable("delete content", &tag, top));
             }
         }
-        Ok(())
+        Ok(looked)
+    }
+
+    /// Looks again when immutable tags were set since. The caller has the repository's lock for
+    /// itself, so that no more of them are.
+    pub(super) fn refuse_what_changed(
+        &self,
+        Looked(before): Looked,
+        name: &RepositoryName,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        if self.settled.load(Ordering::SeqCst) == before {
+            return Ok(());
+        }
+        self.refuse_to_remove(name, digest).map(drop)
     }
 
     /// Whether the manifest `top` is `wanted`, or names it, or something it names does. `seen` are

@@ -2,7 +2,7 @@
 
 use kybernate_spec::{Digest, media_type};
 
-use crate::harness::TestRegistry;
+use crate::harness::{TestRegistry, image};
 
 const RULES: &str = r#"
 [[tags.immutable]]
@@ -94,6 +94,29 @@ async fn of_many_who_push_an_immutable_tag_at_once_one_wins() {
         let winner = answers.iter().position(|status| *status == 201).unwrap();
         let found = registry.get(&format!("/v2/release/r/manifests/{tag}")).await;
         assert_eq!(found.body, format!("content {winner}"));
+    }
+}
+
+/// Who deletes looks before it has the repository for itself: what comes in between is seen too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_immutable_tag_comes_to_need_is_not_deleted_meanwhile() {
+    let registry = TestRegistry::start_set(RULES).await;
+    for round in 0..20 {
+        let layer = format!("layer {round}").into_bytes();
+        let tag = format!("v{round}");
+        registry.push("release/r", b"{}").await;
+        let digest = registry.push("release/r", &layer).await;
+        let path = format!("/v2/release/r/blobs/{digest}");
+        let deleting = registry.delete(&path);
+        let content = image(&layer, None);
+        let pushing = registry.put_manifest("release/r", &tag, media_type::OCI_MANIFEST, content);
+        let (deleted, pushed) = futures::future::join(deleting, pushing).await;
+        let there = registry.head(&path).await.status;
+        match (deleted.status, pushed.status) {
+            (202, 400) => assert_eq!(there, 404),
+            (409, 201) => assert_eq!(there, 200),
+            both => panic!("{both:?} {there}"),
+        }
     }
 }
 
