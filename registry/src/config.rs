@@ -178,6 +178,20 @@ impl Config {
         self.trace.check(&mut mistakes.within("trace"));
     }
 
+    /// Says what is good and is hardly meant.
+    pub fn doubts(&self) -> Vec<String> {
+        let mut doubts = self.gc.doubts();
+        let passwords = self.access.htpasswd.is_some() && self.tls.certificate.is_none();
+        if passwords && !self.listen.is_loopback() {
+            doubts.push(format!(
+                "access.htpasswd: passwords come over {} without TLS; set tls.certificate, or \
+                 listen on 127.0.0.1 behind a proxy that has one",
+                self.listen
+            ));
+        }
+        doubts
+    }
+
     /// Returns the JSON schema of the configuration.
     pub fn schema() -> serde_json::Value {
         setting::schema()

@@ -73,7 +73,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             match Config::read(&file, &text) {
                 Ok(config) => match Files::read(&config) {
                     Ok(good) => {
-                        if let Some(doubt) = good.doubts() {
+                        for doubt in config.doubts().into_iter().chain(good.doubts()) {
                             writeln!(std::io::stderr(), "warning: {doubt}")?;
                         }
                         writeln!(std::io::stdout(), "{}: good", file.display())?;
@@ -128,6 +128,9 @@ fn maintain_store(
 
 fn serve(config: Config) -> anyhow::Result<ExitCode> {
     telemetry::start(&config.log);
+    for doubt in config.doubts() {
+        tracing::warn!("{doubt}");
+    }
     // Each connection and each blob being read is an open file.
     let files = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })

@@ -15,21 +15,22 @@ use tokio::sync::OwnedSemaphorePermit;
 use tracing::{Instrument as _, Span};
 
 use super::{CONTENT_DIGEST, Call, digest, multipart, repository};
-use crate::condition::WriteConditions;
+use crate::condition::{Condition, WriteConditions};
 use crate::error::ApiError;
 use crate::range::Wanted;
 use crate::store::{BlobReader, OpenBlob, ReadError};
 
 pub(super) async fn head(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
-    let blob = open(call, name, text).await?;
-    let mut response = StatusCode::OK.into_response();
-    describe(response.headers_mut(), &blob.digest, blob.length);
-    Ok(response)
+    Ok(described(&open(call, name, text).await?))
 }
 
 pub(super) async fn get(call: Call<'_>, name: &str, text: &str) -> Result<Response, ApiError> {
     let blob = open(call, name, text).await?;
     let (digest, length) = (blob.digest.clone(), blob.length);
+    // Conditions come before ranges (RFC 9110, 13.2.2): where nothing is to be sent, none is wrong.
+    if Condition::of(&call.parts.headers, &entity_tag(&digest)) != Condition::Goes {
+        return Ok(described(&blob));
+    }
     // Content under a digest never changes, so `If-Range` can only fail for somebody else's tag.
     let same = call.header(IF_RANGE).is_none_or(|tag| tag == entity_tag(&digest));
     let header = call.header(RANGE).filter(|_| same);
@@ -80,6 +81,13 @@ async fn open(call: Call<'_>, name: &str, text: &str) -> Result<OpenBlob, ApiErr
     let (repository, digest) = (repository(name)?, digest(text)?);
     let found = call.look(move |store| store.blob(&repository, &digest)).await?;
     found.ok_or(ApiError::BlobUnknown)
+}
+
+/// Returns the reply to a HEAD.
+fn described(blob: &OpenBlob) -> Response {
+    let mut response = StatusCode::OK.into_response();
+    describe(response.headers_mut(), &blob.digest, blob.length);
+    response
 }
 
 /// Streams what has been read and what follows. An error cuts the connection.

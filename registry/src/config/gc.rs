@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{Mistakes, Period};
 use crate::gc::Settings;
 
+/// What a push may take from its first blob to its tag without being a long one.
+const PUSH_TIME: Duration = Duration::from_mins(5);
+
 /// Garbage collection.
 #[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -53,6 +56,22 @@ impl Gc {
             untagged: (!self.keep_untagged).then_some(self.untagged.0),
             quarantine: self.quarantine.0,
         }
+    }
+
+    /// Says what is good and takes away what somebody still pushes.
+    pub(super) fn doubts(&self) -> Vec<String> {
+        let lives =
+            [("grace", self.grace.0, true), ("untagged", self.untagged.0, !self.keep_untagged)];
+        let short = lives.into_iter().filter(|(_, life, counts)| *counts && *life < PUSH_TIME);
+        let told = short.map(|(key, life, _)| {
+            format!(
+                "gc.{key}: after {} what a push has not named yet is collected under it; write at \
+                 least {}",
+                Period(life),
+                Period(PUSH_TIME)
+            )
+        });
+        if self.enabled { told.collect() } else { Vec::new() }
     }
 
     pub(super) fn check(&self, mistakes: &mut Mistakes<'_>) {

@@ -78,6 +78,14 @@ impl Address {
         self.0.rsplit_once(':')?.1.parse().ok()
     }
 
+    /// Whether only this machine can reach it.
+    pub fn is_loopback(&self) -> bool {
+        match self.0.parse::<SocketAddr>() {
+            Ok(address) => address.ip().to_canonical().is_loopback(),
+            Err(_a_name) => self.0.starts_with("localhost:"),
+        }
+    }
+
     /// Returns the address as `host:port`.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -168,15 +168,16 @@ impl Store {
     ///
     /// `file` is what was read: content put in its place since then stays.
     pub(crate) fn quarantine(&self, digest: &Digest, file: &fs::File, why: &'static str) {
-        tracing::error!(blob.digest = %digest, why, "stored content is corrupt and is moved away; push it again to heal it");
         let moving = || -> io::Result<()> {
             let path = self.layout.blob(digest);
             let _held = self.shelf_lock(digest).lock().unwrap_or_else(PoisonError::into_inner);
             let Some(there) = absent(fs::metadata(&path))? else { return Ok(()) };
             let read = file.metadata()?;
+            // Nor is it worth a word: garbage collection may have taken it while it was looked at.
             if (there.dev(), there.ino()) != (read.dev(), read.ino()) {
                 return Ok(());
             }
+            tracing::error!(blob.digest = %digest, why, "stored content is corrupt and is moved away; push it again to heal it");
             let aside = format!("{}-{}", file_name(digest), read.ino());
             fs::rename(&path, self.layout.corrupt().join(aside))?;
             self.metrics.corrupt.inc();
@@ -187,3 +188,6 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -116,6 +116,31 @@ async fn ranges_are_served_from_any_chunk() {
     assert_eq!(registry.send(Method::GET, &path, &same, "").await.status, 206);
 }
 
+/// RFC 9110, 13.2.2: a client that has it already is told that, whatever part it asks for.
+#[tokio::test]
+async fn a_condition_is_looked_at_before_a_range() {
+    let registry = TestRegistry::start().await;
+    let digest = registry.push("a", b"content").await;
+    let path = format!("/v2/a/blobs/{digest}");
+    let (own, other) = (format!("\"{digest}\""), "\"sha256:other\"");
+    for (condition, tag, range, status) in [
+        ("if-none-match", &*own, "bytes=100-", 304),
+        ("if-none-match", &own, "bytes=0-1", 304),
+        ("if-match", other, "bytes=100-", 412),
+        ("if-none-match", other, "bytes=100-", 416),
+        ("if-match", &own, "bytes=100-", 416),
+        ("if-match", &own, "bytes=0-1", 206),
+    ] {
+        let headers = [(condition, tag), ("range", range)];
+        let reply = registry.send(Method::GET, &path, &headers, "").await;
+        assert_eq!(reply.status, status, "{condition} {tag} {range} {reply:?}");
+        if status == 304 {
+            assert_eq!(reply.header("etag"), own);
+            assert!(reply.headers.get("content-range").is_none() && reply.body.is_empty());
+        }
+    }
+}
+
 #[tokio::test]
 async fn several_ranges_come_in_the_order_they_were_asked_for() {
     let registry = TestRegistry::start().await;

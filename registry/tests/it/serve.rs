@@ -204,6 +204,45 @@ async fn a_configuration_is_verified_before_it_is_served() {
 }
 
 #[tokio::test]
+async fn what_is_hardly_meant_is_told_and_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("registry.toml");
+    let users = directory.path().join("htpasswd");
+    fs_err::write(&users, "").unwrap();
+    let verified = async |text: &str| {
+        fs_err::write(&file, text).unwrap();
+        let output = command(&["verify", file.to_str().unwrap()]).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let short = verified("[gc]\ngrace = \"0s\"\nuntagged = \"1m\"\n").await;
+    let lines: Vec<_> = short.lines().collect();
+    assert_eq!(lines.len(), 2, "{short}");
+    assert!(lines[0].starts_with("warning: gc.grace: after 0s "), "{short}");
+    assert!(lines[1].starts_with("warning: gc.untagged: after 1m "), "{short}");
+    assert_eq!(verified("[gc]\nenabled = false\ngrace = \"0s\"\n").await, "");
+    assert_eq!(verified("[gc]\nkeep_untagged = true\nuntagged = \"0s\"\n").await, "");
+
+    let access = format!("[access]\nhtpasswd = {users:?}\n");
+    for (listen, warns) in [
+        ("0.0.0.0:5000", true),
+        ("registry.example.com:5000", true),
+        ("127.0.0.1:5000", false),
+        ("[::1]:5000", false),
+        ("localhost:5000", false),
+    ] {
+        let told = verified(&format!("listen = \"{listen}\"\n{access}")).await;
+        assert_eq!(told.contains("without TLS"), warns, "{listen} {told}");
+    }
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--gc-grace", "0s"];
+    let mut serve = command(&serve);
+    serve.arg("--root").arg(directory.path().join("store"));
+    let process = Process::of(serve).await;
+    let log = String::from_utf8(process.terminate().await.stderr).unwrap();
+    assert!(log.contains("WARN") && log.contains("gc.grace"), "{log}");
+}
+
+#[tokio::test]
 async fn the_environment_is_above_the_file_and_below_the_options() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("registry.toml");
