@@ -4,7 +4,7 @@
 //! `images/` and `criu/include/magic.h`). Only the fields we use are declared; prost skips the
 //! rest.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 mod capability;
 pub mod messages;
@@ -217,7 +217,7 @@ pub struct MemfdInode {
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct PagemapHead {
     /// The number in `pages-N.img`.
-    #[prost(uint32, tag = "1")]
+    #[prost(uint32, required, tag = "1")]
     pub pages_id: u32,
 }
 
@@ -225,10 +225,10 @@ pub struct PagemapHead {
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct PagemapEntry {
     /// Address of the first page.
-    #[prost(uint64, tag = "1")]
+    #[prost(uint64, required, tag = "1")]
     pub address: u64,
     /// Number of pages, as CRIU before 4.2 has it.
-    #[prost(uint32, tag = "2")]
+    #[prost(uint32, required, tag = "2")]
     pub compat_pages: u32,
     /// The pages are in the parent's images.
     #[prost(bool, optional, tag = "3")]
@@ -256,6 +256,25 @@ impl PagemapEntry {
     pub fn is_present(&self) -> bool {
         self.flags.map_or_else(|| !self.is_in_parent(), |flags| flags & 4 != 0)
     }
+
+    /// Returns the entry for when the pages have come from the parent's images into the pages file.
+    #[must_use]
+    pub fn in_its_own(self) -> Self {
+        Self { in_parent: None, flags: Some((self.flags.unwrap_or(0) & !1) | 4), ..self }
+    }
+}
+
+/// Begins an image of type `magic`, of which there is one in a file.
+pub(crate) fn write_magic(out: &mut impl Write, magic: Magic) -> io::Result<()> {
+    out.write_all(&COMMON_MAGIC.to_le_bytes())?;
+    out.write_all(&magic.0.to_le_bytes())
+}
+
+/// Adds an encoded message to an image.
+pub(crate) fn write_record(out: &mut impl Write, message: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+    out.write_all(&length.to_le_bytes())?;
+    out.write_all(message)
 }
 
 fn read_word(input: &mut impl Read) -> Result<u32, ImageError> {

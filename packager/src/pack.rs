@@ -22,6 +22,7 @@ mod dump;
 mod memory_keys;
 pub(crate) mod pagemap;
 mod pages;
+mod parents;
 mod runnable;
 mod shards;
 pub(crate) mod upload;
@@ -29,7 +30,7 @@ mod volumes;
 
 pub use self::base::Base;
 use self::base::OpenBase;
-use self::dump::Dump;
+use self::dump::{Dump, Listing};
 pub use self::dump::{DumpError, DumpErrorKind};
 use self::pages::{Pages, Pushed};
 pub use self::runnable::SourceImage;
@@ -180,11 +181,12 @@ async fn pack_all(
         volumes::check_tar(tar).await?;
     }
     let scratch = scratch(request.scratch.as_deref())?;
-    let directory = request.dump.clone();
+    let (directory, place) = (request.dump.clone(), scratch.path().to_owned());
     let (dump, shard_bytes) = run(move || {
-        let bulk = dump::bulk_bytes(&directory)?;
-        let shard_bytes = if bulk < SMALL_DUMP_BYTES { SMALL_SHARD_BYTES } else { SHARD_BYTES_MAX };
-        Ok::<_, PackError>((Dump::scan(&directory, shard_bytes)?, shard_bytes))
+        let listing = Listing::of(&directory, &place)?;
+        let is_small = listing.bulk_bytes() < SMALL_DUMP_BYTES;
+        let shard_bytes = if is_small { SMALL_SHARD_BYTES } else { SHARD_BYTES_MAX };
+        Ok::<_, PackError>((Dump::scan(listing, shard_bytes)?, shard_bytes))
     })
     .await?;
     check::check(&request, &dump)?;
@@ -267,7 +269,7 @@ async fn push_images(
             let files = u32::try_from(dump.small.len()).map_err(std::io::Error::other)?;
             images_pack::write_header(&mut out, files)?;
             for (name, _) in &dump.small {
-                let content = fs_err::read(dump.directory.join(name))?;
+                let content = fs_err::read(dump.path(name))?;
                 images_pack::write_file(&mut out, name, &content)?;
             }
             out.flush()?;

@@ -19,7 +19,7 @@ use kybernate_spec::{Descriptor, Digest};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::PackError;
-use super::dump::BulkFile;
+use super::dump::{BulkFile, Dump};
 use super::memory_keys::memory_keys;
 use super::pagemap::{MemoryKey, PagemapWalk};
 use super::upload::blocking;
@@ -202,7 +202,7 @@ impl OpenBase {
     }
 
     /// Prepares to find the pages of a new file; `None` when the base has no such memory.
-    pub(super) fn lookup(&self, dump: &Path, file: &BulkFile) -> io::Result<Option<Lookup<'_>>> {
+    pub(super) fn lookup(&self, dump: &Dump, file: &BulkFile) -> io::Result<Option<Lookup<'_>>> {
         let Some((key, pagemap)) = &file.memory else { return Ok(None) };
         let Some(known) = self.files.get(key) else { return Ok(None) };
         let mut index = fs::File::open(&self.index)?;
@@ -218,7 +218,7 @@ impl OpenBase {
         };
         Ok(Some(Lookup {
             base: self,
-            addresses: PagemapWalk::open(dump, pagemap).map_err(other)?,
+            addresses: PagemapWalk::open(dump.directory_of(pagemap), pagemap).map_err(other)?,
             known: PagemapWalk::open(&self.directory, &known.pagemap).map_err(other)?,
             reader,
             segments: 0,

@@ -9,6 +9,7 @@ use fs_err as fs;
 
 use super::memory_keys::memory_keys;
 use super::pagemap::MemoryKey;
+use super::parents::{Flat, Parts};
 use crate::criu::{
     ImageError, ImageReader, Inventory, Magic, Memory, NameClass, PagemapEntry, PagemapHead,
     Process, classify, process_id,
@@ -21,11 +22,20 @@ const OWN_SHARD_BYTES: u64 = 64 << 20;
 /// Most processes and threads of one dump: the kernel's default limit of process ids.
 const THREADS_MAX: u64 = 4 << 20;
 
+/// The files of a dump directory, before anything but its parents is looked at.
+#[derive(Debug)]
+pub(super) struct Listing {
+    directory: PathBuf,
+    files: BTreeMap<String, u64>,
+    flat: Flat,
+}
+
 /// A dump directory that was found whole.
 #[derive(Debug)]
 pub(super) struct Dump {
-    /// The directory.
-    pub(super) directory: PathBuf,
+    directory: PathBuf,
+    /// What its parents have of it.
+    flat: Flat,
     /// Files that go into the pack, by name, with their sizes.
     pub(super) small: Vec<(String, u64)>,
     /// Files that go into shards, by name.
@@ -83,9 +93,29 @@ pub enum DumpErrorKind {
     /// A file every dump has is missing.
     #[error("{0} is missing")]
     Missing(String),
-    /// The dump needs the images of an earlier one.
-    #[error("it is incremental: its pages are partly in the parent's images")]
+    /// The dump needs the images of an earlier one, and does not say where they are.
+    #[error("it is incremental, its pages are partly in a parent's images, but has no parent link")]
     Incremental,
+    /// The parent's directory is not there.
+    #[error("its parent is not there: put the parent's directory where this link leads")]
+    ParentMissing,
+    /// The parent's directory is not where parents may be.
+    #[error("it leads to {parent:?}: parents must lie beneath {around:?}, put them there")]
+    ParentElsewhere {
+        /// Where the link leads.
+        parent: PathBuf,
+        /// The directory that holds the dump.
+        around: PathBuf,
+    },
+    /// A directory is among its own parents.
+    #[error("the parents lead round in a circle")]
+    ParentCircle,
+    /// A page is said to be in a parent's images, and is in none.
+    #[error("the page at {0:#x} is in none of the parents")]
+    NotInParents(u64),
+    /// Entries of a pagemap are not in order.
+    #[error("its entry at {0:#x} is out of order, or no page begins there")]
+    Disordered(u64),
     /// There is a file that CRIU and runc do not write.
     #[error("{0:?} is none of CRIU's images, or no regular file")]
     Foreign(String),
@@ -107,11 +137,29 @@ pub enum DumpErrorKind {
     TooMany(&'static str),
 }
 
-impl Dump {
-    /// Looks at every file of `directory`. `shard_bytes` tells how large mappings are cut.
-    pub(super) fn scan(directory: &Path, shard_bytes: u64) -> Result<Self, DumpError> {
+impl Listing {
+    /// Lists `directory`. What its parents have of it is written down in `scratch`.
+    pub(super) fn of(directory: &Path, scratch: &Path) -> Result<Self, DumpError> {
         let wrong = |kind| DumpError { path: directory.to_owned(), kind };
-        let files = list(directory).map_err(wrong)?;
+        let mut files = list(directory).map_err(wrong)?;
+        let pagemaps = files.keys().map(String::as_str).filter(|name| name.starts_with("pagemap-"));
+        let flat = Flat::of(directory, pagemaps, scratch)?;
+        files.extend(flat.files().map(|(name, bytes)| (name.to_owned(), bytes)));
+        Ok(Self { directory: directory.to_owned(), files, flat })
+    }
+
+    /// Returns the apparent bytes of the files that will be shards.
+    pub(super) fn bulk_bytes(&self) -> u64 {
+        let bulk = self.files.iter().filter(|(name, length)| is_bulk(name, **length));
+        bulk.map(|(_, length)| length).sum()
+    }
+}
+
+impl Dump {
+    /// Looks at every file. `shard_bytes` tells how large mappings are cut.
+    pub(super) fn scan(listing: Listing, shard_bytes: u64) -> Result<Self, DumpError> {
+        let Listing { directory, files, flat } = listing;
+        let wrong = |kind| DumpError { path: directory.clone(), kind };
         for needed in ["inventory.img", "pstree.img"] {
             if !files.contains_key(needed) {
                 return Err(wrong(DumpErrorKind::Missing(needed.to_owned())));
@@ -121,14 +169,17 @@ impl Dump {
             let path = directory.join(name);
             move |kind| DumpError { path, kind }
         };
-        read_inventory(directory).map_err(within("inventory.img"))?;
+        read_inventory(&directory).map_err(within("inventory.img"))?;
         let (processes, threads) =
-            read_processes(directory, &files).map_err(within("pstree.img"))?;
-        let mut keys =
-            memory_keys(directory, files.keys().map(String::as_str)).map_err(within("mm-*.img"))?;
+            read_processes(&directory, &files).map_err(within("pstree.img"))?;
+        let names = files.keys().map(String::as_str);
+        let mut keys = memory_keys(&directory, names).map_err(within("mm-*.img"))?;
         let mut maps = BTreeMap::new();
         for name in files.keys().filter(|name| name.starts_with("pagemap-")) {
-            let map = read_pagemap(directory, name, &files, shard_bytes).map_err(within(name))?;
+            let mappings = own_mappings(&directory, &flat, name).map_err(within(name))?;
+            let place = flat.directory_of(name).unwrap_or(&directory);
+            let map = read_pagemap(place, name, &files, &mappings, shard_bytes);
+            let map = map.map_err(within(name))?;
             let pages = format!("pages-{}.img", map.pages_id);
             let Some(actual) = files.get(&pages).copied() else {
                 return Err(wrong(DumpErrorKind::Missing(pages)));
@@ -143,7 +194,7 @@ impl Dump {
         }
         let (mut small, mut bulk) = (Vec::new(), Vec::new());
         for (name, length) in files {
-            if classify(&name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX {
+            if is_bulk(&name, length) {
                 let map = maps.remove(&name);
                 let (pieces, memory) = map.unwrap_or_else(|| (whole(length), None));
                 bulk.push(BulkFile { name, length, pieces, memory });
@@ -151,7 +202,23 @@ impl Dump {
                 small.push((name, length));
             }
         }
-        Ok(Self { directory: directory.to_owned(), small, bulk, processes, threads })
+        Ok(Self { directory, flat, small, bulk, processes, threads })
+    }
+
+    /// Returns the directory that a file is in: another one than the dump's when it had to be written
+    /// anew.
+    pub(super) fn directory_of(&self, name: &str) -> &Path {
+        self.flat.directory_of(name).unwrap_or(&self.directory)
+    }
+
+    /// Returns where a file is.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory_of(name).join(name)
+    }
+
+    /// Returns of what a pages file is put together, when parents have some of it.
+    pub(super) fn parts(&self, name: &str) -> Option<&Parts> {
+        self.flat.parts(name)
     }
 
     /// Returns the bytes of all bulk files.
@@ -165,13 +232,9 @@ impl Dump {
     }
 }
 
-/// Returns the apparent bytes of the files that will be shards, before anything is decoded.
-pub(super) fn bulk_bytes(directory: &Path) -> Result<u64, DumpError> {
-    let files = list(directory).map_err(|kind| DumpError { path: directory.to_owned(), kind })?;
-    let bulk = files.iter().filter(|(name, length)| {
-        classify(name) == NameClass::Pages || **length > images_pack::FILE_BYTES_MAX
-    });
-    Ok(bulk.map(|(_, length)| length).sum())
+/// Whether a file goes into shards.
+fn is_bulk(name: &str, length: u64) -> bool {
+    classify(name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX
 }
 
 fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
@@ -182,9 +245,7 @@ fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
         let metadata = entry.metadata()?;
         match classify(&name) {
             NameClass::Leftover => {}
-            NameClass::Foreign if name == "parent" && metadata.is_symlink() => {
-                return Err(DumpErrorKind::Incremental);
-            }
+            NameClass::Foreign if name == "parent" && metadata.is_symlink() => {}
             NameClass::Pages | NameClass::Image if metadata.is_file() => {
                 files.insert(name, metadata.size());
             }
@@ -243,18 +304,28 @@ struct Pagemap {
     pieces: Vec<Piece>,
 }
 
+/// Returns the mappings of a pagemap's memory that get shards of their own, by address.
+fn own_mappings(
+    directory: &Path,
+    flat: &Flat,
+    name: &str,
+) -> Result<Vec<(u64, u64)>, DumpErrorKind> {
+    let place = flat.directory_of(name).unwrap_or(directory);
+    match process_id(name, "pagemap") {
+        Some(pid) => large_mappings(directory, pid),
+        // Shared memory is one mapping, from address 0 of its own.
+        None if extent(place, name)? >= OWN_SHARD_BYTES => Ok(vec![(0, u64::MAX)]),
+        None => Ok(Vec::new()),
+    }
+}
+
 fn read_pagemap(
     directory: &Path,
     name: &str,
     files: &BTreeMap<String, u64>,
+    mappings: &[(u64, u64)],
     shard_bytes: u64,
 ) -> Result<Pagemap, DumpErrorKind> {
-    let mappings = match process_id(name, "pagemap") {
-        Some(pid) => large_mappings(directory, pid)?,
-        // Shared memory is one mapping, from address 0 of its own.
-        None if extent(directory, name)? >= OWN_SHARD_BYTES => vec![(0, u64::MAX)],
-        None => Vec::new(),
-    };
     let mut reader = open(directory, name, Magic::PAGEMAP)?;
     let head: PagemapHead =
         reader.next_message()?.ok_or_else(|| DumpErrorKind::Missing("its head".to_owned()))?;
@@ -266,7 +337,7 @@ fn read_pagemap(
             return Err(DumpErrorKind::Incremental);
         }
         if entry.is_present() {
-            map.push(&entry, &mappings, shard_bytes)?;
+            map.push(&entry, mappings, shard_bytes)?;
         }
     }
     Ok(map)

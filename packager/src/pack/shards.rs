@@ -15,12 +15,21 @@ use kybernate_spec::page_index::{
 
 use super::base::{LocalPages, Lookup, OpenBase, page_hash};
 use super::dump::{BulkFile, Dump, OwnShard, Piece};
+use super::parents::OpenParts;
 
 /// An open bulk file.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    file: fs::File,
+    content: Content,
     length: u64,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// All in one file.
+    Whole(fs::File),
+    /// In the dump's file and in those of its parents.
+    Parts(OpenParts),
 }
 
 /// Consecutive pages of a bulk file that are consecutive in a shard.
@@ -69,8 +78,11 @@ pub(super) struct Planned {
 /// Opens the bulk files of a dump.
 pub(super) fn open_files(dump: &Dump) -> io::Result<Vec<Arc<OpenFile>>> {
     let open = |bulk: &BulkFile| {
-        let file = fs::File::open(dump.directory.join(&bulk.name))?;
-        Ok(Arc::new(OpenFile { file, length: bulk.length }))
+        let content = match dump.parts(&bulk.name) {
+            Some(parts) => Content::Parts(parts.open()?),
+            None => Content::Whole(fs::File::open(dump.path(&bulk.name))?),
+        };
+        Ok(Arc::new(OpenFile { content, length: bulk.length }))
     };
     dump.bulk.iter().map(open).collect()
 }
@@ -82,7 +94,10 @@ impl OpenFile {
         let wanted = u64::try_from(buffer.len()).map_err(io::Error::other)?.min(available);
         let (content, padding) =
             buffer.split_at_mut(usize::try_from(wanted).map_err(io::Error::other)?);
-        self.file.file().read_exact_at(content, offset)?;
+        match &self.content {
+            Content::Whole(file) => file.file().read_exact_at(content, offset)?,
+            Content::Parts(parts) => parts.read_exact_at(content, offset)?,
+        }
         padding.fill(0);
         Ok(())
     }
@@ -229,7 +244,7 @@ impl<'a> Planner<'a> {
 
     fn begin_file(&self, number: u32, bulk: &'a BulkFile) -> io::Result<FileWalk<'a>> {
         let lookup = match self.base {
-            Some(base) => base.lookup(&self.dump.directory, bulk)?,
+            Some(base) => base.lookup(self.dump, bulk)?,
             None => None,
         };
         Ok(FileWalk { number, pieces: &bulk.pieces, lookup })
@@ -359,7 +374,8 @@ mod tests {
         let path = scratch.path().join("pages-1.img");
         fs::write(&path, &content).unwrap();
         let length = u64::try_from(content.len()).unwrap();
-        let file = OpenFile { file: fs::File::open(&path).unwrap(), length };
+        let whole = Content::Whole(fs::File::open(&path).unwrap());
+        let file = OpenFile { content: whole, length };
         let files = [Arc::new(file)];
         let mut plan = ShardPlan::new(0);
         let mut expected = Vec::new();
