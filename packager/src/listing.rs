@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::artifact::{ArtifactError, Checkpoint};
 use crate::key::PublicKey;
+use crate::policy::{Policy, PolicyError, Verdict};
 use crate::store::{Store, StoreError, StoreErrorKind, StoredManifest};
 use crate::verify::{VerifyError, verify_signature};
 
@@ -31,6 +32,9 @@ pub enum ListError {
     /// The signatures of one could not be read.
     #[error(transparent)]
     Signatures(#[from] VerifyError),
+    /// Whether the policy lets one in could not be found out.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// Nothing was named that could be removed.
     #[error("a tag or a digest must be named")]
     Unnamed,
@@ -58,7 +62,7 @@ pub struct Unreadable {
     pub message: String,
 }
 
-/// One checkpoint. Claims, but for the signature where keys were given.
+/// One checkpoint. Claims, but for the signature where keys or a policy were given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listed {
@@ -104,7 +108,39 @@ pub enum Signed {
     Verified {
         /// The key.
         key: String,
+        /// The rule of the policy whose key it is.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rule: Option<String>,
     },
+    /// Not as the policy wants it, and this rule only warns.
+    Tolerated {
+        /// The rule.
+        rule: String,
+        /// What it objects to.
+        message: String,
+    },
+    /// This rule of the policy does not look at signatures.
+    NotLooked {
+        /// The rule.
+        rule: String,
+    },
+    /// The policy refuses it.
+    Refused {
+        /// The word for why: `no-rule`, `not-signed`, `other-key`, `expired`.
+        objection: String,
+        /// Why.
+        message: String,
+    },
+}
+
+/// Who decides whose signatures count.
+#[derive(Clone, Copy, Debug)]
+pub enum Judge<'a> {
+    /// One of these keys must have signed. Without keys nothing is verified.
+    Keys(&'a [PublicKey]),
+    /// A policy, of checkpoints in this repository that go into this namespace: their own, without
+    /// one.
+    Policy(&'a Policy, &'a Location, Option<&'a str>),
 }
 
 /// A checkpoint and what it was compared with, and so on.
@@ -135,9 +171,8 @@ pub struct Link {
 /// A checkpoint that was looked at, however that ended.
 type Opened = Result<Listed, ListError>;
 
-/// Lists the checkpoints of a repository or layout by their tags. With keys, signatures are
-/// verified.
-pub async fn list(store: &Store, keys: &[PublicKey]) -> Result<Listing, ListError> {
+/// Lists the checkpoints of a repository or layout by their tags.
+pub async fn list(store: &Store, judge: Judge<'_>) -> Result<Listing, ListError> {
     let tags = store.tags().await?;
     let resolved: Vec<(Tag, Result<StoredManifest, StoreError>)> = stream::iter(tags)
         .map(|tag| async move {
@@ -167,7 +202,7 @@ pub async fn list(store: &Store, keys: &[PublicKey]) -> Result<Listing, ListErro
     }
     let opened: Vec<(Vec<String>, Opened)> = stream::iter(named.into_values())
         .map(|(stored, tags)| async move {
-            let listed = open(store, stored, &tags, keys).await;
+            let listed = open(store, stored, &tags, judge).await;
             (tags, listed)
         })
         .buffered(PARALLEL)
@@ -197,14 +232,14 @@ pub async fn list(store: &Store, keys: &[PublicKey]) -> Result<Listing, ListErro
 pub async fn chain(
     store: &Store,
     location: &Location,
-    keys: &[PublicKey],
+    judge: Judge<'_>,
 ) -> Result<Chain, ListError> {
     let mut next = Checkpoint::open(store, location).await?;
     let mut chain = Chain { links: Vec::new(), missing: None };
     while chain.links.len() < CHAIN_MAX {
         let tags = location.tag().filter(|_| chain.links.is_empty() && location.digest().is_none());
         let tags: Vec<String> = tags.map(ToString::to_string).into_iter().collect();
-        let listed = listed(store, &next, tags, keys).await?;
+        let listed = listed(store, &next, tags, judge).await?;
         let base = match &next.config.lineage.base {
             None => None,
             Some(digest) => match store.manifest(digest).await {
@@ -241,26 +276,21 @@ async fn open(
     store: &Store,
     stored: StoredManifest,
     tags: &[String],
-    keys: &[PublicKey],
+    judge: Judge<'_>,
 ) -> Result<Listed, ListError> {
     let name = tags.first().cloned().unwrap_or_default();
     let checkpoint = Checkpoint::of(store, stored, &name).await?;
-    listed(store, &checkpoint, tags.to_vec(), keys).await
+    listed(store, &checkpoint, tags.to_vec(), judge).await
 }
 
 async fn listed(
     store: &Store,
     checkpoint: &Checkpoint,
     tags: Vec<String>,
-    keys: &[PublicKey],
+    judge: Judge<'_>,
 ) -> Result<Listed, ListError> {
     let digest = checkpoint.stored.descriptor.digest.clone();
-    let signed = match verify_signature(store, &digest, keys).await {
-        Ok(verified) => Signed::Verified { key: verified.key },
-        Err(VerifyError::NotSigned { .. }) => Signed::No,
-        Err(VerifyError::OtherKeys { keys, .. }) => Signed::Unverified { keys },
-        Err(error) => return Err(error.into()),
-    };
+    let signed = judge.of(store, checkpoint).await?;
     let layers = checkpoint.manifest.layers.iter().chain([&checkpoint.manifest.config]);
     let bytes = layers.fold(0, |sum: u64, layer| sum.saturating_add(layer.size));
     let CheckpointConfig { created, source, lineage, .. } = checkpoint.config.clone();
@@ -276,6 +306,46 @@ async fn listed(
         bytes,
         signed,
     })
+}
+
+impl Judge<'_> {
+    async fn of(self, store: &Store, checkpoint: &Checkpoint) -> Result<Signed, ListError> {
+        match self {
+            Self::Keys(keys) => {
+                let digest = &checkpoint.stored.descriptor.digest;
+                match verify_signature(store, digest, keys).await {
+                    Ok(verified) => Ok(Signed::Verified { key: verified.key, rule: None }),
+                    Err(VerifyError::NotSigned { .. }) => Ok(Signed::No),
+                    Err(VerifyError::OtherKeys { keys, .. }) => Ok(Signed::Unverified { keys }),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Self::Policy(policy, location, target) => {
+                match policy.judge(store, checkpoint, location, target).await {
+                    Ok(verdict) => Ok(verdict.into()),
+                    Err(error) => match error.objection() {
+                        Some(objection) => Ok(Signed::Refused {
+                            objection: objection.name().to_owned(),
+                            message: kybernate_spec::chain(&error).to_string(),
+                        }),
+                        None => Err(error.into()),
+                    },
+                }
+            }
+        }
+    }
+}
+
+impl From<Verdict> for Signed {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Signed { rule, by } => Self::Verified { key: by.key, rule: Some(rule) },
+            Verdict::Tolerated { rule, why } => {
+                Self::Tolerated { rule, message: kybernate_spec::chain(&why).to_string() }
+            }
+            Verdict::NotLooked { rule } => Self::NotLooked { rule },
+        }
+    }
 }
 
 fn unreadable(tag: String, error: &(dyn std::error::Error + 'static)) -> Unreadable {

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::interchange::{Volumes, containerd, cri};
 use kybernate_packager::progress::Progress;
 use kybernate_packager::store::Store;
-use kybernate_packager::verify::verify_signature;
 use kybernate_spec::Location;
 use serde_json::{Value, json};
 
-use super::{Connection, Failure, keys};
-use crate::terminal::{Terminal, bytes};
+use super::trust::Trust;
+use super::{Connection, Failure};
+use crate::terminal::{Terminal, bytes, say};
 
 /// Turn a checkpoint into a file that other tools restore or read.
 ///
@@ -26,8 +26,13 @@ use crate::terminal::{Terminal, bytes};
 /// cri: the archive that kubelet's checkpoint API leaves with CRI-O or containerd, which
 /// checkpointctl reads.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  \
-    kyb export registry.example.com/team/job:v1 job.tar --format containerd --key team.pub")]
+#[command(
+    group = ArgGroup::new("trusted")
+        .args(["keys", "policy", "insecure_no_signature"])
+        .required(true),
+    after_help = "Example:\n  \
+        kyb export registry.example.com/team/job:v1 job.tar --format containerd --key team.pub"
+)]
 pub(super) struct Export {
     /// What to export.
     #[arg(value_name = "REF")]
@@ -48,11 +53,10 @@ pub(super) struct Export {
     /// Leave behind the content of mounts, for which containerd's format has no place.
     #[arg(long)]
     without_volumes: bool,
-    /// A public key that is trusted; may be given more than once.
-    #[arg(long = "key", value_name = "FILE", required_unless_present = "insecure_no_signature")]
-    keys: Vec<PathBuf>,
+    #[command(flatten)]
+    trust: Trust,
     /// Export whoever made it.
-    #[arg(long, conflicts_with = "keys")]
+    #[arg(long)]
     insecure_no_signature: bool,
     #[command(flatten)]
     connection: Connection,
@@ -76,7 +80,7 @@ impl Export {
                         export --format cri for checkpointctl and CRI-O";
             return Err(Failure::usage(text));
         }
-        let keys = keys::read(&self.keys).await?;
+        let trusted = self.trust.read().await?;
         let mut mounts = BTreeMap::new();
         for (destination, source) in &self.mounts {
             if mounts.insert(destination.clone(), source.clone()).is_some() {
@@ -92,7 +96,10 @@ impl Export {
         let stored = store.resolve(&self.reference).await?;
         let digest = stored.descriptor.digest.clone();
         if !self.insecure_no_signature {
-            verify_signature(&store, &digest, &keys).await?;
+            let found = trusted.check(&store, &stored, &self.reference).await?;
+            if !found.is_signed() {
+                say(&found.tell());
+            }
         }
         let checkpoint = Checkpoint::of(&store, stored, &self.reference.to_string()).await?;
         let (more, text) = if self.format == Format::Containerd {

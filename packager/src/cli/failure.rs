@@ -227,6 +227,7 @@ impl From<ListError> for Failure {
             ListError::Store(error) => error.into(),
             ListError::Artifact(error) => error.into(),
             ListError::Signatures(error) => error.into(),
+            ListError::Policy(error) => error.into(),
             error @ ListError::Unnamed => Self::Usage(error.into()),
         }
     }

@@ -1,14 +1,13 @@
 //! `kyb ls` and `kyb tree`
 
-use std::path::PathBuf;
-
 use clap::Args;
 use jiff::Timestamp;
 use kybernate_packager::listing::{Chain, Link, Listed, Listing, Signed, chain, list};
 use kybernate_spec::{Digest, Location};
 
 use super::page::{Cell, Page, Table, Tone};
-use super::{Connection, Failure, keys};
+use super::trust::Trust;
+use super::{Connection, Failure};
 use crate::terminal::{Terminal, bytes};
 
 /// Digits shown of a digest.
@@ -16,9 +15,12 @@ const DIGITS: usize = 12;
 
 /// List the checkpoints of a repository or image layout that have a tag, the newest first.
 ///
-/// Who signed them is what the signatures say, which proves nothing, unless keys are given.
+/// Who signed them is what the signatures say, which proves nothing, unless keys or a policy are
+/// given.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  kyb ls registry.example.com/team/job --key team.pub")]
+#[command(after_help = "Example:\n  \
+    kyb ls registry.example.com/team/job --key team.pub\n  \
+    kyb ls registry.example.com/team/job --policy policy.toml")]
 pub(super) struct Ls {
     /// The repository.
     #[arg(value_name = "REPOSITORY")]
@@ -44,32 +46,24 @@ pub(super) struct Tree {
     connection: Connection,
 }
 
-/// Whose signatures are verified.
-#[derive(Debug, Args)]
-struct Trust {
-    /// Verify signatures by this public key; may be given more than once.
-    #[arg(long = "key", value_name = "FILE")]
-    keys: Vec<PathBuf>,
-}
-
 impl Ls {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         if self.repository.tag().is_some() || self.repository.digest().is_some() {
             let text = "a repository has no tag and no digest: `kyb inspect` shows one checkpoint";
             return Err(Failure::usage(text));
         }
-        let keys = keys::read(&self.trust.keys).await?;
+        let trusted = self.trust.read().await?;
         let store = self.connection.open(&self.repository).await?;
-        let listing = list(&store, &keys).await?;
+        let listing = list(&store, trusted.judge(&self.repository)).await?;
         terminal.print_page(&listing, &tell_listing(&listing)).map_err(Failure::failed)
     }
 }
 
 impl Tree {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
-        let keys = keys::read(&self.trust.keys).await?;
+        let trusted = self.trust.read().await?;
         let store = self.connection.open(&self.reference).await?;
-        let chain = chain(&store, &self.reference, &keys).await?;
+        let chain = chain(&store, &self.reference, trusted.judge(&self.reference)).await?;
         terminal.print_page(&chain, &tell_chain(&chain)).map_err(Failure::failed)
     }
 }
@@ -135,7 +129,15 @@ fn container(one: &Listed) -> String {
 fn signed(signed: &Signed) -> Cell {
     match signed {
         Signed::No => Cell::new("no", Tone::Odd),
-        Signed::Verified { key } => Cell::new(&format!("verified, {}", cut(key)), Tone::Good),
+        Signed::Verified { key, rule: None } => {
+            Cell::new(&format!("verified, {}", cut(key)), Tone::Good)
+        }
+        Signed::Verified { key, rule: Some(rule) } => {
+            Cell::new(&format!("verified, {}, rule {rule}", cut(key)), Tone::Good)
+        }
+        Signed::Tolerated { rule, .. } => Cell::new(&format!("tolerated, rule {rule}"), Tone::Odd),
+        Signed::NotLooked { rule } => Cell::new(&format!("not looked at, rule {rule}"), Tone::Odd),
+        Signed::Refused { objection, .. } => Cell::new(&format!("refused, {objection}"), Tone::Bad),
         Signed::Unverified { keys } => {
             let keys: Vec<String> = keys.iter().map(|key| cut(key)).collect();
             format!("by {}, not verified", keys.join(", ")).into()

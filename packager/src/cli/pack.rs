@@ -14,13 +14,13 @@ use kybernate_packager::pack::{
 use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::{Store, StoredManifest};
-use kybernate_packager::verify::verify_signature;
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig};
 use kybernate_spec::{Descriptor, Location, document};
 use serde_json::json;
 
+use super::trust::{Trust, Trusted};
 use super::{Connection, Failure, keys, tag_for};
-use crate::terminal::{Terminal, bytes};
+use crate::terminal::{Terminal, bytes, say};
 
 /// Turn a dump directory of CRIU into a checkpoint.
 ///
@@ -70,14 +70,17 @@ struct BaseArgs {
     ///
     /// An image layout is compared byte by byte, a registry's by its page hashes. What the new
     /// checkpoint takes from a registry it signs unseen, so that base must be signed: by the key of
-    /// --sign-key, unless --base-key names others.
+    /// --sign-key, unless --base-key or --base-policy name others.
     #[arg(long = "base", id = "base", value_name = "REF")]
     reference: Option<Location>,
     /// A public key that may have signed the base; may be given more than once.
     #[arg(long = "base-key", value_name = "FILE", requires = "base")]
     keys: Vec<PathBuf>,
+    /// A policy file that must let the base into the namespace that the facts name.
+    #[arg(long = "base-policy", value_name = "FILE", requires = "base", conflicts_with = "keys")]
+    policy: Option<PathBuf>,
     /// Take a registry's base without a signature.
-    #[arg(long = "insecure-base", requires = "base", conflicts_with = "keys")]
+    #[arg(long = "insecure-base", requires = "base", conflicts_with_all = ["keys", "policy"])]
     insecure: bool,
     /// Store a hash of each page too (0.4 %), so that a later checkpoint can take this one for its
     /// base without having it here.
@@ -112,7 +115,7 @@ impl Pack {
             None => None,
         };
         let config = facts(self.facts.as_deref())?;
-        let base = self.base.open(self.connection, key.as_ref()).await?;
+        let base = self.base.open(self.connection, key.as_ref(), &config).await?;
         let image = match &self.image {
             Some(image) => {
                 Some(source_image(image, &self.reference, &config, self.connection).await?)
@@ -175,23 +178,33 @@ impl BaseArgs {
         &self,
         connection: Connection,
         own: Option<&SigningKey>,
+        facts: &CheckpointConfig,
     ) -> Result<Option<Base>, Failure> {
         let Some(location) = &self.reference else { return Ok(None) };
+        // What is wrong with a policy is told even where nobody asks it.
+        let namespace = facts.source.namespace.clone();
+        let trust = Trust::of(self.keys.clone(), self.policy.clone(), namespace);
+        let mut trusted = trust.read().await?;
         let store = connection.open(location).await?;
-        let checkpoint = Checkpoint::open(&store, location).await?;
-        let is_compared = matches!(store, Store::Layout(_));
+        let stored = store.resolve(location).await?;
+        let is_compared = matches!(store, Store::Layout(_)) && self.policy.is_none();
         if !is_compared && !self.insecure {
-            let mut keys = keys::read(&self.keys).await?;
-            if keys.is_empty() {
+            if let Trusted::Keys(keys) = &mut trusted
+                && keys.is_empty()
+            {
                 keys.extend(own.map(|key| key.public().clone()));
+                if keys.is_empty() {
+                    let text = "a base in a registry must be signed: say by whom with --base-key \
+                                or --base-policy, or allow it with --insecure-base";
+                    return Err(Failure::usage(text));
+                }
             }
-            if keys.is_empty() {
-                let text = "a base in a registry must be signed: say by whom with --base-key, or \
-                            allow it with --insecure-base";
-                return Err(Failure::usage(text));
+            let found = trusted.check(&store, &stored, location).await?;
+            if !found.is_signed() {
+                say(&found.tell());
             }
-            verify_signature(&store, &checkpoint.stored.descriptor.digest, &keys).await?;
         }
+        let checkpoint = Checkpoint::of(&store, stored, &location.to_string()).await?;
         Ok(Some(Base { store, checkpoint }))
     }
 }

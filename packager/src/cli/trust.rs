@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::key::PublicKey;
+use kybernate_packager::listing::Judge;
 use kybernate_packager::policy::{Mistake, Policy, Verdict};
 use kybernate_packager::store::{Store, StoredManifest};
 use kybernate_packager::unpack::deep::Proven;
@@ -21,7 +22,7 @@ pub(super) struct Trust {
     #[arg(long = "key", value_name = "FILE")]
     keys: Vec<PathBuf>,
     /// A policy file: which keys count for which repositories and namespaces.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "keys")]
     policy: Option<PathBuf>,
     /// The namespace it goes into, for the policy. Without it, the one it was taken in.
     #[arg(long, value_name = "NAME", requires = "policy", conflicts_with = "keys")]
@@ -47,6 +48,15 @@ pub(super) struct Found {
 }
 
 impl Trust {
+    /// Trusts these keys, or what a policy says of something that goes into a namespace.
+    pub(super) const fn of(
+        keys: Vec<PathBuf>,
+        policy: Option<PathBuf>,
+        target_namespace: Option<String>,
+    ) -> Self {
+        Self { keys, policy, target_namespace }
+    }
+
     /// Reads keys and policy.
     pub(super) async fn read(&self) -> Result<Trusted, Failure> {
         match &self.policy {
@@ -69,6 +79,14 @@ pub(super) async fn read_policy(file: &Path) -> Result<Policy, Failure> {
 }
 
 impl Trusted {
+    /// Returns who decides about checkpoints that are only listed.
+    pub(super) fn judge<'a>(&'a self, location: &'a Location) -> Judge<'a> {
+        match self {
+            Self::Keys(keys) => Judge::Keys(keys),
+            Self::Policy(policy, target) => Judge::Policy(policy, location, target.as_deref()),
+        }
+    }
+
     /// Decides whether what was found may be used, before anything large moves.
     pub(super) async fn check(
         &self,

@@ -129,6 +129,64 @@ async fn what_is_wrong_with_a_policy_is_wrong_usage() {
     run(&scratch, target).await.ended(64, "cannot be used with");
 }
 
+#[tokio::test]
+async fn lists_and_chains_say_what_a_policy_says() {
+    let scratch = scene().await;
+    let rule = "[[rule]]\nname = 'shops'\nrepositories = ['oci:HERE/*']\nkeys = ['ours.pub']\n";
+    let signed = async |layout: &str, more: &str| {
+        let told = run(&scratch, &format!("ls oci:{layout} --policy policy.toml{more}")).await;
+        assert_eq!(told.code, 0, "{told:?}");
+        let listed = format!("ls oci:{layout} --policy policy.toml --json{more}");
+        let listed = run(&scratch, &listed).await.json();
+        let chain = format!("tree oci:{layout}:v1 --policy policy.toml --json{more}");
+        let chain = run(&scratch, &chain).await.json();
+        let signed = listed["checkpoints"][0]["signed"].clone();
+        assert_eq!(chain["links"][0]["signed"], signed);
+        (told.out, signed)
+    };
+    policy(&scratch, rule);
+    let (told, verified) = signed("team", "").await;
+    assert!(told.contains("verified, ") && told.contains("rule shops"), "{told}");
+    assert!(verified["state"] == "verified" && verified["rule"] == "shops", "{verified}");
+    let (told, refused) = signed("bare", "").await;
+    assert!(told.contains("refused, not-signed"), "{told}");
+    assert!(refused["state"] == "refused" && refused["objection"] == "not-signed", "{refused}");
+    let (told, refused) = signed("team", " --target-namespace bank").await;
+    assert!(told.contains("refused, no-rule"), "{told}");
+    assert!(refused["message"].as_str().unwrap().contains("into namespace \"bank\""), "{refused}");
+    policy(&scratch, &format!("{rule}mode = 'warn'\n"));
+    let (told, tolerated) = signed("bare", "").await;
+    assert!(told.contains("tolerated, rule shops"), "{told}");
+    assert!(tolerated["message"].as_str().unwrap().contains("is not signed"), "{tolerated}");
+    policy(&scratch, "[[rule]]\nname = 'any'\nrepositories = ['oci:HERE/*']\nmode = 'off'\n");
+    let (told, looked) = signed("bare", "").await;
+    assert!(told.contains("not looked at, rule any"), "{told}");
+    assert_eq!(looked["state"], "notLooked");
+    let both = "ls oci:team --policy policy.toml --key ours.pub";
+    run(&scratch, both).await.ended(64, "cannot be used with");
+}
+
+#[tokio::test]
+async fn a_base_must_be_let_into_the_new_checkpoints_namespace() {
+    let scratch = scene().await;
+    let rule = "[[rule]]\nrepositories = ['oci:HERE/*']\nkeys = ['ours.pub']\n";
+    policy(&scratch, rule);
+    let pack = |base: &str, facts: &str| {
+        format!(
+            "pack dump oci:new:v1 --base oci:{base}:v1 --base-policy policy.toml --facts {facts}"
+        )
+    };
+    let packed = run(&scratch, &pack("team", "facts.json")).await;
+    assert!(packed.code == 0 && packed.out.contains("generation 1"), "{packed:?}");
+    run(&scratch, &pack("bare", "facts.json")).await.ended(2, "a signature by a key of rule");
+    let bank = r#"{"version": "1.0", "source": {"namespace": "bank"}}"#;
+    fs_err::write(scratch.path().join("bank.json"), bank).unwrap();
+    let foreign = run(&scratch, &pack("team", "bank.json")).await;
+    foreign.ended(2, "taken in namespace \"shop\", into namespace \"bank\"");
+    let both = format!("{} --base-key ours.pub", pack("team", "facts.json"));
+    run(&scratch, &both).await.ended(64, "cannot be used with");
+}
+
 /// The policy that the documentation shows can be read.
 #[test]
 fn the_example_is_a_policy() {
