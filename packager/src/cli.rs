@@ -14,6 +14,7 @@ mod import;
 mod inspect;
 mod keygen;
 mod keys;
+mod login;
 mod ls;
 mod node;
 mod offer;
@@ -92,6 +93,8 @@ enum Command {
     Facts(facts::Facts),
     Compat(compat::Compat),
     Keygen(keygen::Keygen),
+    Login(login::Login),
+    Logout(login::Logout),
     Completion(shell::Completion),
     Man(shell::Man),
 }
@@ -138,6 +141,8 @@ impl Cli {
             Command::Facts(command) => Box::pin(command.run(terminal)).await,
             Command::Compat(command) => Box::pin(command.run(terminal)).await,
             Command::Keygen(command) => command.run(terminal).await,
+            Command::Login(command) => Box::pin(command.run(terminal)).await,
+            Command::Logout(command) => command.run(terminal).await,
             Command::Completion(command) => command.run(terminal),
             Command::Man(command) => command.run(terminal),
         }

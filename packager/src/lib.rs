@@ -16,6 +16,7 @@ pub mod compat;
 pub mod copy;
 pub mod criu;
 pub mod difference;
+pub mod docker_config;
 pub mod images_pack;
 pub mod inside;
 pub mod inspect;

@@ -9,6 +9,7 @@ mod credentials;
 mod documents;
 mod download;
 mod error;
+pub mod login;
 mod notes;
 mod patience;
 mod referrers;
@@ -59,6 +60,12 @@ impl fmt::Debug for Remote {
     }
 }
 
+/// Returns a repository as oci-client names it, which knows where Docker's own registry is.
+fn image(reference: &Reference) -> oci_client::Reference {
+    let (registry, repository) = (reference.registry.to_string(), reference.repository.to_string());
+    oci_client::Reference::with_tag(registry, repository, "latest".to_owned())
+}
+
 impl Remote {
     /// Finds out how the registry wants to be spoken to. Credentials come from Docker's
     /// `config.json` and its helpers. Plain HTTP is for when `options` say so, and for loopback
@@ -69,21 +76,14 @@ impl Remote {
     ) -> Result<Self, StoreError> {
         let registry = reference.registry.clone();
         let auth = credentials::find(&registry).await;
-        let scheme = match (options.plain_http, reference.is_loopback()) {
-            (true, _) => Scheme::Plain,
-            (false, true) => Scheme::Either,
-            (false, false) => Scheme::Tls,
-        };
-        let image = oci_client::Reference::with_tag(
-            registry.to_string(),
-            reference.repository.to_string(),
-            "latest".to_owned(),
-        );
+        let scheme = Scheme::of(reference, options);
         let documents =
-            Documents::connect(scheme, &image, auth).await.map_err(|kind| StoreError {
-                operation: "connect to registry",
-                subject: format!("{registry} over {}", scheme.failed(&kind)),
-                kind,
+            Documents::connect(scheme, &image(reference), auth).await.map_err(|kind| {
+                StoreError {
+                    operation: "connect to registry",
+                    subject: format!("{registry} over {}", scheme.failed(&kind)),
+                    kind,
+                }
             })?;
         let repository = reference.repository.clone();
         let notes = options.notes.as_deref().map(Notes::at);

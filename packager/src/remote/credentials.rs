@@ -7,8 +7,7 @@ use oci_client::secrets::RegistryAuth;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// The key Docker uses for its own registry.
-const DOCKER_HUB: &str = "https://index.docker.io/v1/";
+use crate::docker_config::server;
 
 /// Longest wait for a helper: one that asks a cloud for a password takes seconds, one that waits for
 /// a keychain to be unlocked takes for ever.
@@ -17,10 +16,7 @@ const HELPER_LIMIT: Duration = Duration::from_secs(30);
 /// Looks for credentials for `registry`. When there are none, or a helper fails, the registry is
 /// met anonymously: most pulls need no more, and the rest is refused by the registry itself.
 pub(super) async fn find(registry: &str) -> RegistryAuth {
-    let server = match registry {
-        "docker.io" | "index.docker.io" => DOCKER_HUB.to_owned(),
-        other => other.to_owned(),
-    };
+    let server = server(registry);
     // Reads files and may run a helper program.
     let found = within(HELPER_LIMIT, move || docker_credential::get_credential(&server));
     match found.await {

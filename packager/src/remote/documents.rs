@@ -62,13 +62,7 @@ impl Documents {
         image: &oci_client::Reference,
         auth: RegistryAuth,
     ) -> Result<Self, StoreErrorKind> {
-        // No `Referer`: whoever a registry redirects to need not know where from.
-        let trace = traced();
-        let builder = || {
-            let builder = reqwest::Client::builder().user_agent(USER_AGENT).referer(false);
-            builder.default_headers(trace.clone()).connect_timeout(CONNECT)
-        };
-        let (http, bulk) = (builder().read_timeout(STALL).build()?, builder().build()?);
+        let (http, bulk) = (client().read_timeout(STALL).build()?, client().build()?);
         let (root, reply) = scheme.greet(&http, image.resolve_registry()).await?;
         let base = parse(&format!("{root}{}/", image.repository()))?;
         let wanted = if reply.status().is_success() { &HeaderMap::new() } else { reply.headers() };
@@ -245,6 +239,13 @@ impl Documents {
         }
         self.check(reply).await
     }
+}
+
+/// Begins a client of registries.
+pub(super) fn client() -> reqwest::ClientBuilder {
+    // No `Referer`: whoever a registry redirects to need not know where from.
+    let builder = reqwest::Client::builder().user_agent(USER_AGENT).referer(false);
+    builder.default_headers(traced()).connect_timeout(CONNECT)
 }
 
 /// Returns what a reply that tells of no success means. `url` is shown as its address.

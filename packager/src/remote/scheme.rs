@@ -5,6 +5,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use kybernate_spec::Reference;
 use oci_client::errors::OciDistributionError::RequestError;
 use reqwest::{Response, Url};
 use tokio::time::timeout;
@@ -12,7 +13,7 @@ use tokio::time::timeout;
 use super::documents::failure;
 use super::error::may_pass;
 use super::patience::{persist_briefly, within_stall};
-use crate::store::StoreErrorKind;
+use crate::store::{ConnectOptions, StoreErrorKind};
 
 /// Longest wait for the reply to the first TLS message on loopback. Most servers of plain HTTP
 /// answer or hang up at once, some wait for the end of a line.
@@ -30,6 +31,15 @@ pub(super) enum Scheme {
 }
 
 impl Scheme {
+    /// Returns how the registry of `reference` may be spoken to.
+    pub(super) fn of(reference: &Reference, options: &ConnectOptions) -> Self {
+        match (options.plain_http, reference.is_loopback()) {
+            (true, _) => Self::Plain,
+            (false, true) => Self::Either,
+            (false, false) => Self::Tls,
+        }
+    }
+
     /// Returns what has failed, for an error that says so.
     pub(super) fn failed(self, kind: &StoreErrorKind) -> &'static str {
         match (self, kind) {

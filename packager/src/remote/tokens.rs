@@ -28,6 +28,8 @@ const REPLY_BYTES_MAX: u64 = 128 << 10;
 /// What a request does to a repository.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Access {
+    /// It does nothing to any: it only shows who asks.
+    Nothing,
     Pull,
     Push,
     Delete,
@@ -157,12 +159,14 @@ impl Access {
     /// Returns what a token must be good for.
     fn scopes(&self, repository: &str) -> impl Iterator<Item = String> {
         let (actions, from) = match self {
-            Self::Pull => ("pull", None),
-            Self::Push => ("pull,push", None),
-            Self::Delete => ("pull,delete", None),
-            Self::Mount(from) => ("pull,push", Some(format!("repository:{from}:pull"))),
+            Self::Nothing => (None, None),
+            Self::Pull => (Some("pull"), None),
+            Self::Push => (Some("pull,push"), None),
+            Self::Delete => (Some("pull,delete"), None),
+            Self::Mount(from) => (Some("pull,push"), Some(format!("repository:{from}:pull"))),
         };
-        std::iter::once(format!("repository:{repository}:{actions}")).chain(from)
+        let own = actions.map(|actions| format!("repository:{repository}:{actions}"));
+        own.into_iter().chain(from)
     }
 }
 

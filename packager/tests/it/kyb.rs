@@ -39,6 +39,16 @@ pub(crate) async fn kyb_with<A: AsRef<OsStr>>(
     variables: &[(&str, &OsStr)],
     arguments: impl IntoIterator<Item = A>,
 ) -> Ran {
+    kyb_fed(directory, variables, Stdio::null(), arguments).await
+}
+
+/// Runs `kyb` as [`kyb_with`] does, with something to read.
+pub(crate) async fn kyb_fed<A: AsRef<OsStr>>(
+    directory: &Path,
+    variables: &[(&str, &OsStr)],
+    input: Stdio,
+    arguments: impl IntoIterator<Item = A>,
+) -> Ran {
     let output: Output = Command::new(env!("CARGO_BIN_EXE_kyb"))
         .args(arguments)
         .current_dir(directory)
@@ -48,11 +58,12 @@ pub(crate) async fn kyb_with<A: AsRef<OsStr>>(
         .env_remove("XDG_CACHE_HOME")
         .env_remove("KYB_LOG")
         .env_remove("TRACEPARENT")
+        .env_remove("DOCKER_CONFIG")
         .env_remove("KYBERNATE_AGENT_SOCKET")
         .env_remove("SSL_CERT_DIR")
         .env_remove("SSL_CERT_FILE")
         .envs(variables.iter().copied())
-        .stdin(Stdio::null())
+        .stdin(input)
         .kill_on_drop(true)
         .output()
         .await

@@ -18,6 +18,7 @@ mod increments;
 mod inspecting;
 mod interchange;
 mod kyb;
+mod login;
 mod looking;
 mod policies;
 mod proxy;
