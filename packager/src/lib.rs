@@ -17,6 +17,8 @@ pub mod copy;
 pub mod criu;
 pub mod difference;
 pub mod docker_config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod images_pack;
 pub mod inside;
 pub mod inspect;

@@ -19,6 +19,8 @@ use kybernate_spec::{
 pub(crate) mod base;
 mod check;
 mod dump;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod memory_keys;
 pub(crate) mod pagemap;
 mod pages;
