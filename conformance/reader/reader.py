@@ -166,6 +166,11 @@ def read_manifest(layout, child):
     return manifest
 
 
+def places(path):
+    """Returns the directories that lead to a destination."""
+    return tuple(part for part in path.split("/") if part not in ("", "."))
+
+
 def sort_layers(manifest):
     """Returns the layers by kind."""
     kinds = {kind: [] for kind in (PAGE_INDEX, IMAGES, PAGES, PAGE_HASHES, VOLUME)}
@@ -193,11 +198,11 @@ def sort_layers(manifest):
             and ".." not in path.split("/")
             and "\0" not in path
             and len(path.encode("utf-8", "surrogatepass")) <= 4096
-            and path not in destinations
+            and places(path) not in destinations
             and part in (None, "0")
         )
         refuse_unless(usable, "volume", repr(path))
-        destinations.add(path)
+        destinations.add(places(path))
         last, expected = path, None if part is None else 1
     return kinds
 

@@ -299,6 +299,11 @@ pub(crate) fn is_destination(destination: &str) -> bool {
         && destination.split('/').all(|component| component != "..")
 }
 
+/// Returns the directories that lead to a destination: `/a/` and `/./a` are one place.
+pub(crate) fn places(destination: &str) -> impl Iterator<Item = &str> {
+    destination.split('/').filter(|component| !matches!(*component, "" | "."))
+}
+
 /// Adds a volume, or the next part of the last one.
 fn add_volume(layer: &Descriptor, volumes: &mut Vec<Volume>) -> Result<(), ArtifactError> {
     let wrong = |text: String| Err(ArtifactError::Shape(Reason::Volume, text));
@@ -308,13 +313,18 @@ fn add_volume(layer: &Descriptor, volumes: &mut Vec<Volume>) -> Result<(), Artif
     if !is_destination(destination) {
         return wrong(format!("a volume's destination is {destination:?}"));
     }
-    let part = layer.annotations.get(annotation::PART);
-    let Ok(part) = part.map(|part| part.parse::<usize>()).transpose() else {
-        return wrong("a part of a volume has no number".to_owned());
+    let part = match layer.annotations.get(annotation::PART) {
+        None => None,
+        Some(text) => match text.parse::<usize>() {
+            // Only as it is written: neither `+1` nor `01`.
+            Ok(number) if number.to_string() == *text => Some(number),
+            _ => return wrong(format!("a part of a volume has the number {text:?}")),
+        },
     };
     let layer = within(layer)?;
     let last = volumes.len().wrapping_sub(1);
-    let known = volumes.iter().position(|other| other.destination == *destination);
+    let same = |other: &Volume| places(&other.destination).eq(places(destination));
+    let known = volumes.iter().position(same);
     match (part, known, volumes.last_mut()) {
         (None | Some(0), None, _) => {
             volumes.push(Volume { destination: destination.clone(), parts: vec![layer] });
@@ -368,6 +378,10 @@ mod tests {
             &[("/a", one)],
             &[("/a", zero), ("/b", None), ("/a", one)],
             &[("/a", Some("x"))],
+            &[("/a", Some("+0"))],
+            &[("/a", zero), ("/a", Some("01"))],
+            &[("/a", None), ("/a/", None)],
+            &[("/a/b", None), ("//a/./b", None)],
             &[("/a/../b", None)],
         ] {
             assert!(volumes(wrong).is_err(), "{wrong:?}");

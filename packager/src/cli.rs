@@ -102,7 +102,7 @@ enum Command {
 /// How to reach a registry.
 #[derive(Clone, Copy, Debug, Args)]
 struct Connection {
-    /// Speak plain HTTP also to registries that are not on this machine.
+    /// Speak plain HTTP also to registries that are not on this machine: to all that are named.
     #[arg(long)]
     plain_http: bool,
 }

@@ -182,7 +182,7 @@ async fn pack_all(
     for tar in request.volumes.iter().map(|volume| &volume.tar).chain(&request.rootfs_diff) {
         volumes::check_tar(tar).await?;
     }
-    let scratch = scratch(request.scratch.as_deref())?;
+    let scratch = scratch(request.scratch.clone()).await?;
     let (directory, place) = (request.dump.clone(), scratch.path().to_owned());
     let (dump, shard_bytes) = run(move || {
         let listing = Listing::of(&directory, &place)?;
@@ -371,9 +371,11 @@ fn to_json(what: &'static str, document: &impl serde::Serialize) -> Result<Bytes
     }
 }
 
-fn scratch(directory: Option<&Path>) -> Result<Scratch, PackError> {
-    let system = std::env::temp_dir();
-    Scratch::begin(directory.unwrap_or(&system), "kybernate-pack-")
+async fn scratch(directory: Option<PathBuf>) -> Result<Scratch, PackError> {
+    let directory = directory.unwrap_or_else(std::env::temp_dir);
+    // It may have gigabytes to remove that a killed run has left.
+    blocking(move || Scratch::begin(&directory, "kybernate-pack-"))
+        .await
         .map_err(|kind| PackError::Io("make a directory for temporary files", kind))
 }
 

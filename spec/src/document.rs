@@ -131,6 +131,29 @@ mod tests {
     }
 
     #[test]
+    fn what_the_image_specification_requires_is_there() {
+        let config = json!({"mediaType": "a/b", "digest": crate::Digest::of(b""), "size": 0});
+        let manifest = json!({"schemaVersion": 2, "config": config, "layers": []});
+        assert!(parse_manifest(manifest.to_string().as_bytes()).is_ok());
+        let index = json!({"schemaVersion": 2, "manifests": []});
+        for (document, members) in [(manifest, &["config", "layers"][..]), (index, &["manifests"])]
+        {
+            for member in members {
+                let mut without = document.clone();
+                without.as_object_mut().unwrap().remove(*member);
+                let text = without.to_string();
+                let missing = format!("missing field `{member}`");
+                let told = if *member == "manifests" {
+                    parse_index(text.as_bytes()).unwrap_err().to_string()
+                } else {
+                    parse_manifest(text.as_bytes()).unwrap_err().to_string()
+                };
+                assert!(told.contains(&missing), "{told}");
+            }
+        }
+    }
+
+    #[test]
     fn a_document_is_parsed_as_ever() {
         let text = br#"{"a":[1,-2,0.5,"x",null,true],"b":{"a":{}}}"#;
         let value: Value = parse(text).unwrap();

@@ -73,7 +73,6 @@ pub struct Manifest {
     /// The configuration.
     pub config: Descriptor,
     /// The layers, lowest first.
-    #[serde(default)]
     pub layers: Vec<Descriptor>,
     /// What this manifest refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -96,7 +95,6 @@ pub struct Index {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// The children.
-    #[serde(default)]
     pub manifests: Vec<Descriptor>,
     /// What this index refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]

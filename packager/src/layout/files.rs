@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 
 use bytes::Bytes;
@@ -36,12 +36,8 @@ pub(super) struct Ingest {
 impl Ingest {
     /// Starts a file in the layout's directory.
     pub(super) fn begin(root: &Path) -> io::Result<Self> {
-        let create = || {
-            tempfile::Builder::new()
-                .prefix(UNFINISHED)
-                .permissions(std::fs::Permissions::from_mode(0o644))
-                .tempfile_in(root)
-        };
+        // For its owner alone: what is in it is the memory of processes.
+        let create = || tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(root);
         let file = leftovers::locked(create)?;
         let (file, path) = file.into_parts();
         Ok(Self { file, path })
@@ -85,7 +81,7 @@ impl Ingest {
 
 /// Makes `root` a layout if it is none. A directory that has other things in it is refused.
 pub(super) fn prepare(root: &Path) -> io::Result<()> {
-    fs_err::create_dir_all(root)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
     leftovers::clear(root, UNFINISHED)?;
     if open_beneath(root, MARKER).is_ok() {
         return Ok(());
@@ -192,7 +188,7 @@ pub(super) fn open_root(root: &Path) -> io::Result<OwnedFd> {
 
 /// Opens a directory, and makes it first when it is missing.
 fn make_directory(parent: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
-    match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+    match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)) {
         Ok(()) => rustix::fs::fsync(parent)?,
         Err(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),

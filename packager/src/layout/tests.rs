@@ -227,3 +227,30 @@ async fn an_empty_place_has_nothing() {
     assert!(matches!(error.kind, StoreErrorKind::NotFound), "{error:?}");
     assert!(!layout.directory().exists());
 }
+
+#[tokio::test]
+async fn a_layout_is_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let scratch = tempfile::tempdir().unwrap();
+    let root = scratch.path().join("layout");
+    let layout = Layout::at(&root);
+    let content = Bytes::from_static(b"a password, as a process has it");
+    let descriptor = Descriptor::of("a/b", &content);
+    layout.put_blob(&descriptor, &Fixed(content)).await.unwrap();
+    let (manifest, content) = manifest(None);
+    layout.put_manifest(&manifest, content).await.unwrap();
+    let mut left = vec![root];
+    let mut files = 0;
+    while let Some(path) = left.pop() {
+        let metadata = fs_err::symlink_metadata(&path).unwrap();
+        let mode = metadata.permissions().mode() & 0o777;
+        if metadata.is_dir() {
+            assert_eq!(mode, 0o700, "{}", path.display());
+            left.extend(fs_err::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            assert_eq!(mode, 0o600, "{}", path.display());
+            files += 1;
+        }
+    }
+    assert!(files >= 3, "{files} files");
+}

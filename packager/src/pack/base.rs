@@ -14,8 +14,9 @@ use fs_err as fs;
 use futures::TryStreamExt as _;
 use kybernate_spec::page_index::{
     Chunk, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Reader, Record, Run,
+    index_bytes_max,
 };
-use kybernate_spec::{Descriptor, Digest};
+use kybernate_spec::{Descriptor, Digest, Reason};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::PackError;
@@ -28,7 +29,7 @@ use crate::criu::{ImageReader, Magic, PagemapHead};
 use crate::progress::Progress;
 use crate::store::Store;
 use crate::unpack::pages::hash_of;
-use crate::unpack::unpack_memory_images;
+use crate::unpack::{UnpackError, unpack_memory_images};
 
 /// Bytes of a page's hash: the first half of BLAKE3's 32.
 pub(crate) const PAGE_HASH_BYTES: usize = 16;
@@ -129,6 +130,11 @@ impl OpenBase {
         let directory = scratch.join("base");
         fs::create_dir(&directory).map_err(wrong)?;
         let checkpoint = &base.checkpoint;
+        if checkpoint.page_index.size > index_bytes_max(checkpoint.config.sizes.bulk_bytes) {
+            let text = "its page index is larger than its files allow".to_owned();
+            let error = UnpackError::Contradiction(Reason::IndexTooLarge, text);
+            return Err(PackError::Base(Box::new(error)));
+        }
         let hashes = match (&base.store, &checkpoint.page_hashes) {
             (Store::Layout(_), _) => None,
             (Store::Registry(_), Some(layer)) => {

@@ -19,7 +19,8 @@ pub(super) fn check(request: &PackRequest, dump: &Dump) -> Result<(), PackError>
     let mut destinations = BTreeSet::new();
     for volume in &request.volumes {
         let destination = &volume.destination;
-        if !artifact::is_destination(destination) || !destinations.insert(destination) {
+        let places: Vec<&str> = artifact::places(destination).collect();
+        if !artifact::is_destination(destination) || !destinations.insert(places) {
             let text = format!("a volume's destination is {destination:?}, or two volumes' is");
             return unreadable(Reason::Volume, text);
         }

@@ -107,8 +107,11 @@ impl Pages<'_> {
         progress: &Progress,
     ) -> Result<(Planned, Vec<NewShard>), PackError> {
         let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
-        let files: Arc<[_]> =
-            open_files(self.dump).map_err(|kind| PackError::Io("open the dump", kind))?.into();
+        let files: Arc<[_]> = {
+            let dump = Arc::clone(self.dump);
+            let opened = blocking(move || open_files(&dump)).await;
+            opened.map_err(|kind| PackError::Io("open the dump", kind))?.into()
+        };
         // Full shards wait here while others are sent: a few stretches each, not their bytes.
         let (sender, receiver) = mpsc::channel::<ShardPlan>(parallel);
         let planning = {

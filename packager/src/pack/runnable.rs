@@ -64,7 +64,7 @@ pub(super) async fn push(
         }
         // containerd may have dropped the compressed layers after unpacking them.
         Err(PackError::Store(StoreError { kind: StoreErrorKind::NotFound, .. }))
-            if request.runnable == Runnable::Auto =>
+            if request.runnable == Runnable::Auto && is_incomplete(image).await =>
         {
             tracing::warn!(
                 "the source image's layers are gone: packing without the runnable image"
@@ -89,6 +89,20 @@ async fn push_source(
     let config = read_config(&*image.blobs, &manifest.config).await?;
     store.put_manifest(&image.manifest.descriptor, image.manifest.content.clone()).await?;
     Ok((manifest, config))
+}
+
+/// Whether the source lacks a blob of the image: what was not found may be the target's repository.
+pub(super) async fn is_incomplete(image: &SourceImage) -> bool {
+    let Ok(manifest) = serde_json::from_slice::<Manifest>(&image.manifest.content) else {
+        return false;
+    };
+    for blob in manifest.layers.iter().chain([&manifest.config]) {
+        let opened = image.blobs.open(blob).await;
+        if matches!(opened, Err(StoreError { kind: StoreErrorKind::NotFound, .. })) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Reads the config, which whoever gives it out need not have checked.

@@ -1,5 +1,6 @@
 //! Pushing captured mounts: tars, cut into parts where they are large.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
@@ -31,6 +32,7 @@ pub(super) async fn push(
     progress: &Progress,
 ) -> Result<Vec<Descriptor>, PackError> {
     let mut layers = Vec::new();
+    let mut titles = BTreeSet::new();
     for volume in volumes {
         let unread = |kind| PackError::Io("read a captured mount", kind);
         let path = volume.tar.clone();
@@ -49,7 +51,7 @@ pub(super) async fn push(
             .buffered(PARALLEL)
             .try_collect()
             .await?;
-        let title = format!("volume{}", volume.destination.replace('/', "-"));
+        let title = title(&volume.destination, &mut titles);
         layers.extend((0_u32..).zip(pushed).map(|(number, layer)| {
             let layer = layer.with_annotation(annotation::DESTINATION, &volume.destination);
             if single {
@@ -61,6 +63,18 @@ pub(super) async fn push(
         }));
     }
     Ok(layers)
+}
+
+/// Names a volume as a file: no other has that name, though `/a/b` and `/a-b` look alike.
+fn title(destination: &str, taken: &mut BTreeSet<String>) -> String {
+    let plain = format!("volume{}", destination.replace('/', "-"));
+    let mut title = plain.clone();
+    let mut number = 2_u32;
+    while !taken.insert(title.clone()) {
+        title = format!("{plain}~{number}");
+        number += 1;
+    }
+    title
 }
 
 /// Cuts a file into parts: where each begins, and how long it is.
@@ -103,6 +117,13 @@ fn read_headers(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_volumes_are_one_file() {
+        let mut taken = BTreeSet::new();
+        let titles = ["/a/b", "/a-b", "/a", "/a/-b"].map(|path| title(path, &mut taken));
+        assert_eq!(titles, ["volume-a-b", "volume-a-b~2", "volume-a", "volume-a--b"]);
+    }
 
     #[test]
     fn parts_cover_a_file_without_gaps() {

@@ -74,6 +74,41 @@ impl BlobSource for Same {
     }
 }
 
+/// Has nothing.
+#[derive(Debug)]
+struct Gone;
+
+impl BlobSource for Gone {
+    fn open<'a>(&'a self, blob: &'a Descriptor) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
+        let subject = blob.digest.to_string();
+        let kind = crate::store::StoreErrorKind::NotFound;
+        Box::pin(async { Err(StoreError { operation: "read blob", subject, kind }) })
+    }
+}
+
+#[tokio::test]
+async fn layers_are_gone_only_when_their_source_lacks_them() {
+    let config = Descriptor::of(media_type::OCI_CONFIG, b"{}");
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
+        config,
+        layers: Vec::new(),
+        subject: None,
+        annotations: Annotations::new(),
+    };
+    let content = Bytes::from(serde_json::to_vec(&manifest).unwrap());
+    let descriptor = Descriptor::of(media_type::OCI_MANIFEST, &content);
+    let image = |blobs: Arc<dyn BlobSource>| SourceImage {
+        manifest: StoredManifest { descriptor: descriptor.clone(), content: content.clone() },
+        blobs,
+        mount_from: None,
+    };
+    assert!(runnable::is_incomplete(&image(Arc::new(Gone))).await);
+    assert!(!runnable::is_incomplete(&image(Arc::new(Same(Bytes::from("{}"))))).await);
+}
+
 #[tokio::test]
 async fn an_images_config_is_what_its_digest_says() {
     let scratch = tempfile::tempdir().unwrap();
