@@ -3,11 +3,12 @@
 # make soak   kills the registry a hundred times under load and looks at what is left
 # make fuzz   looks for inputs that break a parser (fuzz/README.md)
 # make bench  figures beside containerd's own path and beside other registries (release build)
+# make install  programs, kyb's manual and completions, below PREFIX (/usr/local) and DESTDIR
 
 CARGO ?= cargo
 export KYBERNATE_CACHE ?= /var/cache/kybernate
 
-.PHONY: demo test build lint bench soak fuzz clean setup
+.PHONY: demo test build lint bench soak fuzz clean setup install install-files
 
 demo: build
 	target/debug/kybernate-conformance demo
@@ -45,6 +46,28 @@ bench: setup
 	target/release/kybernate-conformance bench oci
 	target/release/kybernate-conformance bench registry
 	target/release/kybernate-conformance bench
+
+PREFIX ?= /usr/local
+# Where the programs were built, and which of them are installed.
+FROM ?= target/release
+PROGRAMS ?= kyb kybernate-registry kybernate-agent kybernate-runc
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+install: setup
+	$(CARGO) build --workspace --bins --locked --release
+	$(MAKE) install-files
+
+# Without building: packagers have built before.
+install-files:
+	install -d $(DESTDIR)$(PREFIX)/bin $(SHARE)/bash-completion/completions \
+		$(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	for program in $(PROGRAMS); do \
+		install -m 0755 $(FROM)/$$program $(DESTDIR)$(PREFIX)/bin/ || exit 1; \
+	done
+	$(FROM)/kyb man $(SHARE)/man/man1
+	$(FROM)/kyb completion bash >$(SHARE)/bash-completion/completions/kyb
+	$(FROM)/kyb completion zsh >$(SHARE)/zsh/site-functions/_kyb
+	$(FROM)/kyb completion fish >$(SHARE)/fish/vendor_completions.d/kyb.fish
 
 clean:
 	-target/debug/kybernate-conformance node down all

@@ -170,3 +170,28 @@ async fn shells_and_manuals_know_each_command() {
         assert!(page.contains("kyb"), "{page}");
     }
 }
+
+#[test]
+fn what_is_installed_is_complete() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_kyb"));
+    let (root, from) = (scratch.path().display(), program.parent().unwrap().display());
+    let output = std::process::Command::new("make")
+        .args(["-C", concat!(env!("CARGO_MANIFEST_DIR"), "/.."), "install-files", "PROGRAMS=kyb"])
+        .args([format!("DESTDIR={root}"), "PREFIX=/usr".to_owned(), format!("FROM={from}")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for (file, expected) in [
+        ("bin/kyb", ""),
+        ("share/man/man1/kyb.1", "kyb\\-login(1)"),
+        ("share/man/man1/kyb-pack.1", "DUMP_DIR"),
+        ("share/bash-completion/completions/kyb", "facts-only"),
+        ("share/zsh/site-functions/_kyb", "#compdef kyb"),
+        ("share/fish/vendor_completions.d/kyb.fish", "complete -c kyb"),
+    ] {
+        let content = fs_err::read(scratch.path().join("usr").join(file)).unwrap();
+        let content = String::from_utf8_lossy(&content);
+        assert!(!content.is_empty() && content.contains(expected), "{file} has no {expected}");
+    }
+}
