@@ -14,8 +14,10 @@ use crate::preflight::TcpPolicy;
 use crate::stage;
 
 /// What every restored container's CRIU is told. Its cgroups are the new container's, never what
-/// the images say: those would bring limits and device rules of their own.
-pub(crate) const RESTORED: &str = "# Written by kybernate-agent.\nmanage-cgroups=ignore\n";
+/// the images say: those would bring limits and device rules of their own. File locks are in every
+/// dump, and without a word CRIU restores the processes without them.
+pub(crate) const RESTORED: &str =
+    "# Written by kybernate-agent.\nmanage-cgroups=ignore\nfile-locks\n";
 
 /// At the end of lines that are there for one operation.
 pub(crate) const MARK: &str = "# kybernate: for one operation";

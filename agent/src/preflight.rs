@@ -22,6 +22,7 @@ pub(crate) use self::options::{CriuOptions, DEFAULT_FILE};
 use self::rules::{Context, judge};
 pub(crate) use self::rules::{Policy, TcpPolicy};
 use self::view::View;
+use crate::process::field;
 
 /// First kernel that refuses socket options which CRIU asks every socket for, and the first CRIU
 /// that does without.
@@ -31,6 +32,9 @@ const LENIENT_CRIU: [u64; 2] = [4, 2];
 /// Where CRIU's plugins are (`criu/config.c`, and Debian's place).
 const PLUGINS: [&str; 3] =
     ["/usr/lib/criu", "/usr/lib/x86_64-linux-gnu/criu", "/usr/local/lib/criu"];
+
+/// The capability that prlimit(2) wants for another user's process.
+const CAP_SYS_RESOURCE: u32 = 24;
 
 /// Whom to look at, and how.
 #[derive(Clone, Debug)]
@@ -69,12 +73,16 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
     if plugin("amdgpu_plugin.so") {
         plugged.extend(["/dev/kfd", "/dev/dri/"]);
     }
+    // CRIU is started by the shim, as the container's first process was.
+    let shim = view.processes.iter().find(|process| process.pid == subject.init);
+    let shim = shim.map_or(0, |process| process.parent);
     let context = Context {
         policy: subject.policy,
         options: CriuOptions::of(&subject.criu_config),
         own_options: subject.own_options,
         user_namespace: user.map(|link| link.to_string_lossy().into_owned()),
         mount_points: subject.mount_points.clone(),
+        no_limits: lacks(proc, shim, CAP_SYS_RESOURCE),
         no_internet: subject.kernel.as_slice() >= STRICT_KERNEL.as_slice()
             && subject.criu.as_slice() < LENIENT_CRIU.as_slice(),
         plugged,
@@ -82,4 +90,12 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
         peers,
     };
     judge(&view, &context)
+}
+
+/// Whether a process lacks a capability. What cannot be looked at lacks none.
+fn lacks(proc: &Path, pid: u32, capability: u32) -> bool {
+    let status = fs_err::read_to_string(proc.join(pid.to_string()).join("status"));
+    let effective =
+        status.ok().and_then(|status| u64::from_str_radix(field(&status, "CapEff:")?, 16).ok());
+    effective.is_some_and(|effective| effective & (1 << capability) == 0)
 }

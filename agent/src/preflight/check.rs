@@ -30,6 +30,7 @@ pub(crate) enum Check {
     ExecSession,
     CriuCode,
     Traced,
+    OtherUser,
     UserNamespace,
     NestedPidNamespace,
     TimeNamespace,
@@ -168,7 +169,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 33] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -176,6 +177,7 @@ impl Check {
         Self::ExecSession,
         Self::CriuCode,
         Self::Traced,
+        Self::OtherUser,
         Self::UserNamespace,
         Self::NestedPidNamespace,
         Self::TimeNamespace,
@@ -214,6 +216,7 @@ impl Check {
             | Self::ExecSession
             | Self::CriuCode
             | Self::Traced
+            | Self::OtherUser
             | Self::UserNamespace
             | Self::NestedPidNamespace
             | Self::TimeNamespace
@@ -268,6 +271,12 @@ impl Check {
                 "traced",
                 "a process is traced, and only one can do that at a time",
                 "detach the debugger",
+            ),
+            Self::OtherUser => refuse(
+                "other-user",
+                "a process is not root's, and CRIU cannot read the limits of another user's without \
+                 CAP_SYS_RESOURCE, which containerd lacks here",
+                "give containerd that capability, or run the container as root",
             ),
             Self::UserNamespace => refuse(
                 "user-namespace",

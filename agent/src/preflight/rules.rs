@@ -116,6 +116,8 @@ pub(super) struct Context {
     pub(super) user_namespace: Option<String>,
     /// Where the specification mounts something.
     pub(super) mount_points: Vec<String>,
+    /// Whether CRIU is run without the capability to read limits of other users' processes.
+    pub(super) no_limits: bool,
     /// Whether CRIU cannot dump internet sockets with this kernel.
     pub(super) no_internet: bool,
     /// Prefixes of device paths that CRIU has a plugin for.
@@ -202,6 +204,9 @@ fn of_process(
     }
     if process.secret {
         say(Check::SecretMemory, name(process));
+    }
+    if process.foreign && context.no_limits {
+        say(Check::OtherUser, name(process));
     }
     if let (Some(own), Some(usual)) = (namespace("user"), &context.user_namespace)
         && own != usual

@@ -162,6 +162,33 @@ fn code_of_a_killed_criu_and_secret_memory_are_found() {
 }
 
 #[test]
+fn another_users_process_is_found_where_its_limits_cannot_be_read() {
+    for ids in ["Uid:\t0\t1000\t0\t0\n", "Gid:\t0\t0\t7\t0\n"] {
+        let mut tree = Tree::new();
+        tree.process(11, 10, ids);
+        assert_eq!(tree.found(), [""; 0]);
+        tree.subject.no_limits = true;
+        tree.finds("other-user: process 11 \"job\"");
+    }
+    let mut tree = Tree::new();
+    tree.process(11, 10, "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t5\n");
+    tree.subject.no_limits = true;
+    assert_eq!(tree.found(), [""; 0]);
+}
+
+#[test]
+fn only_a_process_that_can_be_looked_at_lacks_a_capability() {
+    let directory = tempfile::tempdir().unwrap();
+    let lacks = |pid| lacks(directory.path(), pid, CAP_SYS_RESOURCE);
+    for (pid, mask) in [(1, "000001fffeffffff"), (2, "000001ffffffffff")] {
+        let process = directory.path().join(pid.to_string());
+        fs::create_dir(&process).unwrap();
+        fs::write(process.join("status"), format!("CapEff:\t{mask}\n")).unwrap();
+    }
+    assert!(lacks(1) && !lacks(2) && !lacks(3));
+}
+
+#[test]
 fn namespaces_of_their_own_are_found() {
     let tree = Tree::new();
     tree.namespace(10, "user", 2);

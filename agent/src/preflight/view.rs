@@ -42,6 +42,8 @@ pub(super) struct Process {
     pub(super) namespaces: BTreeMap<&'static str, String>,
     /// In how many PID namespaces it has an id.
     pub(super) depth: usize,
+    /// Whether one of its user and group ids is not root's.
+    pub(super) foreign: bool,
     pub(super) traced: bool,
     /// Whether a mapping is of `memfd_secret(2)`.
     pub(super) secret: bool,
@@ -172,6 +174,7 @@ impl Process {
             parent: text("PPid:").parse().unwrap_or_default(),
             namespaces: kinds.into_iter().filter_map(namespace).collect(),
             depth: text("NSpid:").split_whitespace().count(),
+            foreign: is_foreign(text("Uid:")) || is_foreign(text("Gid:")),
             traced: !matches!(text("TracerPid:"), "" | "0"),
             secret: maps.lines().any(|line| line.contains(" /secretmem")),
             infected: crate::process::is_infected(&maps),
@@ -179,6 +182,11 @@ impl Process {
             files: Vec::new(),
         })
     }
+}
+
+/// Whether one of the real, effective and saved ids is not root's: the kernel compares those.
+fn is_foreign(ids: &str) -> bool {
+    ids.split_whitespace().take(3).any(|id| id != "0")
 }
 
 fn open_files(links: &Path, process: &Path, counted: &mut usize) -> Vec<OpenFile> {
