@@ -123,6 +123,18 @@ pub(crate) fn leave() -> io::Result<usize> {
     Ok(mounted.iter().filter(join).count())
 }
 
+/// Returns the names that version 1 hierarchies have in containers, which are those of their mount
+/// points here. None where runtimes use version 2.
+pub(crate) fn names() -> io::Result<Vec<String>> {
+    if Version::here() == Version::V2 {
+        return Ok(Vec::new());
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let first = |found: &Hierarchy| found.version == Version::V1;
+    let name = |found: Hierarchy| Some(found.mount_point.file_name()?.to_str()?.to_owned());
+    Ok(hierarchies(&mounts).into_iter().filter(first).filter_map(name).collect())
+}
+
 impl Hierarchy {
     /// Returns the directory of a cgroup by its path in the hierarchy, when the mount shows it.
     fn resolve(&self, path: &str) -> Option<PathBuf> {

@@ -26,6 +26,8 @@ mod judge;
 mod summary;
 
 pub(crate) use self::judge::{Expected, judge};
+#[cfg(test)]
+pub(crate) use self::summary::MountFact;
 pub(crate) use self::summary::Summary;
 use self::summary::{Builder, is_judged};
 

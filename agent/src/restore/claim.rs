@@ -26,7 +26,6 @@ use super::volume::{self, VolumeError};
 use super::{Order, Purpose, is_name, spec};
 use crate::app::{App, Rejection};
 use crate::checkpoint::namespace_or_default;
-use crate::criu_config;
 use crate::gate::{self, GateError, Summary};
 use crate::operations::{
     Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
@@ -34,6 +33,7 @@ use crate::operations::{
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
 use crate::undo::{Undoing, undo};
+use crate::{cgroup, criu_config};
 
 /// Why a claim cannot be cancelled.
 const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
@@ -297,7 +297,10 @@ async fn prepare(
     driver.step("gate");
     let lsm = spec::lsm(&app.report().await.facts.lsm);
     let summary = gate::inspect(&staged.images()).await?;
-    let reasons = gate::judge(&summary, &claim.live.expected(&summary, lsm));
+    let hierarchies = tokio::task::spawn_blocking(cgroup::names).await;
+    let hierarchies = hierarchies.map_err(io::Error::other).and_then(|names| names);
+    let hierarchies = hierarchies.map_err(ClaimError::Place)?;
+    let reasons = gate::judge(&summary, &claim.live.expected(&summary, lsm, &hierarchies));
     if !reasons.is_empty() {
         return Err(Refusal { by: RefusedBy::Identity, reasons }.into());
     }

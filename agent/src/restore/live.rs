@@ -42,13 +42,31 @@ impl Live {
         }
     }
 
-    /// Returns what restored processes may be at most, in the words of the gate.
-    pub(super) fn expected(&self, summary: &Summary, lsm: i32) -> Expected {
+    /// Returns what restored processes may be at most, in the words of the gate. `hierarchies` are
+    /// the node's cgroups of version 1, by their names in containers.
+    pub(super) fn expected(&self, summary: &Summary, lsm: i32, hierarchies: &[String]) -> Expected {
         let here = |paths: Vec<String>| paths.into_iter().filter(|path| Path::new(path).exists());
         let mut read_only: BTreeSet<String> =
             here(self.strings("/linux/readonlyPaths", None).collect()).collect();
         let mounts = self.list("/mounts").filter(|mount| has_option(mount, "ro"));
         read_only.extend(mounts.filter_map(|mount| text(mount, "destination")));
+        let mut external_mounts: BTreeSet<String> =
+            self.binds().map(|mount| mount.destination).collect();
+        // In version 1 a cgroup mount is a tmpfs, on which the runtime itself mounts the container's
+        // own directory of each hierarchy. Only these are read-only then.
+        let has_cgroups = |mount: &&Value| {
+            !hierarchies.is_empty() && text(mount, "type").is_some_and(|kind| kind == "cgroup")
+        };
+        for mount in self.list("/mounts").filter(has_cgroups) {
+            let Some(top) = text(mount, "destination") else { continue };
+            let places = hierarchies.iter().map(|name| format!("{top}/{name}"));
+            let dumped = |place: &String| summary.mounts.iter().any(|mount| mount.path == *place);
+            let places: Vec<String> = places.filter(dumped).collect();
+            if read_only.remove(&top) {
+                read_only.extend(places.iter().cloned());
+            }
+            external_mounts.extend(places);
+        }
         // In those of its pod it may or may not have been at home: runc joins them itself.
         let joined = self.namespaces(|found| found.is_some_and(|path| !path.is_empty()));
         let joined = joined.filter(|name| summary.host_namespaces.contains(name));
@@ -57,7 +75,7 @@ impl Live {
             no_new_privileges: self.flag("/process/noNewPrivileges"),
             seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
             lsm,
-            external_mounts: self.binds().map(|mount| mount.destination).collect(),
+            external_mounts,
             masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
             read_only,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
@@ -127,6 +145,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::gate::MountFact;
 
     /// As containerd's CRI plugin writes them, shortened.
     fn pod() -> Live {
@@ -165,7 +184,7 @@ mod tests {
             host_namespaces: ["network", "user"].map(str::to_owned).into(),
             ..Summary::default()
         };
-        let expected = live.expected(&summary, 0);
+        let expected = live.expected(&summary, 0, &[]);
         let names = |found: &BTreeSet<String>| found.iter().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(names(&expected.capabilities), "CAP_KILL");
         assert!(expected.no_new_privileges && expected.seccomp);
@@ -183,9 +202,27 @@ mod tests {
     }
 
     #[test]
+    fn cgroups_of_version_1_are_mounted_by_the_runtime() {
+        let options = ["nosuid", "ro"];
+        let mount =
+            json!({ "destination": "/sys/fs/cgroup", "type": "cgroup", "options": options });
+        let live = Live::parse(json!({ "mounts": [mount] }).to_string().as_bytes()).unwrap();
+        let dumped = |path: &str| MountFact { path: path.to_owned(), ..MountFact::default() };
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/other"].map(dumped);
+        let summary = Summary { mounts: mounts.into(), ..Summary::default() };
+        let here = ["cpu", "memory"].map(str::to_owned);
+        let first = live.expected(&summary, 0, &here);
+        assert_eq!(first.external_mounts, ["/sys/fs/cgroup/cpu".to_owned()].into());
+        assert_eq!(first.read_only, first.external_mounts);
+        let second = live.expected(&summary, 0, &[]);
+        assert!(second.external_mounts.is_empty());
+        assert_eq!(second.read_only, ["/sys/fs/cgroup".to_owned()].into());
+    }
+
+    #[test]
     fn an_empty_specification_gives_nothing() {
         let live = Live::parse(b"{}").unwrap();
-        let expected = live.expected(&Summary::default(), 0);
+        let expected = live.expected(&Summary::default(), 0, &[]);
         assert!(expected.capabilities.is_empty() && expected.external_mounts.is_empty());
         assert!(!expected.no_new_privileges && !expected.seccomp);
         assert_eq!(expected.host_namespaces.len(), 4);
