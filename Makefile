@@ -13,8 +13,10 @@ export KYBERNATE_CACHE ?= /var/cache/kybernate
 demo: build
 	target/debug/kybernate-conformance demo
 
-# Everything is built as the tests build it, so that each dependency is compiled once.
+# Everything is built as the tests build it, so that each dependency is compiled once. Kubernetes is
+# for the tests alone: the demo does not wait for it.
 test: lint
+	@sh conformance/kubernetes.sh
 	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked
 

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod cluster;
+
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,6 +12,7 @@ use crate::bench::{self, Plan};
 use crate::command;
 use crate::demo;
 use crate::node::command_in;
+use crate::node::containerd::Serves;
 use crate::oci;
 use crate::preflight::preflight;
 use crate::root::cache;
@@ -73,6 +76,9 @@ enum Command {
     /// Starts, enters and ends two real nodes.
     #[command(subcommand)]
     Node(NodeCommand),
+    /// Starts, asks and ends a Kubernetes cluster on the two nodes.
+    #[command(subcommand)]
+    Cluster(cluster::Command),
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -185,6 +191,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Node(NodeCommand::Up { which, json, hold: false }) => up(which, json),
         Command::Node(NodeCommand::Exec { node, words }) => exec(node.as_str(), &words),
         Command::Node(NodeCommand::Down { which }) => down(which),
+        Command::Cluster(command) => cluster::run(command),
     }
 }
 
@@ -202,7 +209,7 @@ pub(crate) fn programs() -> anyhow::Result<PathBuf> {
 
 fn up(which: Which, json: bool) -> anyhow::Result<ExitCode> {
     preflight()?;
-    let state = keep(which.names(), &programs()?, &say)?;
+    let state = keep(Serves::Clients, which.names(), &programs()?, &say)?;
     show(&state, json)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -70,6 +70,16 @@ pub enum ImageErrorKind {
     Tag(#[from] TagError),
 }
 
+/// What an image starts.
+struct Starts {
+    entrypoint: &'static [&'static str],
+    arguments: &'static [&'static str],
+}
+
+const WORKS: Starts =
+    Starts { entrypoint: &["/workload", "run", "--state", "/state"], arguments: &["--mib", "256"] };
+const PAUSES: Starts = Starts { entrypoint: &["/workload", "pause"], arguments: &[] };
+
 /// What the image is called: in the layout, and in containerd when a full reference was given.
 struct Name {
     tag: String,
@@ -81,16 +91,31 @@ struct Name {
 /// `busybox` is a static busybox for this machine's architecture. Files of an earlier build are
 /// replaced; blobs only that one had stay.
 pub fn build(layout: &Path, busybox: &Path, name: &str) -> Result<Built, ImageError> {
-    let name = Name::parse(name).map_err(during("parse the name"))?;
     let busybox = fs::read(busybox).map_err(during("read busybox"))?;
-    let blobs = layout.join("blobs/sha256");
-    fs::create_dir_all(&blobs).map_err(during("create the layout"))?;
-
     let layers = [
         layer::base(&busybox).map_err(during("write the base layer"))?,
         layer::workload(WORKLOAD).map_err(during("write the workload's layer"))?,
     ];
-    let config = document(&configuration(&layers))?;
+    write_layout(layout, name, &layers, &WORKS)
+}
+
+/// Builds the image of the container that holds a pod's namespaces: a program that does nothing.
+pub fn build_pause(layout: &Path, name: &str) -> Result<Built, ImageError> {
+    let layers = [layer::workload(WORKLOAD).map_err(during("write the workload's layer"))?];
+    write_layout(layout, name, &layers, &PAUSES)
+}
+
+fn write_layout(
+    layout: &Path,
+    name: &str,
+    layers: &[Layer],
+    starts: &Starts,
+) -> Result<Built, ImageError> {
+    let name = Name::parse(name).map_err(during("parse the name"))?;
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs).map_err(during("create the layout"))?;
+
+    let config = document(&configuration(layers, starts))?;
     let config_descriptor = Descriptor::of(media_type::OCI_CONFIG, &config);
     let manifest = Manifest {
         schema_version: 2,
@@ -114,7 +139,7 @@ pub fn build(layout: &Path, busybox: &Path, name: &str) -> Result<Built, ImageEr
     let index = document(&index)?;
 
     let write = |path: &Path, bytes: &[u8]| fs::write(path, bytes).map_err(during("write a file"));
-    for layer in &layers {
+    for layer in layers {
         write(&blobs.join(layer.descriptor.digest.hex()), &layer.compressed)?;
     }
     write(&blobs.join(config_descriptor.digest.hex()), &config)?;
@@ -169,7 +194,7 @@ fn architecture() -> &'static str {
     }
 }
 
-fn configuration(layers: &[Layer]) -> serde_json::Value {
+fn configuration(layers: &[Layer], starts: &Starts) -> serde_json::Value {
     let diff_ids: Vec<&Digest> = layers.iter().map(|layer| &layer.diff_id).collect();
     let history: Vec<_> = layers
         .iter()
@@ -181,8 +206,8 @@ fn configuration(layers: &[Layer]) -> serde_json::Value {
         "os": "linux",
         "config": {
             "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"],
-            "Entrypoint": ["/workload", "run", "--state", "/state"],
-            "Cmd": ["--mib", "256"],
+            "Entrypoint": starts.entrypoint,
+            "Cmd": starts.arguments,
             "WorkingDir": "/",
         },
         "rootfs": { "type": "layers", "diff_ids": diff_ids },

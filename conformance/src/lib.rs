@@ -4,11 +4,13 @@
 //! [`testbed`] two with a network between them, [`preflight`] says what a machine lacks; [`process`]
 //! and [`command`] are how programs are started and ended. [`image`] builds the workload's image;
 //! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
+//! [`cluster`] is Kubernetes on the nodes.
 //! [`oci`] is the conformance suite for any OCI registry, [`vectors`] the one for readers of the
 //! artifact; they need none of the others.
 
 mod bench;
 pub mod cli;
+pub mod cluster;
 pub mod command;
 mod demo;
 pub mod image;

@@ -4,6 +4,7 @@
 //! of. All of it is done here and in `node/init.sh`, by `unshare`, `nsenter`, `mount` and `ip`.
 
 mod cgroup;
+pub mod containerd;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use fs_err as fs;
 
 use self::cgroup::{Cgroups, LEAF};
+use self::containerd::Serves;
 use crate::command::{self, CommandError, wait_until};
 use crate::process::{Process, Service, with_log};
 use crate::root::{self, Release, RootError};
@@ -43,6 +45,8 @@ pub struct NodeConfig {
     pub address: String,
     /// How long the node lives.
     pub lifetime: Lifetime,
+    /// Who its containerd works for.
+    pub serves: Serves,
 }
 
 /// How long nodes and their network live.
@@ -127,6 +131,7 @@ impl Node {
             .env("NODE_ROOT", &root)
             .env("NODE_BIN", &config.bin)
             .env("NODE_SHARE", &config.share)
+            .env("NODE_CONTAINERD", config.serves.config(config.release))
             .env("NODE_CGROUPS", cgroups.v1.join(" "))
             .env("NODE_CGROUP2", cgroups.v2.as_deref().unwrap_or("none"))
             .env("NODE_CGROUP2_LEAF", LEAF)
@@ -175,6 +180,11 @@ impl Node {
     /// Returns the node's first process, as this machine sees it.
     pub const fn init(&self) -> Process {
         self.init
+    }
+
+    /// Returns who its containerd works for.
+    pub const fn serves(&self) -> Serves {
+        self.config.serves
     }
 
     /// Returns the node's address on the hub's bridge.
@@ -227,8 +237,15 @@ impl Drop for Node {
 ///
 /// Killing it does not kill what it started in the node: that is a child in another PID namespace.
 pub fn command_in(init: Process, words: &[&str]) -> Command {
+    command_in_network(init, init, words)
+}
+
+/// Prepares a command that runs in the node whose first process is `init`, but in the network of
+/// `network`.
+pub fn command_in_network(init: Process, network: Process, words: &[&str]) -> Command {
     let mut command = Command::new("nsenter");
-    command.args(["-t", &init.pid.to_string(), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w"]);
+    command.args(["-t", &init.pid.to_string(), "-m", "-u", "-i", "-p", "-C", "-r", "-w"]);
+    command.arg(format!("--net=/proc/{}/ns/net", network.pid));
     command.args(["/usr/bin/env", "-i", "HOME=/root"]);
     command.arg("PATH=/srv/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     command.args(["sh", "-c", ENTER, "sh"]).args(words);

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::command::{self, CommandError, wait_until};
 use crate::image::{self, ImageError};
+use crate::node::containerd::Serves;
 use crate::node::{Node, NodeError};
 use crate::process::{Process, Service};
 use crate::testbed::{HUB_ADDRESS, Testbed};
@@ -21,9 +22,9 @@ const REGISTRY_PORT: u16 = 5000;
 /// Port of Debian's docker-registry on the hub.
 const PEER_PORT: u16 = 5001;
 /// Password of the keys a scenario makes; they live as long as it does.
-const PASSWORD: &str = "scenario";
+pub(crate) const PASSWORD: &str = "scenario";
 /// Starting a program takes milliseconds; a loaded machine may need longer.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything that runs.
 #[derive(Debug)]
@@ -73,7 +74,16 @@ pub enum ScenarioError {
 impl Scenario {
     /// Starts the testbed, the registry and both agents, makes keys and pushes the workload's image.
     pub fn start(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, ScenarioError> {
-        let mut scenario = Self::bare(bin, say)?;
+        Self::start_for(Serves::Clients, bin, say)
+    }
+
+    /// Does so with nodes whose containerd works for somebody.
+    pub fn start_for(
+        serves: Serves,
+        bin: &Path,
+        say: &(dyn Fn(&str) + Sync),
+    ) -> Result<Self, ScenarioError> {
+        let mut scenario = Self::bare_for(serves, bin, say)?;
         let share = scenario.testbed.share();
         for name in ["node-a", "node-b", "stranger"] {
             keygen(bin, &share.join(name))?;
@@ -88,7 +98,15 @@ impl Scenario {
 
     /// Starts the testbed alone and builds the workload's image: none of our programs is needed.
     pub fn bare(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, ScenarioError> {
-        let testbed = Testbed::start(bin, say)?;
+        Self::bare_for(Serves::Clients, bin, say)
+    }
+
+    fn bare_for(
+        serves: Serves,
+        bin: &Path,
+        say: &(dyn Fn(&str) + Sync),
+    ) -> Result<Self, ScenarioError> {
+        let testbed = Testbed::start_for(serves, bin, say)?;
         let busybox = testbed.b.path("/usr/bin/busybox");
         image::build(&testbed.share().join("image"), &busybox, "base")?;
         Ok(Self { testbed, registry: None, agent_a: None, agent_b: None, bin: bin.to_owned() })
@@ -170,24 +188,8 @@ impl Scenario {
     /// signs with its own key and trusts both nodes' keys.
     pub fn start_agent(&self, node: &Node, more: &str) -> Result<Agent, ScenarioError> {
         let name = node.name();
-        let mut config = format!(
-            "node = \"{name}\"\n{more}\n[[sign_keys]]\nname = \"node-{name}\"\n\
-             file = \"/srv/share/node-{name}.key\"\npassword_file = \"/srv/share/password\"\n"
-        );
-        for signer in ["a", "b"] {
-            config += "[[trust]]
-repository = \"*\"
-";
-            config += &[
-                "key = \"/srv/share/node-",
-                signer,
-                ".pub\"
-",
-            ]
-            .concat();
-        }
         fs::create_dir_all(node.path("/etc/kybernate"))?;
-        fs::write(node.path("/etc/kybernate/agent.toml"), config)?;
+        fs::write(node.path("/etc/kybernate/agent.toml"), agent_config(name, more))?;
         let mut command = node.command(&["kybernate-agent", "serve"]);
         command.stderr(self.log(&format!("agent-{name}.log"))?);
         let service = Service::start(&mut command)?;
@@ -338,6 +340,19 @@ impl Drop for Agent {
     }
 }
 
+/// Returns the configuration of the agent on the node `name`.
+pub(crate) fn agent_config(name: &str, more: &str) -> String {
+    let mut config = format!(
+        "node = \"{name}\"\n{more}\n[[sign_keys]]\nname = \"node-{name}\"\n\
+         file = \"/srv/share/node-{name}.key\"\npassword_file = \"/srv/share/password\"\n"
+    );
+    for signer in ["a", "b"] {
+        config += "[[trust]]\nrepository = \"*\"\n";
+        config += &["key = \"/srv/share/node-", signer, ".pub\"\n"].concat();
+    }
+    config
+}
+
 /// Returns the counter in a workload's status.
 pub fn counter(status: &Value) -> Option<u64> {
     status.get("counter").and_then(Value::as_u64)
@@ -348,7 +363,7 @@ fn has_task(node: &Node, id: &str) -> bool {
     tasks.is_ok_and(|tasks| tasks.lines().any(|line| line == id))
 }
 
-fn keygen(bin: &Path, prefix: &Path) -> Result<(), CommandError> {
+pub(crate) fn keygen(bin: &Path, prefix: &Path) -> Result<(), CommandError> {
     let mut kyb = Command::new(bin.join("kyb"));
     kyb.arg("keygen").arg(prefix).env("COSIGN_PASSWORD", PASSWORD);
     command::run(&mut kyb).map(drop)

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fs_err as fs;
 
 use self::state::{HubState, NodeState, State, kept, remove, sweep, testbeds};
+use crate::node::containerd::Serves;
 use crate::node::{Lifetime, Node, NodeConfig, NodeError, NodeErrorKind};
 use crate::process::{Process, Service, with_log};
 use crate::root::Release;
@@ -50,9 +51,19 @@ struct Directory(PathBuf);
 impl Testbed {
     /// Starts both nodes, beside each other. `bin` holds the programs under test.
     pub fn start(bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<Self, NodeError> {
+        Self::start_for(Serves::Clients, bin, say)
+    }
+
+    /// Starts both nodes with a containerd that works for somebody.
+    pub fn start_for(
+        serves: Serves,
+        bin: &Path,
+        say: &(dyn Fn(&str) + Sync),
+    ) -> Result<Self, NodeError> {
         let prepared = prepare();
         let (directory, hub) = prepared.map_err(during("prepare", "a and b"))?;
-        let [a, b] = NODES.map(|node| config(node, &directory.0, bin, hub.process));
+        let [a, b] =
+            NODES.map(|node| NodeConfig { serves, ..config(node, &directory.0, bin, hub.process) });
         let (a, b) = std::thread::scope(|scope| {
             let a = scope.spawn(|| Node::start(a, say));
             let b = Node::start(b, say);
@@ -155,7 +166,12 @@ impl Drop for Directory {
 }
 
 /// Starts those of the named nodes that are not up, until `State::end`.
-pub fn keep(names: &[&str], bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<State, NodeError> {
+pub fn keep(
+    serves: Serves,
+    names: &[&str],
+    bin: &Path,
+    say: &(dyn Fn(&str) + Sync),
+) -> Result<State, NodeError> {
     let wrong = during("prepare", "a and b");
     let directory = kept();
     let running = State::kept().and_then(|state| Some((state.running_hub()?, state)));
@@ -168,8 +184,11 @@ pub fn keep(names: &[&str], bin: &Path, say: &(dyn Fn(&str) + Sync)) -> Result<S
             continue;
         }
         say(&format!("starting node {}", node.0));
-        let config =
-            NodeConfig { lifetime: Lifetime::Kept, ..config(node, &directory, bin, hub.process) };
+        let config = NodeConfig {
+            serves,
+            lifetime: Lifetime::Kept,
+            ..config(node, &directory, bin, hub.process)
+        };
         let node = Node::start(config, say)?;
         state.nodes.retain(|old| old.name != node.name());
         state.nodes.push(node_state(&node));
@@ -218,6 +237,7 @@ fn config(
         hub,
         address: address.to_owned(),
         lifetime: Lifetime::Owner,
+        serves: Serves::Clients,
     }
 }
 
@@ -225,6 +245,7 @@ fn node_state(node: &Node) -> NodeState {
     NodeState {
         name: node.name().to_owned(),
         address: node.address().to_owned(),
+        serves: node.serves(),
         outer: node.process(),
         init: node.init(),
     }

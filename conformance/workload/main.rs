@@ -27,6 +27,8 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str = "\
 usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--tick-ms N]
+                    [--say nothing|ticks]
+       workload pause
        workload status --state DIR
        workload echo --state DIR
        workload hold tcp|listen|unix|lock|device|map|deleted|inotify|io-uring [ARGUMENT]
@@ -62,6 +64,8 @@ struct Options {
     pattern: Pattern,
     shm: Option<PathBuf>,
     tick: Duration,
+    /// Whether each tick is a line on standard output.
+    says: bool,
 }
 
 /// What the threads tell the ticker.
@@ -127,6 +131,10 @@ fn main() -> ExitCode {
             [kind, argument] => hold::hold(kind, Some(argument)),
             _ => Err(USAGE.into()),
         },
+        // Holds a pod's namespaces; it is killed when the pod ends.
+        Some((command, [])) if command == "pause" => loop {
+            thread::park();
+        },
         Some((command, rest)) => match (command.as_str(), Options::parse(rest)) {
             ("run", Ok(options)) => Ticker::start(options).and_then(Ticker::run),
             ("status", Ok(options)) => status(&options.state),
@@ -154,6 +162,7 @@ impl Options {
             pattern: Pattern::Demo,
             shm: None,
             tick: Duration::from_millis(100),
+            says: false,
         };
         let mut rest = arguments.iter();
         while let Some(flag) = rest.next() {
@@ -164,6 +173,8 @@ impl Options {
                 ("--pattern", "demo") => options.pattern = Pattern::Demo,
                 ("--pattern", "bench") => options.pattern = Pattern::Bench,
                 ("--shm", _) => options.shm = Some(value.into()),
+                ("--say", "nothing") => options.says = false,
+                ("--say", "ticks") => options.says = true,
                 ("--tick-ms", _) => options.tick = Duration::from_millis(value.parse()?),
                 _ => return Err(format!("{flag} {value} is not known\n{USAGE}").into()),
             }
@@ -361,7 +372,12 @@ impl Ticker {
             if let Some(shm) = &self.shm {
                 self.shm_ok &= shm.tick(self.counter).unwrap_or(false);
             }
-            self.ticks.write_all(format!("{}\n", self.counter).as_bytes())?;
+            let line = format!("{}\n", self.counter);
+            self.ticks.write_all(line.as_bytes())?;
+            if self.options.says {
+                // Whoever reads it may be another one after a restore, but there is always one.
+                self.pipe_ok &= io::stdout().write_all(line.as_bytes()).is_ok();
+            }
             let time = now();
             self.gap = self.gap.max(time.saturating_sub(self.last));
             self.last = time;

@@ -56,10 +56,7 @@ umount -l /.old
 ip link set lo up
 
 mkdir -p /etc/containerd
-cat >/etc/containerd/config.toml <<'CONFIG'
-version = 2
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
-CONFIG
+printf '%s' "$NODE_CONTAINERD" >/etc/containerd/config.toml
 # Here and now: the shell that becomes containerd may open it later than we look into it.
 : >/var/lib/kybernate/containerd.log
 containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &

@@ -9,6 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::NODES;
+use crate::node::containerd::Serves;
 use crate::node::{NodeErrorKind, clean};
 use crate::process::Process;
 use crate::root;
@@ -44,6 +45,9 @@ pub struct NodeState {
     pub name: String,
     /// Address on the hub's bridge.
     pub address: String,
+    /// Who its containerd works for.
+    #[serde(default)]
+    pub serves: Serves,
     /// The process to kill.
     pub outer: Process,
     /// The node's first process.

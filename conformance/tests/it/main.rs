@@ -9,6 +9,7 @@
 )]
 
 mod clients;
+mod cluster;
 mod failures;
 mod harness;
 mod increments;

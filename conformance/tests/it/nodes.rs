@@ -25,7 +25,7 @@ const GONE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How a testbed shows on this machine.
 #[derive(Debug)]
-struct Probe {
+pub(crate) struct Probe {
     directory: String,
     /// Names of the nodes' cgroups, which everything that runs in a node is in.
     cgroups: BTreeSet<String>,
@@ -35,7 +35,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn new(state: &State) -> Self {
+    pub(crate) fn new(state: &State) -> Self {
         let cgroup = |outer: Process| {
             let paths = fs::read_to_string(format!("/proc/{}/cgroup", outer.pid)).unwrap();
             let name = paths.split(['/', '\n']).find(|part| part.starts_with("kybernate-"));
@@ -56,7 +56,7 @@ impl Probe {
 
     /// Returns everything on this machine that belongs to the testbed: mounts, cgroups, processes
     /// and its directory.
-    fn traces(&self) -> BTreeSet<String> {
+    pub(crate) fn traces(&self) -> BTreeSet<String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mounts = mounts.lines().filter(|line| line.contains(&self.directory));
         let mut found: BTreeSet<String> = mounts.map(str::to_owned).collect();
