@@ -47,6 +47,7 @@ bench: setup
 	sh conformance/bench/peers.sh
 	target/release/kybernate-conformance bench oci
 	target/release/kybernate-conformance bench registry
+	target/release/kybernate-conformance bench pack
 	target/release/kybernate-conformance bench
 
 PREFIX ?= /usr/local

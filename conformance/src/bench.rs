@@ -10,6 +10,7 @@ mod floors;
 mod meter;
 pub(crate) mod oci;
 mod ours;
+pub(crate) mod pack;
 pub(crate) mod registry;
 mod report;
 mod spread;

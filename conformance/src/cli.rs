@@ -86,6 +86,9 @@ enum BenchCommand {
     /// Measures our registry beside others.
     #[command(after_help = "Example: kybernate-conformance bench registry --only push,pull")]
     Registry(bench::registry::Plan),
+    /// Measures packing and unpacking beside what no program can beat, and beside tar and oras.
+    #[command(after_help = "Example: kybernate-conformance bench pack --mib 1024 --rounds 3")]
+    Pack(bench::pack::Plan),
     /// Tests our registry and others against the distribution specification.
     #[command(after_help = "Example: kybernate-conformance bench oci --json")]
     Oci {
@@ -174,6 +177,10 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Bench { only: Some(BenchCommand::Registry(plan)), .. } => {
             bench::registry::run(&programs()?, &cache(), &plan)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench { only: Some(BenchCommand::Pack(plan)), .. } => {
+            bench::pack::run(&programs()?, &cache(), &plan)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Bench { only: Some(BenchCommand::Oci { json }), .. } => {

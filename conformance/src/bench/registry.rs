@@ -7,7 +7,7 @@
 mod figures;
 mod load;
 pub(super) mod server;
-mod table;
+pub(super) mod table;
 mod wire;
 
 use std::path::Path;

@@ -7,7 +7,7 @@ use super::figures::Figure;
 
 /// Everything that was measured.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(in crate::bench) struct Table {
     servers: Vec<String>,
     names: Vec<String>,
     /// Server, figure, value; in the order in which they were measured.
@@ -16,7 +16,7 @@ pub(super) struct Table {
 
 impl Table {
     /// Adds what one round gave.
-    pub(super) fn add(&mut self, server: &str, figures: Vec<Figure>) {
+    pub(in crate::bench) fn add(&mut self, server: &str, figures: Vec<Figure>) {
         enter(&mut self.servers, server);
         for (name, value) in figures {
             enter(&mut self.names, &name);
@@ -25,7 +25,7 @@ impl Table {
     }
 
     /// Returns every value.
-    pub(super) fn json(&self) -> Value {
+    pub(in crate::bench) fn json(&self) -> Value {
         let of = |server: &String| {
             let figures = self
                 .names
@@ -37,7 +37,7 @@ impl Table {
     }
 
     /// Returns a table in Markdown; behind each other's figure stands its ratio to ours.
-    pub(super) fn text(&self) -> String {
+    pub(in crate::bench) fn text(&self) -> String {
         let mut text = format!("| | {} |\n|---|", self.servers.join(" | "));
         text += &"---|".repeat(self.servers.len());
         text.push('\n');
