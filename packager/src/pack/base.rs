@@ -39,7 +39,8 @@ const OPEN_SHARDS_MAX: usize = 64;
 
 /// Chunks kept while pages are compared: neighbours in memory are neighbours in a chunk, but come
 /// from one shard for each of the base's generations, and from those that several mappings share.
-const CHUNKS_KEPT: usize = 16;
+/// They have 4 MiB each, half of what packing may have resident.
+const CHUNKS_KEPT: usize = 8;
 
 /// An earlier checkpoint of the same container. Whoever asks for it has verified that it can be
 /// trusted as much as the new one: where only its page hashes are compared, its shards are taken
