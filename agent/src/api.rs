@@ -10,6 +10,7 @@ use kybernate_spec::chain;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
+use crate::access::{Asker, Place, Right};
 use crate::app::{App, Rejection};
 use crate::operations::{CancelCause, Filter};
 use crate::restore;
@@ -26,6 +27,28 @@ impl Service {
     pub const fn new(app: Arc<App>) -> Self {
         Self { app }
     }
+
+    /// Finds out who asks.
+    fn asker<T>(&self, request: &Request<T>) -> Asker {
+        Asker::of(request.extensions(), &self.app.config.callers)
+    }
+
+    /// Finds an operation that `asker` may see; to others there is none.
+    fn operation(&self, asker: &Asker, id: &str) -> Result<api::Operation, Rejection> {
+        let operation = self.app.operations.present(id).filter(|one| asker.sees(one));
+        operation.ok_or_else(|| Rejection::NoOperation(id.to_owned()))
+    }
+
+    /// Returns the tiers. What is staged there is only for who may see every namespace.
+    fn tiers(&self, asker: &Asker) -> Vec<api::NodeTier> {
+        let mut tiers = self.app.staging.to_api();
+        if !asker.has(Right::Read, Place::Everywhere) {
+            for tier in &mut tiers {
+                tier.staged.clear();
+            }
+        }
+        tiers
+    }
 }
 
 #[tonic::async_trait]
@@ -36,6 +59,8 @@ impl Agent for Service {
         &self,
         request: Request<api::CheckpointRequest>,
     ) -> Result<Response<api::Operation>, Status> {
+        let place = Place::Namespace(&request.get_ref().containerd_namespace);
+        self.asker(&request).may(Right::Checkpoint, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -46,6 +71,12 @@ impl Agent for Service {
         &self,
         request: Request<api::RestoreRequest>,
     ) -> Result<Response<api::Operation>, Status> {
+        let (asker, wanted) = (self.asker(&request), request.get_ref());
+        let place = Place::Namespace(&wanted.containerd_namespace);
+        asker.may(Right::Restore, place)?;
+        if wanted.allow.as_ref().is_some_and(|allow| *allow != api::Allowances::default()) {
+            asker.may(Right::Allow, place)?;
+        }
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -56,6 +87,8 @@ impl Agent for Service {
         &self,
         request: Request<api::StageRequest>,
     ) -> Result<Response<api::Operation>, Status> {
+        let place = Place::Namespace(&request.get_ref().containerd_namespace);
+        self.asker(&request).may(Right::Stage, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -66,6 +99,7 @@ impl Agent for Service {
         &self,
         request: Request<api::EvictRequest>,
     ) -> Result<Response<api::EvictResponse>, Status> {
+        self.asker(&request).may(Right::Stage, Place::Everywhere)?;
         let evicted = self.app.evict(request.get_ref()).await?;
         Ok(Response::new(api::EvictResponse { evicted }))
     }
@@ -74,6 +108,8 @@ impl Agent for Service {
         &self,
         request: Request<api::SuspendRequest>,
     ) -> Result<Response<api::SuspendResponse>, Status> {
+        let place = Place::Namespace(&request.get_ref().containerd_namespace);
+        self.asker(&request).may(Right::Suspend, place)?;
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
         let done = self.app.suspend(&wanted).await?;
@@ -85,6 +121,8 @@ impl Agent for Service {
         &self,
         request: Request<api::ResumeRequest>,
     ) -> Result<Response<api::ResumeResponse>, Status> {
+        let place = Place::Namespace(&request.get_ref().containerd_namespace);
+        self.asker(&request).may(Right::Suspend, place)?;
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
         let done = self.app.resume(&wanted).await?;
@@ -94,8 +132,10 @@ impl Agent for Service {
 
     async fn get_node(
         &self,
-        _: Request<api::GetNodeRequest>,
+        request: Request<api::GetNodeRequest>,
     ) -> Result<Response<api::Node>, Status> {
+        let asker = self.asker(&request);
+        asker.may(Right::Read, Place::Anywhere)?;
         let report = self.app.report().await;
         let facts = serde_json::to_string(&report.facts);
         let keys = self.app.config.sign_keys.iter();
@@ -105,7 +145,7 @@ impl Agent for Service {
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             sign_keys: keys.map(|key| key.name.clone()).collect(),
             problems: report.problems,
-            tiers: self.app.staging.to_api(),
+            tiers: self.tiers(&asker),
         }))
     }
 
@@ -113,7 +153,13 @@ impl Agent for Service {
         &self,
         request: Request<api::ListRequest>,
     ) -> Result<Response<api::ListResponse>, Status> {
+        let asker = self.asker(&request);
         let request = request.into_inner();
+        let place = match &*request.containerd_namespace {
+            "" => Place::Anywhere,
+            name => Place::Namespace(name),
+        };
+        asker.may(Right::Read, place)?;
         let filter = Filter {
             namespace: request.containerd_namespace.clone(),
             container: request.container.clone(),
@@ -129,8 +175,11 @@ impl Agent for Service {
             }
         }
         containers.retain(|one| filter.container.is_empty() || one.id == filter.container);
-        let operations = self.app.operations.list(&filter);
-        let tiers = self.app.staging.to_api();
+        let reads = |namespace: &str| asker.has(Right::Read, Place::Namespace(namespace));
+        containers.retain(|one| reads(&one.containerd_namespace));
+        let mut operations = self.app.operations.list(&filter);
+        operations.retain(|one| reads(&one.containerd_namespace));
+        let tiers = self.tiers(&asker);
         Ok(Response::new(api::ListResponse { containers, operations, containers_problem, tiers }))
     }
 
@@ -138,18 +187,26 @@ impl Agent for Service {
         &self,
         request: Request<api::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
+        let asker = self.asker(&request);
         let id = Some(request.into_inner().operation_id).filter(|id| !id.is_empty());
+        match &id {
+            Some(id) => drop(self.operation(&asker, id)?),
+            None => asker.may(Right::Read, Place::Anywhere)?,
+        }
         let watched = self.app.operations.watch(id.clone());
         let watched = watched.ok_or_else(|| Rejection::NoOperation(id.unwrap_or_default()))?;
         // Open streams must not hold up the end of the agent.
         let ended = self.app.tasks.stopped();
-        Ok(Response::new(watched.take_until(ended).map(Ok).boxed()))
+        let seen = watched.filter(move |one| std::future::ready(asker.sees(one)));
+        Ok(Response::new(seen.take_until(ended).map(Ok).boxed()))
     }
 
     async fn preflight(
         &self,
         request: Request<api::PreflightRequest>,
     ) -> Result<Response<api::PreflightResponse>, Status> {
+        let place = Place::Namespace(&request.get_ref().containerd_namespace);
+        self.asker(&request).may(Right::Checkpoint, place)?;
         let findings = self.app.preflight(request.into_inner()).await?;
         let findings = findings.iter().map(crate::preflight::Finding::to_api).collect();
         Ok(Response::new(api::PreflightResponse { findings }))
@@ -159,16 +216,17 @@ impl Agent for Service {
         &self,
         request: Request<api::GetOperationRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let id = request.into_inner().operation_id;
-        let operation = self.app.operations.present(&id);
-        Ok(Response::new(operation.ok_or(Rejection::NoOperation(id))?))
+        let asker = self.asker(&request);
+        Ok(Response::new(self.operation(&asker, &request.into_inner().operation_id)?))
     }
 
     async fn cancel(
         &self,
         request: Request<api::CancelRequest>,
     ) -> Result<Response<api::Operation>, Status> {
+        let asker = self.asker(&request);
         let id = request.into_inner().operation_id;
+        asker.may_change(&self.operation(&asker, &id)?)?;
         let cancelled = self.app.operations.cancel(&id, CancelCause::Asked).await;
         Ok(Response::new(cancelled.map_err(Rejection::from)?))
     }
@@ -177,6 +235,7 @@ impl Agent for Service {
         &self,
         request: Request<api::ClaimRequest>,
     ) -> Result<Response<api::ClaimResponse>, Status> {
+        self.asker(&request).must_be_root()?;
         Ok(Response::new(restore::claim(&self.app, request.into_inner()).await?))
     }
 
@@ -184,6 +243,7 @@ impl Agent for Service {
         &self,
         request: Request<api::SettleRequest>,
     ) -> Result<Response<api::SettleResponse>, Status> {
+        self.asker(&request).must_be_root()?;
         restore::settle(&self.app, request.into_inner())?;
         Ok(Response::new(api::SettleResponse {}))
     }
@@ -192,7 +252,9 @@ impl Agent for Service {
         &self,
         request: Request<api::ReportTaggedRequest>,
     ) -> Result<Response<api::Operation>, Status> {
+        let asker = self.asker(&request);
         let id = request.into_inner().operation_id;
+        asker.may_change(&self.operation(&asker, &id)?)?;
         let operation = self.app.operations.tagged(&id).await.map_err(Rejection::from)?;
         Ok(Response::new(operation.ok_or(Rejection::NoOperation(id))?))
     }

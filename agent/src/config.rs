@@ -12,17 +12,21 @@ use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
 use kybernate_packager::policy::{Mistake, Rule};
 use kybernate_spec::Location;
 
+mod access;
 mod gpu;
 mod pods;
 mod reader;
 mod schema;
 mod staging;
 
+pub use self::access::NetworkConfig;
 pub use self::gpu::{GpuConfig, GpuMethod};
 pub use self::pods::{PodsConfig, RegistryConfig};
 use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;
 pub use self::staging::{StagingConfig, TierConfig};
+use crate::access::Rules;
+use crate::door;
 use crate::metrics::Address;
 use crate::trust::Trust;
 
@@ -85,6 +89,10 @@ pub struct Config {
     pub gpu: GpuConfig,
     /// How pods' containers are restored.
     pub pods: PodsConfig,
+    /// Where callers from the network come in.
+    pub network: Option<NetworkConfig>,
+    /// Who but root may ask for what.
+    pub callers: Arc<Rules>,
     /// How registries are reached where no request can say so.
     pub registries: Vec<RegistryConfig>,
     /// Keys to sign with.
@@ -145,6 +153,9 @@ pub enum ConfigError {
     /// A key cannot be used.
     #[error("{0} cannot be used")]
     Key(String, #[source] Box<KeyError>),
+    /// Certificates cannot be used.
+    #[error("{0} cannot be used")]
+    Tls(String, #[source] door::Mistake),
     /// Something is wrong with the trust policy.
     #[error(transparent)]
     Policy(#[from] Mistake),
@@ -209,6 +220,8 @@ impl ServeArgs {
             pause_deadline: pause_deadline(&mut file),
             gpu: gpu::gpu(&mut file),
             pods: pods::pods(&mut file),
+            network: access::network(&mut file),
+            callers: callers(&mut file),
             registries: file.each("registry", pods::registry),
             page_hashes: file.flag("page_hashes").unwrap_or(false),
             root,
@@ -361,6 +374,10 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
             None
         }
     }
+}
+
+fn callers(file: &mut Reader<'_>) -> Arc<Rules> {
+    Arc::new(Rules::new(file.each("caller", access::caller).into_iter().flatten().collect()))
 }
 
 fn metrics(file: &mut Reader<'_>) -> Option<Address> {

@@ -4,8 +4,10 @@
 //! the requests, [`operations`] keeps what became of them. `checkpoint` and `restore` do the
 //! work, [`guardian`] brings a paused source back when the agent cannot, [`gate`] reads CRIU's
 //! images before CRIU does, [`staging`] keeps checkpoints ready, [`suspend`] freezes containers in
-//! place, [`gpu`] moves GPU memory, `undo` takes away what a failure leaves. [`runtime`] is containerd.
+//! place, [`gpu`] moves GPU memory, `undo` takes away what a failure leaves. [`access`] says who may
+//! ask, and [`door`] lets callers in from the network. [`runtime`] is containerd.
 
+pub mod access;
 pub mod api;
 pub mod app;
 mod cgroup;
@@ -14,6 +16,7 @@ pub mod config;
 mod container;
 mod criu_config;
 mod criu_log;
+pub mod door;
 pub mod gate;
 pub mod gpu;
 pub mod guardian;

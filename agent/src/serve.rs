@@ -1,6 +1,7 @@
 //! The agent's life: recover what an earlier one left, serve, and leave nothing paused.
 
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,16 +13,24 @@ use kybernate_packager::agent_api::agent_server::AgentServer;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::api::Service;
 use crate::app::App;
 use crate::config::Config;
 use crate::criu_config::RESTORED;
+use crate::door::Door;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
 use crate::{metrics, restore, stage, undo};
+
+/// File mode mask of a socket that only root can use.
+const ROOT: u32 = 0o177;
+
+/// Of one that everybody can connect to, since the API asks who it is.
+const EVERYBODY: u32 = 0o111;
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -50,6 +59,9 @@ pub enum ServeError {
     /// The figures cannot be served.
     #[error("failed to serve metrics on {0:?}")]
     Metrics(metrics::Address, #[source] io::Error),
+    /// Callers from the network cannot be served.
+    #[error("failed to listen on {0}")]
+    Network(SocketAddr, #[source] io::Error),
     /// Signals cannot be received.
     #[error("failed to wait for signals")]
     Signals(#[source] io::Error),
@@ -79,8 +91,12 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         let served = metrics::serve(address, app.operations.metrics.clone(), &app.tasks).await;
         served.map_err(|error| ServeError::Metrics(address.clone(), error))?;
     }
-    let listener = listen(&socket).map_err(|error| ServeError::Listen(socket.clone(), error))?;
+    let door = open_door(&app).await?;
+    let mask = if app.config.callers.has_users() { EVERYBODY } else { ROOT };
+    let listener =
+        listen(&socket, mask).map_err(|error| ServeError::Listen(socket.clone(), error))?;
     tracing::info!(?socket, node = app.config.node, "serving");
+    let over = CancellationToken::new();
     let stopping = Arc::clone(&app);
     let end = async move {
         tokio::select! {
@@ -90,13 +106,26 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         tracing::info!("shutting down");
         stopping.tasks.shut_down(SHUTDOWN_GRACE).await;
     };
-    let served = Server::builder()
+    let local = Server::builder()
         .add_service(AgentServer::new(Service::new(Arc::clone(&app))))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), end)
-        .await;
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), end);
+    let guarded = over.clone().drop_guard();
+    let local = async move {
+        let _over = guarded;
+        local.await
+    };
+    let remote = async {
+        match door {
+            Some(door) => door.serve(&app, over).await.inspect_err(|error| {
+                tracing::error!(%error, "callers from the network are not served any more");
+            }),
+            None => Ok(()),
+        }
+    };
+    let (served, by_network) = tokio::join!(local, remote);
     // Gone already when another agent was quicker to clean up.
     fs::remove_file(&socket).unwrap_or_default();
-    served.map_err(ServeError::Serve)?;
+    served.and(by_network).map_err(ServeError::Serve)?;
     if app.tasks.shut_down(Duration::ZERO).await { Ok(()) } else { Err(ServeError::Hung) }
 }
 
@@ -121,8 +150,18 @@ fn prepare(root: &Path, criu_config: &Path) -> Result<OwnedFd, ServeError> {
     Ok(lock)
 }
 
-/// Listens on a socket that only root can use, from its first moment on.
-fn listen(socket: &Path) -> io::Result<UnixListener> {
+/// Listens to the network, where the configuration says so.
+async fn open_door(app: &App) -> Result<Option<Door>, ServeError> {
+    let Some(network) = &app.config.network else { return Ok(None) };
+    let wrong = |error| ServeError::Network(network.listen, error);
+    let door = Door::open(network).await.map_err(wrong)?;
+    let address = door.address().map_err(wrong)?;
+    tracing::info!(%address, "callers from the network come in with a certificate");
+    Ok(Some(door))
+}
+
+/// Listens on a socket that only those can use whom `mask` leaves, from its first moment on.
+fn listen(socket: &Path, mask: u32) -> io::Result<UnixListener> {
     if let Some(directory) = socket.parent() {
         stage::make(directory)?;
     }
@@ -130,7 +169,7 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(mask));
     let listener = UnixListener::bind(socket);
     rustix::process::umask(before);
     listener

@@ -108,6 +108,22 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Reads a list of texts. Not in the environment.
+    pub(super) fn texts(&mut self, key: &str) -> Option<Vec<String>> {
+        let items = match self.table.remove(key)? {
+            Value::Array(items) => items,
+            other => return self.mistyped(key, "a list of texts", other.type_str()),
+        };
+        let mut all = Vec::new();
+        for item in items {
+            match item {
+                Value::String(text) => all.push(text),
+                other => return self.mistyped(key, "a list of texts", other.type_str()),
+            }
+        }
+        Some(all)
+    }
+
     pub(super) fn required(&mut self, key: &str) -> String {
         if !self.table.contains_key(key) {
             let place = self.place(key);

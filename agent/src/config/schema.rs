@@ -4,6 +4,8 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::access::Right;
+
 /// The configuration of kybernate-agent. Each setting that is not in a list also has a name in the
 /// environment, which wins: `[staging] tmpfs` is `KYBERNATE_AGENT_STAGING_TMPFS`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -41,6 +43,10 @@ pub(super) struct File {
     gpu: Option<Gpu>,
     /// How pods' containers are restored, by kybernate-runc.
     pods: Option<Pods>,
+    /// Where callers from the network come in; nowhere by default.
+    network: Option<Network>,
+    /// Who may ask for what; by default only root, over the socket, who may everything.
+    caller: Option<Vec<Caller>>,
     /// How registries are reached where no request can say so.
     registry: Option<Vec<Registry>>,
     /// Keys to sign with.
@@ -111,6 +117,36 @@ struct Gpu {
 struct Pods {
     /// How long CRIU may take, from `1s` to `1h`; `100s` by default.
     restore_limit: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Network {
+    /// `IP:PORT`. Without it there is no way in from the network.
+    listen: Option<String>,
+    /// Our certificate and those that lead to its authority (PEM). This and the other files are read
+    /// again when they change.
+    certificate: Option<String>,
+    /// Its private key (PEM).
+    key: Option<String>,
+    /// The authorities of client certificates (PEM). Nobody comes in without one.
+    client_ca: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Caller {
+    /// `uid:NUMBER`, a user of this machine over the socket, or `certificate:NAME`: whoever has a
+    /// client certificate with such a common name, URI or DNS name, over the network. `*` also stands
+    /// for `/`.
+    who: String,
+    /// What they may do. `allow`, to give what is restored mounts, devices, capabilities or namespaces
+    /// of the host, is as good as root on this node.
+    may: Vec<Right>,
+    /// containerd's namespaces it counts for, as `k8s.io` or `*`.
+    namespaces: Vec<String>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -160,6 +160,31 @@ fn the_environment_wins_and_its_slips_are_told() {
     }
 }
 
+#[test]
+fn callers_are_named_in_full_or_not_at_all() {
+    let wrong = check(
+        "[network]\nlisten = 'here'\ncertificate = 'a.pem'\nclient_ca = '/nowhere/ca.pem'\n\
+         [[caller]]\nwho = 'root'\nmay = ['read', 'write']\nnamespaces = []\n\
+         [[caller]]\nwho = 'uid:7'\nmay = 'read'\n",
+    );
+    let wrong = wrong.unwrap_err().join("\n");
+    for part in [
+        "line 2: network.listen must be IP:PORT, not \"here\"",
+        "line 3: network.certificate must be an absolute path",
+        "line 1: network.key is missing",
+        "line 6: caller[0].who must be uid:NUMBER or certificate:NAME, not \"root\"",
+        "line 7: caller[0].may must be some of read, checkpoint, restore",
+        "line 8: caller[0].namespaces must be patterns",
+        "line 11: caller[1].may must be a list of texts, not string",
+        "line 9: caller[1].namespaces is missing",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+    let good = "[[caller]]\nwho = 'uid:7'\nmay = ['read']\nnamespaces = ['*']\n";
+    assert!(check(good).unwrap().callers.has_users());
+    assert!(check("").unwrap().network.is_none() && !check("").unwrap().callers.has_users());
+}
+
 fn example() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/agent/example.toml");
     fs::read_to_string(path).unwrap()
@@ -210,11 +235,11 @@ fn the_example_lists_every_setting_and_no_other() {
     known.sort_unstable();
     assert_eq!(listed, known);
     let _typed: schema::File = toml::from_str(&text).unwrap();
-    // What is read is what the schema has: nothing but the keys and the policy, which are not here, is
-    // wrong.
+    // What is read is what the schema has: nothing but keys, certificates and the policy, which are
+    // not here, is wrong.
     let wrong = check(&text).unwrap_err();
     assert!(wrong.iter().all(|wrong| wrong.contains("cannot be")), "{wrong:?}");
-    assert_eq!(wrong.len(), 3);
+    assert_eq!(wrong.len(), 4);
 }
 
 #[test]
@@ -226,8 +251,19 @@ fn the_example_states_the_defaults() {
     let stated: Vec<&str> = scalars
         .lines()
         .filter(|line| {
-            let examples =
-                ["node", "cluster", "metrics", "budget", "trust_policy", "driver", "management"];
+            let examples = [
+                "node",
+                "cluster",
+                "metrics",
+                "budget",
+                "trust_policy",
+                "listen",
+                "certificate",
+                "key",
+                "client_ca",
+                "driver",
+                "management",
+            ];
             !examples.iter().any(|name| line.starts_with(name))
         })
         .collect();

@@ -20,10 +20,13 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tower::service_fn;
 
+use self::network::NetworkAgent;
 use super::preflight::Obstacles;
 use super::{Failure, Rule};
 use crate::interrupt::Claim;
 use crate::terminal::{Display, Terminal, say};
+
+mod network;
 
 /// How often a broken watch is begun again without news between: an agent restarts in seconds, and
 /// its operations go on.
@@ -43,16 +46,21 @@ pub(super) struct AgentSocket {
     /// The agent's socket.
     #[arg(long, value_name = "PATH", env = "KYBERNATE_AGENT_SOCKET", default_value = AGENT_SOCKET)]
     agent_socket: PathBuf,
+    #[command(flatten)]
+    network: NetworkAgent,
 }
 
 impl AgentSocket {
-    /// Whether there is a socket; what answers is found out by [`Self::connect`].
+    /// Whether there is a socket, or another machine was named; what answers is found out by [`Self::connect`].
     pub(super) fn is_there(&self) -> bool {
-        self.agent_socket.exists()
+        self.network.is_named() || self.agent_socket.exists()
     }
 
     /// Connects to the agent.
     pub(super) async fn connect(&self) -> Result<Client, Failure> {
+        if let Some(channel) = self.network.connect().await? {
+            return Ok(AgentClient::with_interceptor(channel, traced));
+        }
         let path = self.agent_socket.clone();
         let connector = service_fn(move |_| {
             let path = path.clone();
@@ -184,7 +192,8 @@ fn traced(mut request: Request<()>) -> Traced {
 
 /// Tells what a status of the agent means for the exit code.
 pub(super) fn refused(status: Status) -> Failure {
-    let text = status.message().to_owned();
+    // Only what went wrong on the way has a cause.
+    let text = std::error::Error::source(&status).map_or_else(|| status.message().to_owned(), lost);
     let rule = status.metadata().get(REFUSED_BY).and_then(|rule| Rule::named(rule.to_str().ok()?));
     if let Some(rule) = rule {
         // An agent that tells no more than words has no details.
@@ -197,6 +206,17 @@ pub(super) fn refused(status: Status) -> Failure {
         Code::PermissionDenied => Failure::Refused(Rule::Policy, text.into()),
         _ => Failure::failed(text),
     }
+}
+
+/// Says that the connection is gone. An agent's refusal of a certificate may come that way: the
+/// client's side of TLS 1.3 is through before the agent has looked at it.
+fn lost(error: &(dyn std::error::Error + 'static)) -> String {
+    let cause = std::iter::successors(Some(error), |error| error.source()).last();
+    let cause = cause.map(ToString::to_string).unwrap_or_default();
+    format!(
+        "lost the agent: {cause}; over the network it hangs up on who has no certificate that it \
+         accepts"
+    )
 }
 
 /// Writes an operation's times as JSON has them.

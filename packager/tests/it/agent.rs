@@ -29,6 +29,7 @@ use crate::kyb::{Ran, kyb, signal_child_with, terminate_child_with};
 use crate::proxy::Proxy;
 use crate::registry::{Registry, open};
 
+mod network;
 mod places;
 
 /// What the agent answers, and what it was asked.

@@ -60,6 +60,7 @@ pub(crate) async fn kyb_fed<A: AsRef<OsStr>>(
         .env_remove("TRACEPARENT")
         .env_remove("DOCKER_CONFIG")
         .env_remove("KYBERNATE_AGENT_SOCKET")
+        .env_remove("KYB_AGENT")
         .env_remove("SSL_CERT_DIR")
         .env_remove("SSL_CERT_FILE")
         .envs(variables.iter().copied())

@@ -1,0 +1,90 @@
+use super::*;
+
+fn rule(who: &str, may: &[Right], namespaces: &[&str]) -> Rule {
+    let namespaces = namespaces.iter().map(|name| glob(name).unwrap()).collect();
+    Rule { who: who.parse().unwrap(), may: may.to_vec(), namespaces }
+}
+
+fn asker(caller: Caller) -> Asker {
+    let operator = "certificate:spiffe://c.example/ns/*/operator";
+    let rules = Rules::new(vec![
+        rule("uid:1000", &[Right::Read, Right::Suspend], &["team-*"]),
+        rule(operator, &[Right::Read, Right::Checkpoint], &["k8s.io"]),
+        rule(operator, &[Right::Stage], &["*"]),
+    ]);
+    Asker { caller, rules: Arc::new(rules) }
+}
+
+fn operator() -> Asker {
+    let names = ["somebody", "spiffe://c.example/ns/kybernate/operator"];
+    asker(Caller::Certificate(names.map(str::to_owned).to_vec()))
+}
+
+#[test]
+fn what_no_rule_says_is_refused() {
+    let user = asker(Caller::User(1000));
+    let here = Place::Namespace("team-a");
+    assert!(user.has(Right::Suspend, here) && user.has(Right::Read, Place::Anywhere));
+    for (right, place) in [
+        (Right::Checkpoint, here),
+        (Right::Suspend, Place::Namespace("bank")),
+        (Right::Suspend, Place::Namespace("")),
+        (Right::Suspend, Place::Everywhere),
+    ] {
+        assert!(!user.has(right, place), "{right} {place}");
+    }
+    let named_as = Caller::Certificate(vec!["uid:1000".to_owned(), "1000".to_owned()]);
+    for stranger in [Caller::User(1001), Caller::Nobody, named_as] {
+        assert!(!asker(stranger).has(Right::Read, Place::Anywhere));
+    }
+    let told = user.may(Right::Restore, Place::Namespace("")).unwrap_err();
+    assert_eq!(told.code(), tonic::Code::PermissionDenied);
+    assert_eq!(
+        told.message(),
+        "uid:1000 may not restore in namespace \"default\": no [[caller]] of this node's \
+         configuration says so"
+    );
+}
+
+#[test]
+fn root_of_this_machine_may_everything_and_no_certificate_is_root() {
+    let root = asker(Caller::User(0));
+    assert!(root.has(Right::Allow, Place::Everywhere) && root.must_be_root().is_ok());
+    let all = Rules::new(vec![rule("certificate:*", &[Right::Allow], &["*"])]);
+    let caller = Caller::Certificate(vec!["root".to_owned()]);
+    let other = Asker { caller, rules: Arc::new(all) };
+    assert!(other.has(Right::Allow, Place::Everywhere) && other.must_be_root().is_err());
+}
+
+#[test]
+fn every_name_of_a_certificate_counts_and_every_namespace_is_a_star() {
+    let operator = operator();
+    assert!(operator.has(Right::Checkpoint, Place::Namespace("k8s.io")));
+    assert!(!operator.has(Right::Checkpoint, Place::Everywhere));
+    assert!(operator.has(Right::Stage, Place::Everywhere));
+    assert!(operator.has(Right::Stage, Place::Namespace("")));
+}
+
+#[test]
+fn who_may_begin_an_operation_may_follow_and_end_it() {
+    let operation = |kind: api::OperationKind, namespace: &str| api::Operation {
+        kind: kind.into(),
+        containerd_namespace: namespace.to_owned(),
+        ..api::Operation::default()
+    };
+    let operator = operator();
+    let stage = operation(api::OperationKind::Stage, "bank");
+    assert!(operator.sees(&stage) && operator.may_change(&stage).is_ok());
+    let restore = operation(api::OperationKind::Restore, "k8s.io");
+    assert!(operator.sees(&restore) && operator.may_change(&restore).is_err());
+    assert!(!operator.sees(&operation(api::OperationKind::Checkpoint, "bank")));
+}
+
+#[test]
+fn callers_are_named_in_two_ways() {
+    for wrong in ["", "root", "uid:", "uid:-1", "uid:a", "certificate:", "certificate:[", "user:1"]
+    {
+        wrong.parse::<Who>().unwrap_err();
+    }
+    assert!("write".parse::<Right>().is_err() && "Read".parse::<Right>().is_err());
+}
