@@ -20,6 +20,7 @@ pub(crate) use self::source::{Source, Wanted, examine};
 pub(crate) use self::take::run;
 use crate::app::Rejection;
 use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
+use crate::hooks::Hooks;
 use crate::operations::{Kind, Subject};
 use crate::preflight::{Policy, TcpPolicy};
 
@@ -42,6 +43,7 @@ pub(crate) struct Order {
     page_hashes: bool,
     time_out: Option<Duration>,
     policy: Policy,
+    hooks: Hooks,
 }
 
 /// What happens to the source when the artifact is durable.
@@ -107,9 +109,12 @@ impl Order {
         if deadline > PAUSE_DEADLINE_MAX {
             return Err(invalid("a pause may last an hour at most"));
         }
+        let namespace = namespace_or_default(request.containerd_namespace);
+        let hooks = Hooks::choose(&config.hooks, &request.hooks, &namespace, &request.container);
         Ok(Self {
+            hooks: hooks.map_err(|error| Rejection::Invalid(error.to_string()))?,
             container: request.container,
-            namespace: namespace_or_default(request.containerd_namespace),
+            namespace,
             location,
             after: match after {
                 api::AfterCheckpoint::Stop => After::Stop,

@@ -14,6 +14,7 @@ use kybernate_spec::Location;
 
 mod access;
 mod gpu;
+mod hooks;
 mod pods;
 mod reader;
 mod schema;
@@ -27,6 +28,7 @@ pub use self::schema::LogFormat;
 pub use self::staging::{StagingConfig, TierConfig};
 use crate::access::Rules;
 use crate::door;
+use crate::hooks::HookConfig;
 use crate::metrics::Address;
 use crate::trust::Trust;
 
@@ -93,6 +95,8 @@ pub struct Config {
     pub network: Option<NetworkConfig>,
     /// Who but root may ask for what.
     pub callers: Arc<Rules>,
+    /// What runs around checkpoints.
+    pub hooks: Vec<HookConfig>,
     /// How registries are reached where no request can say so.
     pub registries: Vec<RegistryConfig>,
     /// Keys to sign with.
@@ -222,6 +226,7 @@ impl ServeArgs {
             pods: pods::pods(&mut file),
             network: access::network(&mut file),
             callers: callers(&mut file),
+            hooks: file.each("hooks", hooks::hook).into_iter().flatten().collect(),
             registries: file.each("registry", pods::registry),
             page_hashes: file.flag("page_hashes").unwrap_or(false),
             root,
@@ -229,6 +234,11 @@ impl ServeArgs {
         for (position, key) in config.sign_keys.iter().enumerate() {
             if config.sign_keys.iter().take(position).any(|other| other.name == key.name) {
                 file.wrong(ConfigError::Twice("sign_keys.name".to_owned(), key.name.clone()));
+            }
+        }
+        for (position, one) in config.hooks.iter().enumerate() {
+            if config.hooks.iter().take(position).any(|other| other.hook.name == one.hook.name) {
+                file.wrong(ConfigError::Twice("hooks.name".to_owned(), one.hook.name.clone()));
             }
         }
         file.finish();

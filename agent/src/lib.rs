@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`config`] is what the agent is told, [`app`] what its parts share; [`api`] serves
 //! the requests, [`operations`] keeps what became of them. `checkpoint` and `restore` do the
-//! work, [`guardian`] brings a paused source back when the agent cannot, [`gate`] reads CRIU's
+//! work, [`guardian`] brings a paused source back when the agent cannot, [`hooks`] are
+//! the operator's programs around a checkpoint, [`gate`] reads CRIU's
 //! images before CRIU does, [`staging`] keeps checkpoints ready, [`suspend`] freezes containers in
 //! place, [`gpu`] moves GPU memory, `undo` takes away what a failure leaves. [`access`] says who may
 //! ask, and [`door`] lets callers in from the network. [`runtime`] is containerd.
@@ -20,6 +21,7 @@ pub mod door;
 pub mod gate;
 pub mod gpu;
 pub mod guardian;
+pub mod hooks;
 pub mod metrics;
 mod network;
 mod node;

@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
+use crate::hooks::{Hook, Hooks};
 use crate::operations::{Conclusion, Driver, Made, Record, State};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
@@ -83,6 +84,9 @@ async fn try_undo(namespace: &Namespace, driver: &Driver, undoing: Undoing<'_>) 
             if waits {
                 return Ok(Undone::NotYet);
             }
+            if let Made::Hooked(hooks) = &made {
+                return Ok(after_failure(hooks, driver, undoing).await);
+            }
             undo_one(namespace, container, driver.id(), &made).await
         };
         match undone.await {
@@ -110,6 +114,16 @@ async fn try_undo(namespace: &Namespace, driver: &Driver, undoing: Undoing<'_>) 
         }
         false
     }
+}
+
+/// Runs the hooks of a checkpoint that failed. One that fails is told in the operation, and not run
+/// again.
+async fn after_failure(hooks: &[Hook], driver: &Driver, undoing: Undoing<'_>) -> Undone {
+    if undoing.conclusion.state == State::Done {
+        return Undone::NeverWas;
+    }
+    Hooks::again(hooks.to_vec(), undoing.namespace, undoing.container).after_failure(driver).await;
+    Undone::Gone
 }
 
 /// Finishes what an earlier agent had begun. What cannot be undone within a moment is undone in
@@ -205,6 +219,8 @@ async fn undo_one(
             let settled = suspend::settle(namespace, container, *pid, directory, patience).await?;
             return Ok(Undone::when(settled));
         }
+        // They need no containerd.
+        Made::Hooked(_) => {}
         Made::Lease(id) => namespace.end_lease(id).await?,
         Made::Image(name) => {
             let labels = found(namespace.image(name).await)?.map(|image| image.labels);

@@ -20,6 +20,7 @@ use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
 use crate::gate::{self, GateError, Summary};
 use crate::guardian::{Charge, Guardian, GuardianError};
+use crate::hooks::HookError;
 use crate::operations::{
     Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped, TagState,
 };
@@ -59,6 +60,11 @@ pub(crate) enum CheckpointError {
         #[source]
         source: RuntimeError,
     },
+    /// A hook before the pause did not want it.
+    #[error(transparent)]
+    Before(HookError),
+    #[error(transparent)]
+    Hook(#[from] HookError),
     #[error(transparent)]
     Capture(#[from] CaptureError),
     #[error("the dump of the suspended container took longer than its deadline")]
@@ -90,6 +96,8 @@ impl CheckpointError {
     fn refused_by(&self) -> Option<RefusedBy> {
         match self {
             Self::Base(error) => error.refused_by(),
+            Self::Before(HookError::Operations(_)) => None,
+            Self::Before(_) => Some(RefusedBy::Policy),
             _ => None,
         }
     }
@@ -177,7 +185,7 @@ impl Taking<'_> {
         self.driver.step("preflight");
         let mut stopped = std::pin::pin!(self.driver.stopped(ends));
         let store = tokio::select! {
-            store = self.prepare() => store?,
+            store = self.prepared() => store?,
             why = &mut stopped => return Err(why.into()),
         };
         // Not given up half-way: a guardian without an agent resumes the container, and might find
@@ -203,6 +211,14 @@ impl Taking<'_> {
             }
             why = stopped => Err(why.into()),
         }
+    }
+
+    /// Prepares everything, here and in what the node's hooks look after.
+    async fn prepared(&mut self) -> Result<Store, CheckpointError> {
+        let store = self.prepare().await?;
+        let hooked = self.order.hooks.before(self.driver, self.source.pid).await;
+        hooked.map_err(CheckpointError::Before)?;
+        Ok(store)
     }
 
     /// Starts who brings the source back when we cannot. What is suspended needs nobody: it is not
@@ -256,15 +272,19 @@ impl Taking<'_> {
         } else {
             self.capture().await?
         };
+        self.order.hooks.while_paused(self.driver, self.source.pid).await?;
         if self.order.after == After::LeaveRunning {
             self.driver.step("resume");
             self.let_go().await?;
+            // Whatever they bring back to work does not wait for registries.
+            let hooks = self.order.hooks.after(self.driver);
+            let (packed, ()) = tokio::join!(self.publish(store, captured, &summary), hooks);
+            return packed;
         }
         let packed = self.publish(store, captured, &summary).await?;
-        if self.order.after == After::Stop {
-            self.driver.step("stop");
-            self.end_source().await?;
-        }
+        self.driver.step("stop");
+        self.end_source().await?;
+        self.order.hooks.after(self.driver).await;
         Ok(packed)
     }
 

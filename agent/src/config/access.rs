@@ -66,7 +66,8 @@ pub(super) fn caller(table: &mut Reader<'_>) -> Option<Rule> {
     Some(Rule { who: who?, may, namespaces })
 }
 
-fn each<T>(
+/// Reads a list of texts that must be there, and must have one at least.
+pub(super) fn each<T>(
     table: &mut Reader<'_>,
     key: &str,
     wanted: &'static str,

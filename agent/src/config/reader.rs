@@ -108,6 +108,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Whether something is written.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
     /// Reads a list of texts. Not in the environment.
     pub(super) fn texts(&mut self, key: &str) -> Option<Vec<String>> {
         let items = match self.table.remove(key)? {

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::access::Right;
+use crate::hooks::When;
 
 /// The configuration of kybernate-agent. Each setting that is not in a list also has a name in the
 /// environment, which wins: `[staging] tmpfs` is `KYBERNATE_AGENT_STAGING_TMPFS`.
@@ -47,6 +48,8 @@ pub(super) struct File {
     network: Option<Network>,
     /// Who may ask for what; by default only root, over the socket, who may everything.
     caller: Option<Vec<Caller>>,
+    /// Programs that run around checkpoints; none by default.
+    hooks: Option<Vec<Hook>>,
     /// How registries are reached where no request can say so.
     registry: Option<Vec<Registry>>,
     /// Keys to sign with.
@@ -147,6 +150,27 @@ struct Caller {
     may: Vec<Right>,
     /// containerd's namespaces it counts for, as `k8s.io` or `*`.
     namespaces: Vec<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct Hook {
+    /// What requests and messages call it.
+    name: String,
+    /// When it runs.
+    when: When,
+    /// The program's path, and its arguments.
+    command: Vec<String>,
+    /// How long it may take, from `1s` to `5m`; `10s` by default. Then it is killed with all it has
+    /// started, and has failed.
+    limit: Option<String>,
+    /// For the containers with such ids, as `db-*`; for all by default.
+    containers: Option<Vec<String>>,
+    /// In such namespaces of containerd's; in all by default.
+    namespaces: Option<Vec<String>>,
+    /// Whether it runs only when a request names it.
+    on_request: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -185,6 +185,31 @@ fn callers_are_named_in_full_or_not_at_all() {
     assert!(check("").unwrap().network.is_none() && !check("").unwrap().callers.has_users());
 }
 
+#[test]
+fn hooks_are_programs_with_a_bound() {
+    let wrong = check(
+        "[[hooks]]\nname = 'a'\nwhen = 'now'\ncommand = []\nlimit = '1h'\n\
+         [[hooks]]\nname = 'a'\nwhen = 'before'\ncommand = ['flush', '-a']\ncontainers = []\n\
+         [[hooks]]\nname = 'a'\nwhen = 'after'\ncommand = ['/bin/a']\nnamespaces = 'x'\n",
+    );
+    let wrong = wrong.unwrap_err().join("\n");
+    for part in [
+        "line 3: hooks[0].when must be before, while_paused, after or failed, not \"now\"",
+        "line 4: hooks[0].command must be a program and its arguments",
+        "line 5: hooks[0].limit must be a time like \"10s\"",
+        "line 9: hooks[1].command must be an absolute path, not \"flush\"",
+        "line 10: hooks[1].containers must be patterns",
+        "line 15: hooks[2].namespaces must be a list of texts",
+        "hooks.name is given twice: \"a\"",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+    let good = "[[hooks]]\nname = 'a'\nwhen = 'while_paused'\ncommand = ['/bin/a', '-x']\n";
+    let hooks = check(good).unwrap().hooks;
+    assert_eq!((hooks[0].hook.limit, hooks[0].on_request), (Duration::from_secs(10), false));
+    assert!(hooks[0].containers[0].is_match("a/b") && hooks[0].namespaces[0].is_match("k8s.io"));
+}
+
 fn example() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/agent/example.toml");
     fs::read_to_string(path).unwrap()

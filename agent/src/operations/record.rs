@@ -8,6 +8,7 @@ use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::CancelCause;
+use crate::hooks::Hook;
 use crate::staging::Tier;
 
 /// One operation.
@@ -54,6 +55,9 @@ pub(crate) struct Record {
     /// Where it was staged, or taken from.
     #[serde(default)]
     pub(crate) tier: Option<Tier>,
+    /// What went wrong and does not count, for people.
+    #[serde(default)]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// How an operation ended.
@@ -125,6 +129,8 @@ pub enum RefusedBy {
 pub(crate) enum Made {
     /// A directory with its content.
     Directory(PathBuf),
+    /// Hooks that run should it fail.
+    Hooked(Vec<Hook>),
     /// The source is paused.
     Paused {
         pid: u32,
@@ -202,6 +208,7 @@ impl Made {
     /// Says that it was taken away.
     pub(crate) fn undone(&self) -> String {
         match self {
+            Self::Hooked(_) => "its hooks for a failure ran".to_owned(),
             Self::Directory(_) => "its staging directory was removed".to_owned(),
             Self::Paused { .. } => "the source runs".to_owned(),
             Self::Dumped { .. } => "the source is suspended as it was".to_owned(),
@@ -279,6 +286,7 @@ impl Record {
             cancelled: None,
             undone: Vec::new(),
             tier: None,
+            warnings: Vec::new(),
         }
     }
 
@@ -353,6 +361,7 @@ impl Record {
             }
             .into(),
             undone: self.undone.clone(),
+            warnings: self.warnings.clone(),
             cancelling: self.cancelled.is_some() && !self.is_finished(),
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
             tier: self.tier.map_or(api::Tier::Unspecified, Tier::to_api).into(),

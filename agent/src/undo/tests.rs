@@ -61,6 +61,21 @@ async fn taken_away(owner: &'static str, made: Vec<Made>) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn hooks_for_a_failure_run_when_it_is_undone() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ran");
+    let command = ["/bin/sh", "-c", &format!("echo $KYBERNATE_PHASE > {}", file.display())];
+    let hook = Hook {
+        name: "thaw".to_owned(),
+        when: crate::hooks::When::Failed,
+        command: command.map(str::to_owned).to_vec(),
+        limit: Duration::from_secs(30),
+    };
+    assert_eq!(taken_away("", vec![Made::Hooked(vec![hook])]).await, [""; 0]);
+    assert_eq!(fs_err::read_to_string(&file).unwrap(), "failed\n");
+}
+
+#[tokio::test]
 async fn what_only_has_the_same_name_is_not_taken_away() {
     let made = || {
         let cgroup = "/kybernate-no-such-cgroup".to_owned();

@@ -118,6 +118,9 @@ impl AgentSocket {
         }
         display.update(&snapshot(&latest));
         display.end();
+        for warning in &latest.warnings {
+            say(&format!("warning: {warning}"));
+        }
         Ok(latest)
     }
 

@@ -79,6 +79,9 @@ pub(super) struct Checkpoint {
     policy: Policy,
     #[command(flatten)]
     connection: Connection,
+    /// Run a hook that the agent's configuration offers (`on_request`).
+    #[arg(long = "hook", value_name = "NAME")]
+    hooks: Vec<String>,
     #[command(flatten)]
     agent: AgentSocket,
 }
@@ -181,6 +184,7 @@ impl Checkpoint {
             timeout_seconds: self.timeout.unwrap_or_default(),
             tcp: self.policy.tcp().into(),
             file_locks: self.policy.file_locks().into(),
+            hooks: self.hooks.clone(),
         })
     }
 }
