@@ -17,6 +17,7 @@ use crate::node::{NodeCache, NodeReport};
 use crate::operations::{
     CancelError, Conclusion, Driver, Operations, OperationsError, RefusedBy, Subject,
 };
+use crate::pre_copy::PreCopyError;
 use crate::preflight::{Finding, Findings};
 use crate::restore;
 use crate::runtime::{Containerd, RuntimeError, TaskState, TaskStatus};
@@ -85,6 +86,9 @@ pub enum Rejection {
         /// What stands in the way.
         findings: Findings,
     },
+    /// Memory is not copied before the pause here.
+    #[error(transparent)]
+    PreCopy(#[from] PreCopyError),
     /// There is no room for the dump.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -363,6 +367,7 @@ impl From<Rejection> for tonic::Status {
             )
             | Rejection::Node(_)
             | Rejection::Preflight { .. }
+            | Rejection::PreCopy(PreCopyError::NotTracked | PreCopyError::NoRounds)
             | Rejection::Container { .. }
             | Rejection::Evict(EvictError::InUse(..))
             | Rejection::Suspend(SuspendError::NotRunning { .. } | SuspendError::Foreign(_))
@@ -372,6 +377,7 @@ impl From<Rejection> for tonic::Status {
             Rejection::ShuttingDown => Code::Unavailable,
             Rejection::Runtime(_)
             | Rejection::Operations(_)
+            | Rejection::PreCopy(PreCopyError::Unknown(_))
             | Rejection::Evict(EvictError::Staging(_))
             | Rejection::Suspend(SuspendError::Ledger(_) | SuspendError::Runtime(_))
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
@@ -383,7 +389,12 @@ impl From<Rejection> for tonic::Status {
             }
             _ => Self::new(code, message),
         };
-        if matches!(rejection, Rejection::Preflight { .. }) {
+        let by_the_node = matches!(
+            rejection,
+            Rejection::Preflight { .. }
+                | Rejection::PreCopy(PreCopyError::NotTracked | PreCopyError::NoRounds)
+        );
+        if by_the_node {
             let rule = MetadataValue::from_static(RefusedBy::Compatibility.name());
             status.metadata_mut().insert(REFUSED_BY, rule);
         }

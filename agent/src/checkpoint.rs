@@ -22,6 +22,7 @@ use crate::app::Rejection;
 use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
 use crate::hooks::Hooks;
 use crate::operations::{Kind, Subject};
+use crate::pre_copy;
 use crate::preflight::{Policy, TcpPolicy};
 
 /// containerd's namespace when a request names none.
@@ -53,6 +54,17 @@ enum After {
     Stop,
 }
 
+impl After {
+    const fn of(asked: api::AfterCheckpoint) -> Self {
+        match asked {
+            api::AfterCheckpoint::Stop => Self::Stop,
+            api::AfterCheckpoint::Unspecified | api::AfterCheckpoint::LeaveRunning => {
+                Self::LeaveRunning
+            }
+        }
+    }
+}
+
 /// How the artifact gets its name.
 #[derive(Clone, Debug)]
 enum Naming {
@@ -75,6 +87,9 @@ impl Order {
         let policy = policy(request.tcp(), request.file_locks());
         if request.container.is_empty() {
             return Err(invalid("no container is named"));
+        }
+        if request.pre_copy {
+            return Err(pre_copy::refusal().into());
         }
         let location = Location::from_str(&request.reference)?;
         if location.digest().is_some() {
@@ -116,12 +131,7 @@ impl Order {
             container: request.container,
             namespace,
             location,
-            after: match after {
-                api::AfterCheckpoint::Stop => After::Stop,
-                api::AfterCheckpoint::Unspecified | api::AfterCheckpoint::LeaveRunning => {
-                    After::LeaveRunning
-                }
-            },
+            after: After::of(after),
             naming,
             runnable: match runnable {
                 api::Runnable::Unspecified | api::Runnable::Auto => Runnable::Auto,

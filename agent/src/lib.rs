@@ -28,6 +28,7 @@ mod node;
 pub mod operations;
 mod orphan;
 mod patience;
+pub mod pre_copy;
 mod preflight;
 mod process;
 mod restore;

@@ -79,6 +79,10 @@ pub(super) struct Checkpoint {
     policy: Policy,
     #[command(flatten)]
     connection: Connection,
+    /// Copy memory before the pause, so that it is shorter. Agents refuse it and say why: the kernel
+    /// has to track which pages are written to, and containerd to take part.
+    #[arg(long)]
+    pre_copy: bool,
     /// Run a hook that the agent's configuration offers (`on_request`).
     #[arg(long = "hook", value_name = "NAME")]
     hooks: Vec<String>,
@@ -185,6 +189,7 @@ impl Checkpoint {
             tcp: self.policy.tcp().into(),
             file_locks: self.policy.file_locks().into(),
             hooks: self.hooks.clone(),
+            pre_copy: self.pre_copy,
         })
     }
 }

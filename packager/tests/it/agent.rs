@@ -359,7 +359,8 @@ async fn whoever_is_interrupted_before_the_tag_is_told_what_there_is() {
 #[tokio::test]
 async fn the_agents_only_key_is_the_default() {
     let scratch = tempfile::tempdir().unwrap();
-    let end = Operation { state: OperationState::Done.into(), ..Operation::default() };
+    let warnings = vec!["hook \"thaw\" ended with exit status: 1".to_owned()];
+    let end = Operation { state: OperationState::Done.into(), warnings, ..Operation::default() };
     let keys = vec!["node".to_owned()];
     let agent = Scripted::start(scratch.path(), Script { keys, end, ..Script::default() });
     let line = |extra: &'static str| {
@@ -373,9 +374,13 @@ async fn the_agents_only_key_is_the_default() {
     assert_eq!(kyb(scratch.path(), line("")).await.code, 0);
     assert_eq!(kyb(scratch.path(), line("--sign-key other")).await.code, 0);
     assert_eq!(kyb(scratch.path(), line("--unsigned")).await.code, 0);
+    let ran = kyb(scratch.path(), line("--unsigned --hook a --hook b --pre-copy")).await;
+    assert!(ran.code == 0 && ran.told.contains("warning: hook \"thaw\" ended"), "{ran:?}");
     let asked = agent.script.checkpoints.lock().unwrap();
     let signers: Vec<_> = asked.iter().map(|one| (&*one.sign_key, one.unsigned)).collect();
-    assert_eq!(signers, [("node", false), ("other", false), ("", true)]);
+    assert_eq!(signers, [("node", false), ("other", false), ("", true), ("", true)]);
+    assert!(asked[2].hooks.is_empty() && !asked[2].pre_copy);
+    assert!(asked[3].hooks == ["a", "b"] && asked[3].pre_copy);
     assert_eq!(asked[0].reference, "localhost:1/a/b:latest");
 }
 
