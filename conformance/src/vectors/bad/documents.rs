@@ -200,7 +200,10 @@ fn json_text(pool: &mut Pool) -> anyhow::Result<()> {
 }
 
 fn members(pool: &mut Pool) -> anyhow::Result<()> {
-    let index: [Change; 3] = [
+    let index: [Change; 4] = [
+        ("index-no-children", "an index without the member `manifests`", |index| {
+            index.as_object_mut().map(|members| members.remove("manifests"));
+        }),
         ("index-and-manifest", "an index that is a manifest too", |index| {
             index["config"] = elsewhere_manifest("f");
             index["layers"] = json!([]);
@@ -215,7 +218,10 @@ fn members(pool: &mut Pool) -> anyhow::Result<()> {
     for (name, what, change) in index {
         pool.bad(name, "1", Reason::Document, what, Artifact::small().index(change))?;
     }
-    let manifest: [Change; 9] = [
+    let manifest: [Change; 10] = [
+        ("manifest-no-layers", "a manifest without the member `layers`", |manifest| {
+            manifest.as_object_mut().map(|members| members.remove("layers"));
+        }),
         ("manifest-and-index", "a manifest that is an index too", |manifest| {
             manifest["manifests"] = json!([]);
         }),

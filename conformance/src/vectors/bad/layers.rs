@@ -82,7 +82,7 @@ pub(super) fn add(pool: &mut Pool) -> anyhow::Result<()> {
 }
 
 fn volumes(pool: &mut Pool) -> anyhow::Result<()> {
-    let cases: [(&str, &str, Destinations); 7] = [
+    let cases: [(&str, &str, Destinations); 8] = [
         ("volume-nowhere", "a volume without a destination", &[None]),
         ("volume-empty", "a volume with an empty destination", &[Some("")]),
         ("volume-relative", "a volume with a relative destination", &[Some("dev/shm")]),
@@ -90,6 +90,11 @@ fn volumes(pool: &mut Pool) -> anyhow::Result<()> {
         ("volume-above-last", "a volume whose destination ends with going up", &[Some("/dev/..")]),
         ("volume-nul", "a volume with a NUL in its destination", &[Some("/dev/shm\0")]),
         ("volume-twice", "two volumes for one destination", &[Some("/dev/shm"), Some("/dev/shm")]),
+        (
+            "volume-twice-otherwise",
+            "two volumes for one destination that is written in two ways",
+            &[Some("/dev/shm"), Some("//dev/./shm/")],
+        ),
     ];
     for (name, what, destinations) in cases {
         let mut artifact = Artifact::small();
@@ -108,6 +113,8 @@ fn volumes(pool: &mut Pool) -> anyhow::Result<()> {
         ),
         ("volume-part-twice", "a part twice", vec![one, one], vec!["0", "0"]),
         ("volume-part-number", "a part without a number", vec![one, one], vec!["0", "one"]),
+        ("volume-part-sign", "a part whose number has a sign", vec![one, one], vec!["0", "+1"]),
+        ("volume-part-zeros", "a part whose number begins with 0", vec![one, one], vec!["0", "01"]),
     ];
     for (name, what, destinations, parts) in cases {
         let mut artifact = Artifact::small();
