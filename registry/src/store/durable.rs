@@ -74,6 +74,18 @@ impl Directories {
         Ok(())
     }
 
+    /// Makes `dir` as [`Self::ensure`] does, unless it is there: then whoever made it has synced it.
+    pub(crate) fn ensure_again(&self, dir: &Path) -> io::Result<()> {
+        match fs::create_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.remember(dir);
+                Ok(())
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.ensure(dir),
+        }
+    }
+
     /// Counts `dir` as durable: the caller has synced its parent.
     pub(crate) fn remember(&self, dir: &Path) {
         let mut known = lock(&self.known);

@@ -123,6 +123,10 @@ impl Store {
     /// nobody serves. Blocks.
     pub(crate) fn serve_gc(&self, settings: Settings) -> Result<(), StoreError> {
         self.set_gc(settings);
+        // A start does not wait for the disk to say again what is there.
+        if matches!(self.served_gc(), Ok(Some(served)) if served == settings) {
+            return Ok(());
+        }
         let kept = self.place_record(&KeptSettings::from(settings), &self.layout.gc_settings());
         kept.map_err(StoreError::during("write down how long garbage is kept"))
     }

@@ -152,7 +152,7 @@ impl Store {
         let seal = Seal::take(&layout).map_err(failed)?;
         let mut store = Self::new(layout, lock, house, seal);
         store.was_killed &= known;
-        let prepared = store.make_directories().and_then(|()| store.clean(SystemTime::now()));
+        let prepared = store.make_directories(known).and_then(|()| store.clean(SystemTime::now()));
         prepared.map_err(failed)?;
         if !known {
             store.write_version().map_err(failed)?;
@@ -183,8 +183,13 @@ impl Store {
         Err(OpenError::NoStore { root: root.to_owned(), found })
     }
 
-    fn make_directories(&self) -> io::Result<()> {
+    /// Makes what is missing of the directories. In a store that is `known` nothing is synced that is
+    /// there: it was, before the version was written down.
+    fn make_directories(&self, known: bool) -> io::Result<()> {
         let layout = &self.layout;
+        let ensure = |dir: &Path| {
+            if known { self.directories.ensure_again(dir) } else { self.directories.ensure(dir) }
+        };
         self.directories.remember(layout.root());
         for dir in [
             layout.repositories(),
@@ -193,22 +198,26 @@ impl Store {
             layout.corrupt(),
             layout.housekeeping(),
         ] {
-            self.directories.ensure(&dir)?;
+            ensure(&dir)?;
         }
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
             let dir = layout.algorithm(algorithm);
-            self.directories.ensure(&dir)?;
+            ensure(&dir)?;
+            let mut synced = known;
             let shelves = (0..=255).map(|first: u8| dir.join(format!("{first:02x}")));
             for shelf in shelves.clone() {
                 match fs::create_dir(&shelf) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                        return Err(error);
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    made => {
+                        made?;
+                        synced = false;
                     }
-                    _ => {}
                 }
             }
             // One sync for all of them: the first push to each shelf need not wait for its own.
-            self.directories.sync(&dir)?;
+            if !synced {
+                self.directories.sync(&dir)?;
+            }
             shelves.for_each(|shelf| self.directories.remember(&shelf));
         }
         Ok(())

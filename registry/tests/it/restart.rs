@@ -129,6 +129,22 @@ async fn an_upload_lives_from_its_last_byte_on() {
     drop(registry);
 }
 
+#[test]
+fn a_store_that_is_whole_is_opened_without_waiting_for_the_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let syncs = || Store::open(root.path()).unwrap().metrics().sync.count();
+    assert!(syncs() > 2, "all of its directories are new");
+    assert_eq!(syncs(), 0);
+    // Of what somebody took away, all is made durably again.
+    fs_err::remove_dir(root.path().join("corrupt")).unwrap();
+    assert_eq!(syncs(), 1);
+    fs_err::remove_dir(root.path().join("blobs/sha512/7f")).unwrap();
+    assert_eq!(syncs(), 1);
+    fs_err::remove_dir_all(root.path().join("blobs")).unwrap();
+    assert!(syncs() > 2);
+    assert_eq!(syncs(), 0);
+}
+
 #[tokio::test]
 async fn a_store_is_served_by_one_process_at_a_time() {
     let registry = TestRegistry::start().await;
