@@ -113,7 +113,7 @@ impl Agent for Service {
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
         let done = self.app.suspend(&wanted).await?;
-        let (parts, since, already) = (suspend::parts(), done.since(), done.already);
+        let (parts, since, already) = (done.parts(), done.since(), done.already);
         Ok(Response::new(api::SuspendResponse { parts, since, already }))
     }
 
@@ -126,7 +126,7 @@ impl Agent for Service {
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
         let done = self.app.resume(&wanted).await?;
-        let (parts, since, already) = (suspend::parts(), done.since(), done.already);
+        let (parts, since, already) = (done.parts(), done.since(), done.already);
         Ok(Response::new(api::ResumeResponse { parts, since, already }))
     }
 

@@ -13,6 +13,7 @@ use tonic::metadata::MetadataValue;
 
 use crate::checkpoint;
 use crate::config::Config;
+use crate::gpu::Gpus;
 use crate::node::{NodeCache, NodeReport};
 use crate::operations::{
     CancelError, Conclusion, Driver, Operations, OperationsError, RefusedBy, Subject,
@@ -36,6 +37,7 @@ pub struct App {
     pub(crate) staging: Arc<Staging>,
     pub(crate) suspended: suspend::Ledger,
     pub(crate) claims: restore::Claims,
+    pub(crate) gpus: Gpus,
     pub(crate) tasks: Tasks,
     node: NodeCache,
     // Held for a look-up only, never across an `.await`.
@@ -126,6 +128,7 @@ impl App {
             staging,
             suspended: suspend::Ledger::open(&config.suspended())?,
             claims: restore::Claims::default(),
+            gpus: Gpus::ours(config.gpu.clone()),
             tasks: Tasks::default(),
             node: NodeCache::default(),
             busy: Mutex::default(),
@@ -268,7 +271,7 @@ impl App {
 
     /// Returns what this node is.
     pub(crate) async fn report(&self) -> NodeReport {
-        self.node.report(&self.containerd).await
+        self.node.report(&self.containerd, &self.gpus).await
     }
 
     /// Returns the containers of one namespace, or of all.
@@ -370,7 +373,12 @@ impl From<Rejection> for tonic::Status {
             | Rejection::PreCopy(PreCopyError::NotTracked | PreCopyError::NoRounds)
             | Rejection::Container { .. }
             | Rejection::Evict(EvictError::InUse(..))
-            | Rejection::Suspend(SuspendError::NotRunning { .. } | SuspendError::Foreign(_))
+            | Rejection::Suspend(
+                SuspendError::NotRunning { .. }
+                | SuspendError::Foreign(_)
+                | SuspendError::Gpu(_)
+                | SuspendError::Unfit { .. },
+            )
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
             Rejection::Busy(_) => Code::Aborted,

@@ -90,6 +90,22 @@ impl Freezer {
         }
     }
 
+    /// Returns how many bytes its processes may get before a limit of it, or of a cgroup around it, is
+    /// met; `None` when there is no limit, or none that can be seen (v1).
+    pub(crate) fn memory_left(&self) -> Option<u64> {
+        if self.version == Version::V1 {
+            return None;
+        }
+        let number = |directory: &Path, name: &str| -> Option<u64> {
+            fs::read_to_string(directory.join(name)).ok()?.trim().parse().ok()
+        };
+        let left = |directory: &Path| {
+            let limit = number(directory, "memory.max")?;
+            Some(limit.saturating_sub(number(directory, "memory.current")?))
+        };
+        self.directory.ancestors().filter_map(left).min()
+    }
+
     fn file(&self) -> PathBuf {
         self.directory.join(match self.version {
             Version::V1 => "freezer.state",

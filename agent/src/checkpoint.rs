@@ -12,6 +12,7 @@ use kybernate_spec::{Location, Tag};
 mod base;
 mod capture;
 mod facts;
+pub(crate) mod gpu;
 mod meter;
 mod source;
 mod take;

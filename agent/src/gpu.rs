@@ -130,6 +130,11 @@ impl Gpus {
         self.config.method == GpuMethod::Driver && self.is_there()
     }
 
+    /// Whether CRIU's plugin moves GPU memory.
+    pub(crate) fn is_plugin(&self) -> bool {
+        self.config.method == GpuMethod::Plugin && self.is_there()
+    }
+
     /// A driver that is named is believed in, another one looked for.
     fn is_there(&self) -> bool {
         self.config.driver.is_some() || Path::new(LOADED).exists()
@@ -263,6 +268,11 @@ impl Held {
     /// Whether there is nothing to bring back.
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
+    }
+
+    /// Returns the UUIDs of the GPUs that were used.
+    pub(crate) fn gpus(&self) -> Vec<String> {
+        self.uses.iter().map(|one| one.uuid.clone()).collect()
     }
 
     /// Returns the processes that are still the same.

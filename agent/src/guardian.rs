@@ -23,6 +23,8 @@ use tokio::sync::watch;
 mod process;
 
 pub use self::process::{GuardianArgs, run};
+use crate::config::GpuConfig;
+use crate::gpu::Held;
 use crate::tasks::Tasks;
 
 /// How long a guardian may take to start or to answer.
@@ -44,6 +46,9 @@ pub(crate) struct Charge {
     /// Where its dump and CRIU's log go.
     pub(crate) directory: PathBuf,
     pub(crate) deadline: Duration,
+    /// Whose GPU memory it brings back when the container runs again, and how.
+    pub(crate) gpu: Held,
+    pub(crate) gpus: GpuConfig,
 }
 
 /// The agent's side of a guardian. Dropping it without [`Guardian::dismiss`] makes the guardian
@@ -200,6 +205,7 @@ fn command(charge: &Charge, log: &Path) -> io::Result<Command> {
         .arg("--directory")
         .arg(&charge.directory)
         .args(["--deadline-ms", &charge.deadline.as_millis().to_string()])
+        .args(["--gpu", &serde_json::to_string(&(&charge.gpu, &charge.gpus))?])
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

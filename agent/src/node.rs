@@ -7,6 +7,7 @@ pub(crate) use kybernate_packager::node::{NodeReport, architecture, version as n
 use kybernate_spec::chain;
 use tokio::time::Instant;
 
+use crate::gpu::Gpus;
 use crate::runtime::Containerd;
 
 /// How long facts are believed; programs may be upgraded under us.
@@ -22,7 +23,7 @@ pub(crate) struct NodeCache {
 
 impl NodeCache {
     /// Looks at the node, unless that was done just now and all was well.
-    pub(crate) async fn report(&self, containerd: &Containerd) -> NodeReport {
+    pub(crate) async fn report(&self, containerd: &Containerd, gpus: &Gpus) -> NodeReport {
         let mut last = self.last.lock().await;
         if let Some((when, report)) = &*last
             && report.problems.is_empty()
@@ -32,7 +33,13 @@ impl NodeCache {
         }
         // The daemon that is asked to do things, not the program that happens to be installed.
         let version = containerd.version().await.map_err(|error| chain(&error).to_string());
-        let report = look(version).await;
+        let mut report = look(version).await;
+        match gpus.facts().await {
+            None => {}
+            Some(Ok(facts)) => report.facts.gpu = Some(facts),
+            // What nvidia-smi said stays.
+            Some(Err(error)) => tracing::warn!(error = %chain(&error), "the GPUs are not known"),
+        }
         *last = Some((Instant::now(), report.clone()));
         report
     }
@@ -41,12 +48,15 @@ impl NodeCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ServeArgs;
 
     #[tokio::test]
     async fn a_node_without_containerd_says_so() {
         let directory = tempfile::tempdir().unwrap();
+        let config = ServeArgs::default().validate().unwrap();
+        let gpus = Gpus::ours(config.gpu);
         let nobody = Containerd::at(&directory.path().join("nobody.sock"));
-        let report = NodeCache::default().report(&nobody).await;
+        let report = NodeCache::default().report(&nobody, &gpus).await;
         assert!(report.problems.iter().any(|problem| problem.contains("nobody.sock")));
     }
 }

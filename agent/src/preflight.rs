@@ -22,6 +22,7 @@ pub(crate) use self::options::{CriuOptions, DEFAULT_FILE};
 use self::rules::{Context, judge};
 pub(crate) use self::rules::{Policy, TcpPolicy};
 use self::view::View;
+use crate::gpu::Gpus;
 use crate::process::field;
 
 /// First kernel that refuses socket options which CRIU asks every socket for, and the first CRIU
@@ -53,6 +54,8 @@ pub(crate) struct Subject {
     pub(crate) kernel: Vec<u64>,
     pub(crate) criu: Vec<u64>,
     pub(crate) execs: Vec<String>,
+    /// Who moves GPU memory.
+    pub(crate) gpus: Gpus,
 }
 
 /// Looks at a container. Takes as long as its descriptors are many: 10 µs each.
@@ -67,7 +70,7 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
     let user = fs_err::read_link("/proc/self/ns/user").ok();
     let plugin = |name: &str| PLUGINS.iter().any(|place| Path::new(place).join(name).exists());
     let mut plugged = Vec::new();
-    if plugin("cuda_plugin.so") && Path::new("/proc/driver/nvidia/version").exists() {
+    if subject.gpus.is_asked() || (subject.gpus.is_plugin() && plugin("cuda_plugin.so")) {
         plugged.push("/dev/nvidia");
     }
     if plugin("amdgpu_plugin.so") {

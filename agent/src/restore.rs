@@ -14,6 +14,7 @@ use kybernate_spec::Location;
 
 pub(crate) mod admission;
 mod claim;
+mod gpu;
 mod image;
 mod launch;
 mod live;

@@ -18,7 +18,8 @@ pub use self::ledger::LedgerError;
 pub(crate) use self::ledger::{Ledger, Suspended};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::checkpoint::namespace_or_default;
+use crate::checkpoint::{gpu, namespace_or_default};
+use crate::gpu::{GpuError, Held};
 use crate::patience::Patience;
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::{network, process};
@@ -28,6 +29,9 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a dump that was cut short may take to end after it was killed.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a new agent waits for a GPU's driver before it serves.
+const RECOVER_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often that is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -46,6 +50,8 @@ pub(crate) struct Done {
     pub(crate) since: Option<jiff::Timestamp>,
     /// Whether there was nothing to do.
     pub(crate) already: bool,
+    /// Whether its GPU memory was moved, too.
+    gpu: bool,
 }
 
 /// Why a container is neither suspended nor resumed.
@@ -62,6 +68,17 @@ pub enum SuspendError {
     /// Somebody else's pause is somebody else's to end.
     #[error("container {0:?} was paused by somebody else, and not by this agent")]
     Foreign(String),
+    /// Its GPU memory stays where it is.
+    #[error("the container's GPU memory cannot be moved")]
+    Gpu(#[source] GpuError),
+    /// There is something about its GPU memory that can be known beforehand.
+    #[error("container {container:?} cannot be suspended: {reason}")]
+    Unfit {
+        /// The container.
+        container: String,
+        /// Why.
+        reason: String,
+    },
     /// It cannot be written down.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -91,12 +108,18 @@ impl Wanted {
     }
 }
 
-/// Returns what of a container is suspended: no driver of a GPU is asked yet.
-pub(crate) fn parts() -> Vec<i32> {
-    vec![api::SuspendedPart::Cpu.into()]
-}
-
 impl Done {
+    fn of(known: Option<&Suspended>, already: bool) -> Self {
+        let gpu = known.is_some_and(|known| !known.gpu.is_empty());
+        Self { since: known.map(|known| known.since), already, gpu }
+    }
+
+    /// Returns what of the container is suspended, or was.
+    pub(crate) fn parts(&self) -> Vec<i32> {
+        let gpu = self.gpu.then(|| api::SuspendedPart::Gpu.into());
+        std::iter::once(api::SuspendedPart::Cpu.into()).chain(gpu).collect()
+    }
+
     pub(crate) fn since(&self) -> String {
         self.since.as_ref().map(ToString::to_string).unwrap_or_default()
     }
@@ -107,8 +130,7 @@ pub(crate) async fn suspend(app: &App, wanted: &Wanted) -> Result<Done, SuspendE
     let namespace = app.containerd.namespace(&wanted.namespace);
     let task = match find(app, &namespace, wanted).await? {
         Found::Suspended(_) => {
-            let since = app.suspended.get(wanted).map(|known| known.since);
-            return Ok(Done { since, already: true });
+            return Ok(Done::of(app.suspended.get(wanted).as_ref(), true));
         }
         Found::Paused => return Err(SuspendError::Foreign(wanted.container.clone())),
         Found::Other(status) => return Err(not_running(wanted, status)),
@@ -116,23 +138,53 @@ pub(crate) async fn suspend(app: &App, wanted: &Wanted) -> Result<Done, SuspendE
     };
     let since = jiff::Timestamp::now();
     let started = process::started(task.pid);
-    app.suspended.add(Suspended::new(wanted, task.pid, started, since)).await?;
+    let gpu = gpu_of(app, wanted, task.pid).await?;
+    let known = Suspended::new(wanted, task.pid, started, since).with(gpu);
+    app.suspended.add(known.clone()).await?;
+    // Before it is paused: the driver works in its threads.
+    if let Err(error) = app.gpus.take(&known.gpu).await {
+        give_up(app, wanted, &known).await?;
+        return Err(SuspendError::Gpu(error));
+    }
     if let Err(error) = namespace.pause(&wanted.container).await {
         // It may have been done all the same: then it stays written down, and can be resumed.
         let state = namespace.task(&wanted.container).await;
         if !matches!(state, Ok(Some(task)) if task.status == TaskStatus::Paused) {
-            app.suspended.forget(wanted).await?;
+            give_up(app, wanted, &known).await?;
         }
         return Err(error.into());
     }
     tracing::info!(container = wanted.container, "suspended");
-    Ok(Done { since: Some(since), already: false })
+    Ok(Done::of(Some(&known), false))
+}
+
+/// Finds whose GPU memory is to be moved.
+async fn gpu_of(app: &App, wanted: &Wanted, pid: u32) -> Result<Held, SuspendError> {
+    if !app.gpus.is_asked() {
+        return Ok(Held::default());
+    }
+    let container = wanted.container.clone();
+    gpu::find(app, pid).await.map_err(|reason| SuspendError::Unfit { container, reason })
+}
+
+/// Puts back what was begun. GPU memory that does not come back stays written down: a resume tries
+/// again.
+async fn give_up(app: &App, wanted: &Wanted, known: &Suspended) -> Result<(), LedgerError> {
+    match app.gpus.bring_back(&known.gpu).await {
+        Ok(()) => app.suspended.forget(wanted).await,
+        Err(error) => {
+            let container = &wanted.container;
+            tracing::error!(error = %chain(&error), container, "its GPU memory is still away");
+            Ok(())
+        }
+    }
 }
 
 /// Resumes a container that was suspended. Safe to repeat.
 pub(crate) async fn resume(app: &App, wanted: &Wanted) -> Result<Done, SuspendError> {
     let namespace = app.containerd.namespace(&wanted.namespace);
-    let since = app.suspended.get(wanted).map(|known| known.since);
+    let known = app.suspended.get(wanted);
+    let held = known.as_ref().map(|known| known.gpu.clone()).unwrap_or_default();
     match find(app, &namespace, wanted).await? {
         Found::Paused => return Err(SuspendError::Foreign(wanted.container.clone())),
         Found::Other(status) => {
@@ -141,15 +193,23 @@ pub(crate) async fn resume(app: &App, wanted: &Wanted) -> Result<Done, SuspendEr
         }
         Found::Runs(_) => {
             // Somebody resumed it, or an agent that died before it could say so.
+            app.gpus.bring_back(&held).await.map_err(SuspendError::Gpu)?;
             app.suspended.forget(wanted).await?;
-            return Ok(Done { since, already: true });
+            return Ok(Done::of(known.as_ref(), true));
         }
         Found::Suspended(_) => {}
     }
     namespace.resume(&wanted.container, RESUME_LIMIT).await?;
+    if let Err(error) = app.gpus.bring_back(&held).await {
+        // As it was: it would only run up to its next work on a GPU.
+        if let Err(error) = namespace.pause(&wanted.container).await {
+            tracing::warn!(error = %chain(&error), "a container without its GPU memory runs");
+        }
+        return Err(SuspendError::Gpu(error));
+    }
     app.suspended.forget(wanted).await?;
     tracing::info!(container = wanted.container, "resumed");
-    Ok(Done { since, already: false })
+    Ok(Done::of(known.as_ref(), false))
 }
 
 /// Looks at what an earlier agent suspended, and forgets what is not paused any more.
@@ -162,9 +222,19 @@ pub(crate) async fn recover(app: &App) {
                 tracing::info!(container = wanted.container, "still suspended");
                 continue;
             }
-            Ok(Found::Runs(_) | Found::Paused | Found::Other(_)) => {
-                app.suspended.forget(&wanted).await
+            Ok(Found::Runs(_)) => {
+                let back = app.gpus.bring_back(&known.gpu);
+                match tokio::time::timeout(RECOVER_LIMIT, back).await {
+                    Ok(Ok(())) => app.suspended.forget(&wanted).await,
+                    // It stays written down, for a resume to try again.
+                    tried => {
+                        let container = &wanted.container;
+                        tracing::error!(?tried, container, "its GPU memory is still away");
+                        continue;
+                    }
+                }
             }
+            Ok(Found::Paused | Found::Other(_)) => app.suspended.forget(&wanted).await,
             Err(SuspendError::Runtime(error)) if error.is_not_found() => {
                 app.suspended.forget(&wanted).await
             }

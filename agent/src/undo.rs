@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
+use crate::gpu::{Failure, GpuError, Gpus, Held};
 use crate::hooks::{Hook, Hooks};
 use crate::operations::{Conclusion, Driver, Made, Record, State};
 use crate::orphan;
@@ -54,9 +55,8 @@ pub(crate) async fn undo(
     undoing: Undoing<'_>,
     cancel: &CancellationToken,
 ) -> bool {
-    let namespace = app.containerd.namespace(undoing.namespace);
     let mut pauses = Pauses::default();
-    while !try_undo(&namespace, driver, undoing).await {
+    while !try_undo(app, driver, undoing).await {
         if pauses.is_first() {
             driver.step("undo");
             let kept = driver.update(|record| record.conclusion = Some(undoing.conclusion.clone()));
@@ -74,7 +74,8 @@ pub(crate) async fn undo(
 
 /// Tries to undo everything once. What does not work is logged and, but for what it depends on,
 /// does not stop the rest; returns whether all did.
-async fn try_undo(namespace: &Namespace, driver: &Driver, undoing: Undoing<'_>) -> bool {
+async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
+    let namespace = &app.containerd.namespace(undoing.namespace);
     let container = undoing.container;
     let mut left = Vec::new();
     for made in driver.made() {
@@ -84,10 +85,11 @@ async fn try_undo(namespace: &Namespace, driver: &Driver, undoing: Undoing<'_>) 
             if waits {
                 return Ok(Undone::NotYet);
             }
-            if let Made::Hooked(hooks) = &made {
-                return Ok(after_failure(hooks, driver, undoing).await);
+            match &made {
+                Made::Hooked(hooks) => Ok(after_failure(hooks, driver, undoing).await),
+                Made::Gpu(held) => bring_back(&app.gpus, held).await,
+                made => undo_one(namespace, container, driver.id(), made).await,
             }
-            undo_one(namespace, container, driver.id(), &made).await
         };
         match undone.await {
             // What a success leaves is not worth a word.
@@ -192,6 +194,18 @@ impl Undone {
     }
 }
 
+/// Brings GPU memory back. What the driver has lost nobody can: it is said, and not tried for ever.
+async fn bring_back(gpus: &Gpus, held: &Held) -> Result<Undone, AnyError> {
+    match gpus.bring_back(held).await {
+        Ok(()) => Ok(Undone::Gone),
+        Err(error @ GpuError::Failed(Failure::Lost(_))) => {
+            tracing::error!(error = %chain(&error), "GPU memory does not come back");
+            Ok(Undone::NeverWas)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Undoes one thing.
 async fn undo_one(
     namespace: &Namespace,
@@ -220,7 +234,7 @@ async fn undo_one(
             return Ok(Undone::when(settled));
         }
         // They need no containerd.
-        Made::Hooked(_) => {}
+        Made::Hooked(_) | Made::Gpu(_) => {}
         Made::Lease(id) => namespace.end_lease(id).await?,
         Made::Image(name) => {
             let labels = found(namespace.image(name).await)?.map(|image| image.labels);

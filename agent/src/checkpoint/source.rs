@@ -9,11 +9,12 @@ use containerd_client::services::v1::Container;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::runtime_spec::SourceSpec;
 
-use super::{capture, namespace_or_default, policy};
+use super::{capture, gpu, namespace_or_default, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
 use crate::container::spec_of;
 use crate::criu_config;
+use crate::gpu::Held;
 use crate::node::numbers;
 use crate::operations::Kind;
 use crate::preflight::{self, Check, Finding, Findings, Policy};
@@ -48,6 +49,8 @@ pub(crate) struct Source {
     pub(super) stage: PathBuf,
     /// About how large it will be.
     pub(super) memory: u64,
+    /// Who of it has memory on a GPU.
+    pub(super) gpu: Held,
     /// CRIU's configuration file for it, when that is the agent's to write.
     pub(super) criu_config: Option<PathBuf>,
 }
@@ -58,6 +61,14 @@ pub(crate) struct Examined {
     pub(crate) findings: Vec<Finding>,
     /// Absent when something refuses.
     pub(crate) source: Option<Source>,
+}
+
+/// What a dump has beside the memory of the processes.
+struct Place {
+    /// The upper directory of its root file system.
+    upper: Option<PathBuf>,
+    /// What comes from GPUs.
+    gpu_bytes: u64,
 }
 
 /// What was read of its processes and of the room for them.
@@ -132,7 +143,13 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     if upper.is_none() {
         findings.push(Finding::new(Check::Snapshotter, container.snapshotter.clone()));
     }
-    let measured = measure(app, wanted, &spec, task, &namespace, upper.clone()).await?;
+    let gpu = match app.suspended.get(&whom).filter(|_| suspended) {
+        // It is frozen, and has nothing on a GPU any more.
+        Some(known) => known.gpu,
+        None => gpu::find(app, task.pid).await.map_err(&cannot)?,
+    };
+    let from = Place { upper: upper.clone(), gpu_bytes: gpu::bytes(&gpu) };
+    let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let measured =
         measured.map_err(|error| cannot(format!("its processes cannot be looked at: {error}")))?;
     let Measured { born, freezer, stage, memory, findings: more } = measured;
@@ -162,6 +179,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             born,
             freezer,
             suspended,
+            gpu,
             upper,
             stage,
             memory,
@@ -189,7 +207,7 @@ async fn measure(
     spec: &SourceSpec,
     task: TaskState,
     namespace: &Namespace,
-    upper: Option<PathBuf>,
+    from: Place,
 ) -> Result<io::Result<Measured>, Rejection> {
     let report = app.report().await;
     let mut subject = preflight::Subject {
@@ -202,13 +220,15 @@ async fn measure(
         kernel: numbers(&report.facts.kernel),
         criu: numbers(&report.facts.criu),
         execs: namespace.execs(&wanted.container).await?,
+        gpus: app.gpus.clone(),
     };
+    let Place { upper, gpu_bytes } = from;
     let (app, shared) = (Arc::clone(app), spec.shared_memory().map(PathBuf::from));
     let measured = tokio::task::spawn_blocking(move || {
         let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
-        let memory = process::memory_bytes(&subject.pids);
+        let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
         let files = [upper, shared].into_iter().flatten();
         let bytes =
             files.map(|path| capture::apparent_bytes(&path)).fold(memory, u64::saturating_add);

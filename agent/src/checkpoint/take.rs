@@ -19,6 +19,7 @@ use super::meter::measure;
 use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
 use crate::gate::{self, GateError, Summary};
+use crate::gpu::{GpuError, Held};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::hooks::HookError;
 use crate::operations::{
@@ -71,6 +72,8 @@ pub(crate) enum CheckpointError {
     Late,
     #[error("the capture stopped before its end")]
     CaptureInterrupted,
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     #[error(transparent)]
     Gate(#[from] GateError),
     #[error(transparent)]
@@ -231,6 +234,8 @@ impl Taking<'_> {
             pid: self.source.pid,
             directory: self.directory.clone(),
             deadline: self.order.deadline,
+            gpu: self.gpu().clone(),
+            gpus: self.app.config.gpu.clone(),
         };
         Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await
     }
@@ -260,9 +265,10 @@ impl Taking<'_> {
         if self.source.suspended {
             self.driver.will_make(Made::Dumped { pid, directory }).await?;
         } else {
+            self.take_gpu().await?;
             let born = self.source.born;
             self.driver.will_make(Made::Paused { pid, born, directory }).await?;
-            self.paused_at = Some(Instant::now());
+            self.paused_at.get_or_insert_with(Instant::now);
             self.source.namespace.pause(&self.order.container).await?;
         }
         let (captured, summary) = if self.source.suspended {
@@ -286,6 +292,26 @@ impl Taking<'_> {
         self.end_source().await?;
         self.order.hooks.after(self.driver).await;
         Ok(packed)
+    }
+
+    /// Returns whose GPU memory the agent itself moves.
+    fn gpu(&self) -> &Held {
+        const NOBODY: &Held = &Held { processes: Vec::new(), uses: Vec::new() };
+        if self.app.gpus.is_asked() && !self.source.suspended { &self.source.gpu } else { NOBODY }
+    }
+
+    /// Moves GPU memory into the processes, which have to run for that. From then on they get as far as
+    /// their next work on a GPU, so that this is when the pause begins.
+    async fn take_gpu(&mut self) -> Result<(), CheckpointError> {
+        if self.gpu().is_empty() {
+            return Ok(());
+        }
+        self.driver.step("gpu");
+        self.driver.will_make(Made::Gpu(self.gpu().clone())).await?;
+        self.paused_at = Some(Instant::now());
+        self.app.gpus.take(self.gpu()).await?;
+        self.driver.step("dump");
+        Ok(())
     }
 
     /// Makes sure that the container is the one that was looked at: a registry may have kept us
@@ -349,6 +375,8 @@ impl Taking<'_> {
             return Ok(());
         }
         self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
+        // Not before it runs: the driver works in its threads.
+        self.app.gpus.bring_back(self.gpu()).await?;
         self.running().await?;
         if let Some(guardian) = self.guardian.take() {
             guardian.dismiss().await?;
@@ -374,7 +402,9 @@ impl Taking<'_> {
             self.driver.metrics().paused(began.elapsed());
         }
         self.driver
-            .update(|record| record.made.retain(|made| !matches!(made, Made::Paused { .. })))
+            .update(|record| {
+                record.made.retain(|made| !matches!(made, Made::Paused { .. } | Made::Gpu(_)));
+            })
             .await
     }
 

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::reader::Reader;
 use super::{ConfigError, PAUSE_DEADLINE_MAX};
 
@@ -13,7 +15,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// How GPU memory gets into a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuConfig {
     /// Who moves it.
     pub method: GpuMethod,
@@ -28,7 +30,7 @@ pub struct GpuConfig {
 }
 
 /// Who moves GPU memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuMethod {
     /// The agent, through the driver's checkpoint calls.
     #[default]

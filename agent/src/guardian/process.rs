@@ -12,6 +12,8 @@ use tokio::net::unix::pipe;
 use tokio::time::Instant;
 
 use crate::cgroup::{self, Freezer};
+use crate::config::GpuConfig;
+use crate::gpu::{Gpus, Held};
 use crate::revive::{Paused, Revived};
 use crate::runtime::Containerd;
 
@@ -36,6 +38,9 @@ pub struct GuardianArgs {
     /// How long the pause may last.
     #[arg(long)]
     deadline_ms: u64,
+    /// Whose GPU memory it brings back, and how (JSON).
+    #[arg(long)]
+    gpu: String,
     /// Already re-parented: stand guard.
     #[arg(long)]
     detached: bool,
@@ -82,6 +87,7 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
         directory: args.directory.clone(),
         cut_short: true,
     };
+    let (held, config): (Held, GpuConfig) = serde_json::from_str(&args.gpu)?;
     let orders = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
     let mut answers = pipe::Sender::from_owned_fd(io::stdout().as_fd().try_clone_to_owned()?)?;
     let mut orders = BufReader::new(orders).lines();
@@ -114,8 +120,10 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
     match paused.revive(patience).await {
         Ok(how @ (Revived::Running | Revived::Thawed | Revived::Gone)) => {
             tracing::warn!(container = args.container, ?how, "brought back");
+            // It runs: only now does the driver answer. The agent, or the next one, does it as well.
+            let back = Gpus::ours(config).bring_back(&held).await;
             answers.write_all(b"revived\n").await.unwrap_or_default();
-            Ok(())
+            back.map_err(|error| io::Error::other(chain(&error).to_string()))
         }
         Err(error) => Err(io::Error::other(chain(&error).to_string())),
     }

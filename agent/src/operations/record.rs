@@ -8,6 +8,7 @@ use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::CancelCause;
+use crate::gpu::Held;
 use crate::hooks::Hook;
 use crate::staging::Tier;
 
@@ -146,6 +147,8 @@ pub(crate) enum Made {
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
+    /// The GPU memory of the source is in its processes.
+    Gpu(Held),
     /// The directory with a container's captured mounts.
     Volume(PathBuf),
     /// A lease of containerd.
@@ -212,6 +215,7 @@ impl Made {
             Self::Directory(_) => "its staging directory was removed".to_owned(),
             Self::Paused { .. } => "the source runs".to_owned(),
             Self::Dumped { .. } => "the source is suspended as it was".to_owned(),
+            Self::Gpu(_) => "the source has its GPU memory back".to_owned(),
             Self::Volume(_) => "the directory of its volumes was removed".to_owned(),
             Self::Lease(id) => format!("lease {id:?} was ended"),
             Self::Image(name) => format!("image {name:?} was removed"),

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
 use super::admission::{AdmissionError, Admitted, admit};
+use super::gpu::{self, GpuRestoreError};
 use super::live::Live;
 use super::pod::{Pod, PodError, Restart};
 use super::rules::Refusal;
@@ -73,6 +74,8 @@ pub(crate) enum ClaimError {
     #[error(transparent)]
     Admission(#[from] AdmissionError),
     #[error(transparent)]
+    Gpu(#[from] GpuRestoreError),
+    #[error(transparent)]
     Gate(#[from] GateError),
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -95,6 +98,7 @@ impl ClaimError {
     fn refused_by(&self) -> Option<RefusedBy> {
         match self {
             Self::Admission(error) => error.refused_by(),
+            Self::Gpu(error) => error.refused_by(),
             Self::Gate(GateError::Refused(_)) => Some(RefusedBy::Identity),
             Self::Refused(refusal) => Some(refusal.by),
             Self::Pod(error) => error.is_refusal().then_some(RefusedBy::Policy),
@@ -293,6 +297,7 @@ async fn prepare(
     driver.update(|record| record.tier = Some(tier)).await?;
     let admitted = admit(app, driver, &claim.order(app, pod)).await?;
     let checkpoint = &admitted.checkpoint;
+    gpu::pod(app, checkpoint)?;
     claim.image(app, checkpoint).await?;
     driver.step("gate");
     let lsm = spec::lsm(&app.report().await.facts.lsm);

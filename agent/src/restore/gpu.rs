@@ -21,16 +21,22 @@ pub(crate) enum GpuRestoreError {
     Processes(#[source] io::Error),
     #[error("the checkpoint holds GPU memory, and none of the restored processes has any")]
     Nobody,
-    #[error("the checkpoint holds GPU memory, and nothing here can bring it back: see [gpu] method")]
+    #[error(
+        "the checkpoint holds GPU memory, and nothing here can bring it back: see [gpu] method"
+    )]
     NoMethod,
-    #[error("{to} takes the place of {from}, which CRIU's plugin cannot do: set [gpu] method = \"driver\"")]
+    #[error(
+        "{to} takes the place of {from}, which CRIU's plugin cannot do: set [gpu] method = \"driver\""
+    )]
     Plugin {
         /// The GPU that was used.
         from: String,
         /// The one here.
         to: String,
     },
-    #[error("the GPU memory of a pod's container is brought back by CRIU's plugin only: set [gpu] method = \"plugin\"")]
+    #[error(
+        "the GPU memory of a pod's container is brought back by CRIU's plugin only: set [gpu] method = \"plugin\""
+    )]
     Pod,
 }
 
@@ -83,11 +89,7 @@ pub(crate) fn pod(app: &App, checkpoint: &Checkpoint) -> Result<(), GpuRestoreEr
 }
 
 /// Has the driver bring back what the processes of a cgroup had on their GPUs.
-pub(crate) async fn bring(
-    app: &App,
-    plan: &GpuPlan,
-    cgroup: &str,
-) -> Result<(), GpuRestoreError> {
+pub(crate) async fn bring(app: &App, plan: &GpuPlan, cgroup: &str) -> Result<(), GpuRestoreError> {
     let GpuPlan::Ask(pairs) = plan else { return Ok(()) };
     let cgroup = cgroup.to_owned();
     let pids = tokio::task::spawn_blocking(move || Freezer::at(&cgroup)?.processes()).await;

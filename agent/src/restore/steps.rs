@@ -12,6 +12,7 @@ use kybernate_spec::chain;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{AdmissionError, Admitted, admit};
+use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{ImageError, Wanted, ensure};
 use super::launch::{LaunchError, Plan};
 use super::materialise::{self, MaterialiseError, materialise};
@@ -52,6 +53,8 @@ pub(crate) enum RestoreError {
     #[error(transparent)]
     Launch(#[from] LaunchError),
     #[error(transparent)]
+    Gpu(#[from] GpuRestoreError),
+    #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
     Operations(#[from] OperationsError),
@@ -69,6 +72,7 @@ impl RestoreError {
         let integrity = |yes: bool| yes.then_some(RefusedBy::Integrity);
         match self {
             Self::Admission(error) => error.refused_by(),
+            Self::Gpu(error) => error.refused_by(),
             Self::Materialise(error) => error.refused_by(),
             Self::Volume(error) => integrity(error.is_integrity()),
             Self::Image(error) => integrity(error.is_integrity()),
@@ -148,6 +152,7 @@ struct Accepted {
     admitted: Admitted,
     container: String,
     expected: Expected,
+    gpu: GpuPlan,
 }
 
 /// Where CRIU finds things.
@@ -197,8 +202,9 @@ impl Restoring<'_> {
         let report = app.report().await;
         let volumes = Subject::of(&admitted.checkpoint).volumes;
         let expected = spec::expected(&order.allow, &volumes, &app.config, &report.facts.lsm);
+        let gpu = gpu::plan(app, &admitted.checkpoint).await?;
         let container = self.name(&admitted.checkpoint).await?;
-        Ok(Accepted { admitted, container, expected })
+        Ok(Accepted { admitted, container, expected, gpu })
     }
 
     /// Decides how the container is called, and makes sure that nobody else is.
@@ -283,7 +289,9 @@ impl Restoring<'_> {
         });
         plan.create(&spec, driver).await?;
         driver.step("restore");
-        Ok(plan.start(rootfs, &cgroup, driver).await?)
+        let pid = plan.start(rootfs, &cgroup, driver).await?;
+        gpu::bring(self.app, &accepted.gpu, &cgroup).await?;
+        Ok(pid)
     }
 
     /// Writes what CRIU is told about the new container, beside its volumes.

@@ -15,6 +15,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use serde::{Deserialize, Serialize};
 
 use super::Wanted;
+use crate::gpu::Held;
 use crate::{process, stage};
 
 /// Largest record read back.
@@ -29,6 +30,9 @@ pub(crate) struct Suspended {
     pid: u32,
     started: Option<u64>,
     pub(crate) since: jiff::Timestamp,
+    /// Whose GPU memory was moved.
+    #[serde(default)]
+    pub(crate) gpu: Held,
 }
 
 /// Everything that is suspended.
@@ -60,7 +64,12 @@ impl Suspended {
         since: jiff::Timestamp,
     ) -> Self {
         let Wanted { namespace, container } = wanted.clone();
-        Self { namespace, container, pid, started, since }
+        Self { namespace, container, pid, started, since, gpu: Held::default() }
+    }
+
+    /// The same, with GPU memory that was moved.
+    pub(crate) fn with(self, gpu: Held) -> Self {
+        Self { gpu, ..self }
     }
 
     pub(crate) fn wanted(&self) -> Wanted {

@@ -287,8 +287,9 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 20] = [
+    const STEPS: [&str; 21] = [
         "preflight",
+        "gpu",
         "dump",
         "capture",
         "resume",

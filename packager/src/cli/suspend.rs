@@ -87,5 +87,6 @@ const fn word(part: SuspendedPart) -> &'static str {
     match part {
         SuspendedPart::Unspecified => "other",
         SuspendedPart::Cpu => "cpu",
+        SuspendedPart::Gpu => "gpu",
     }
 }
