@@ -278,22 +278,9 @@ impl Check {
                  CAP_SYS_RESOURCE, which containerd lacks here",
                 "give containerd that capability, or run the container as root",
             ),
-            Self::UserNamespace => refuse(
-                "user-namespace",
-                "a process is in a user namespace of its own, which CRIU does not dump here and no \
-                 restore makes",
-                "run it without user namespaces",
-            ),
-            Self::NestedPidNamespace => refuse(
-                "nested-pid-namespace",
-                "CRIU cannot dump a PID namespace inside of the container's",
-                "end what made it",
-            ),
-            Self::TimeNamespace => refuse(
-                "time-namespace",
-                "CRIU cannot dump a time namespace inside of the container's",
-                "end what made it",
-            ),
+            Self::UserNamespace | Self::NestedPidNamespace | Self::TimeNamespace => {
+                self.namespace()
+            }
             Self::StagingRoom => refuse(
                 "staging-room",
                 "there is no room for the dump",
@@ -308,6 +295,27 @@ impl Check {
                 "incomplete",
                 "not everything could be looked at",
                 "what is left is found by CRIU, while the container is paused",
+            ),
+        }
+    }
+
+    const fn namespace(self) -> Words {
+        match self {
+            Self::UserNamespace => refuse(
+                "user-namespace",
+                "a process is in a user namespace of its own, which CRIU does not dump here and no \
+                 restore makes",
+                "run it without user namespaces",
+            ),
+            Self::NestedPidNamespace => refuse(
+                "nested-pid-namespace",
+                "CRIU cannot dump a PID namespace inside of the container's",
+                "end what made it",
+            ),
+            _ => refuse(
+                "time-namespace",
+                "CRIU cannot dump a time namespace inside of the container's",
+                "end what made it",
             ),
         }
     }

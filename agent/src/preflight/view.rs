@@ -34,6 +34,7 @@ pub(super) struct View {
 
 /// One process.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) name: String,
