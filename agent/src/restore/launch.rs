@@ -14,6 +14,7 @@ use super::image::{RuntimeImage, SNAPSHOTTER};
 use super::user::UserError;
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::criu_log;
+use crate::network;
 use crate::operations::{Driver, Made, OperationsError};
 use crate::runtime::{Mount, Namespace, RuntimeError, RuntimeErrorKind, SPEC_TYPE};
 
@@ -47,6 +48,8 @@ pub(crate) enum LaunchError {
     },
     #[error("the restore took longer than {} minutes", RESTORE_LIMIT.as_secs() / 60)]
     Hung,
+    #[error("failed to bring up the loopback device of the restored container")]
+    Loopback(#[source] io::Error),
     #[error("the restored process ended at once with status {0}")]
     Ended(u32),
 }
@@ -123,9 +126,14 @@ impl Plan<'_> {
             }
             Err(_elapsed) => return Err(LaunchError::Hung),
         };
+        let network = network::loopback(pid).await;
         match namespace.wait(id, WATCH).await {
-            // It had nothing left to do, or it runs on.
-            Ok(0) | Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. }) => Ok(pid),
+            // It had nothing left to do.
+            Ok(0) => Ok(pid),
+            // It runs on.
+            Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. }) => {
+                network.map(|()| pid).map_err(LaunchError::Loopback)
+            }
             Ok(status) => Err(LaunchError::Ended(status)),
             Err(error) => Err(error.into()),
         }
