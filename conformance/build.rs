@@ -1,7 +1,7 @@
 //! Compiles the demo's workload into a static binary, which `image` embeds.
 //!
 //! It is not a member of the workspace since it must be static, while everything else is not:
-//! two files, the standard library and the compiler that builds the rest are enough.
+//! a few files, the standard library and the compiler that builds the rest are enough.
 
 use std::env;
 use std::error::Error;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const SOURCE: &str = "workload/main.rs";
-const PARTS: [&str; 2] = [SOURCE, "workload/hold.rs"];
+const PARTS: [&str; 4] = [SOURCE, "workload/hold.rs", "workload/keep.rs", "workload/keep"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let variable = |name: &'static str| {

@@ -17,7 +17,7 @@ use kybernate_spec::{
 };
 use serde_json::json;
 
-use self::layer::Layer;
+use self::layer::{Layer, Place};
 
 /// The workload, a static program: see `workload/main.rs`.
 pub const WORKLOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/workload"));
@@ -96,26 +96,60 @@ pub fn build(layout: &Path, busybox: &Path, name: &str) -> Result<Built, ImageEr
         layer::base(&busybox).map_err(during("write the base layer"))?,
         layer::workload(WORKLOAD).map_err(during("write the workload's layer"))?,
     ];
-    write_layout(layout, name, &layers, &WORKS)
+    write_layout(layout, name, layers, &WORKS)
 }
 
 /// Builds the image of the container that holds a pod's namespaces: a program that does nothing.
 pub fn build_pause(layout: &Path, name: &str) -> Result<Built, ImageError> {
     let layers = [layer::workload(WORKLOAD).map_err(during("write the workload's layer"))?];
-    write_layout(layout, name, &layers, &PAUSES)
+    write_layout(layout, name, layers, &PAUSES)
 }
 
-fn write_layout(
+fn write_layout<const N: usize>(
     layout: &Path,
     name: &str,
-    layers: &[Layer],
+    layers: [Layer; N],
     starts: &Starts,
 ) -> Result<Built, ImageError> {
     let name = Name::parse(name).map_err(during("parse the name"))?;
     let blobs = layout.join("blobs/sha256");
     fs::create_dir_all(&blobs).map_err(during("create the layout"))?;
+    for layer in &layers {
+        let blob = blobs.join(layer.place.descriptor.digest.hex());
+        fs::write(blob, &layer.compressed).map_err(during("write a layer"))?;
+    }
+    let run = json!({
+        "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"],
+        "Entrypoint": starts.entrypoint,
+        "Cmd": starts.arguments,
+        "WorkingDir": "/",
+    });
+    write_documents(layout, name, &layers.map(|layer| layer.place), &run)
+}
 
-    let config = document(&configuration(layers, starts))?;
+/// Builds an image whose only layer is the content of a tar, and calls it `name`.
+pub fn build_of(layout: &Path, tar: &Path, name: &str) -> Result<Built, ImageError> {
+    let name = Name::parse(name).map_err(during("parse the name"))?;
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs).map_err(during("create the layout"))?;
+    let blob = blobs.join("layer");
+    let (descriptor, diff_id) = layer::of_tar(tar, &blob).map_err(during("compress the layer"))?;
+    let done = fs::rename(blob, blobs.join(descriptor.digest.hex()));
+    done.map_err(during("name the layer"))?;
+    let place = Place { descriptor, diff_id, created_by: "kybernate-conformance: packages" };
+    let run = json!({ "Env": ["PATH=/usr/bin:/usr/sbin"], "WorkingDir": "/" });
+    write_documents(layout, name, &[place], &run)
+}
+
+/// Writes everything of the layout but the layers, which are there.
+fn write_documents(
+    layout: &Path,
+    name: Name,
+    layers: &[Place],
+    run: &serde_json::Value,
+) -> Result<Built, ImageError> {
+    let blobs = layout.join("blobs/sha256");
+    let config = document(&configuration(layers, run))?;
     let config_descriptor = Descriptor::of(media_type::OCI_CONFIG, &config);
     let manifest = Manifest {
         schema_version: 2,
@@ -139,9 +173,6 @@ fn write_layout(
     let index = document(&index)?;
 
     let write = |path: &Path, bytes: &[u8]| fs::write(path, bytes).map_err(during("write a file"));
-    for layer in layers {
-        write(&blobs.join(layer.descriptor.digest.hex()), &layer.compressed)?;
-    }
     write(&blobs.join(config_descriptor.digest.hex()), &config)?;
     write(&blobs.join(descriptor.digest.hex()), &text)?;
     write(&layout.join("oci-layout"), LAYOUT_MARKER.as_bytes())?;
@@ -194,7 +225,7 @@ fn architecture() -> &'static str {
     }
 }
 
-fn configuration(layers: &[Layer], starts: &Starts) -> serde_json::Value {
+fn configuration(layers: &[Place], run: &serde_json::Value) -> serde_json::Value {
     let diff_ids: Vec<&Digest> = layers.iter().map(|layer| &layer.diff_id).collect();
     let history: Vec<_> = layers
         .iter()
@@ -204,12 +235,7 @@ fn configuration(layers: &[Layer], starts: &Starts) -> serde_json::Value {
         "created": CREATED,
         "architecture": architecture(),
         "os": "linux",
-        "config": {
-            "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"],
-            "Entrypoint": starts.entrypoint,
-            "Cmd": starts.arguments,
-            "WorkingDir": "/",
-        },
+        "config": run,
         "rootfs": { "type": "layers", "diff_ids": diff_ids },
         "history": history,
     })

@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`root`] makes the file systems that nodes are overlays of, [`node`] starts one,
 //! [`testbed`] two with a network between them, [`preflight`] says what a machine lacks; [`process`]
-//! and [`command`] are how programs are started and ended. [`image`] builds the workload's image;
+//! and [`command`] are how programs are started and ended. [`image`] builds the workload's image, [`programs`] one of
+//! other people's;
 //! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
 //! [`cluster`] is Kubernetes on the nodes.
 //! [`oci`] is the conformance suite for any OCI registry, [`vectors`] the one for readers of the
@@ -18,6 +19,7 @@ pub mod node;
 pub mod oci;
 pub mod preflight;
 pub mod process;
+pub mod programs;
 pub mod root;
 pub mod scenario;
 pub mod testbed;

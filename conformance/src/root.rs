@@ -138,7 +138,7 @@ fn bootstrap(release: Release, target: &Path, mirror: &str) -> Result<(), Comman
 }
 
 /// Returns the first mirror of this machine's own apt configuration.
-fn mirror() -> Option<String> {
+pub(crate) fn mirror() -> Option<String> {
     let directory = fs::read_dir("/etc/apt/sources.list.d").ok()?;
     let mut files: Vec<PathBuf> = directory.flatten().map(|entry| entry.path()).collect();
     files.sort();

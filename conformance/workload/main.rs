@@ -10,6 +10,7 @@
 //! ended by SIGKILL. Elsewhere SIGTERM ends it by default.
 
 mod hold;
+mod keep;
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
@@ -31,6 +32,7 @@ usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--
        workload pause
        workload status --state DIR
        workload echo --state DIR
+       workload keep --state DIR [--threads N]
        workload hold tcp|listen|unix|lock|device|map|deleted|inotify|io-uring [ARGUMENT]
 ";
 
@@ -66,6 +68,7 @@ struct Options {
     tick: Duration,
     /// Whether each tick is a line on standard output.
     says: bool,
+    threads: usize,
 }
 
 /// What the threads tell the ticker.
@@ -137,9 +140,10 @@ fn main() -> ExitCode {
         },
         Some((command, rest)) => match (command.as_str(), Options::parse(rest)) {
             ("run", Ok(options)) => Ticker::start(options).and_then(Ticker::run),
+            ("keep", Ok(options)) => keep::keep(&options.state, options.threads),
             ("status", Ok(options)) => status(&options.state),
             ("echo", Ok(options)) => echo(&options.state),
-            ("run" | "status" | "echo", Err(error)) => Err(error),
+            ("run" | "keep" | "status" | "echo", Err(error)) => Err(error),
             _ => Err(USAGE.into()),
         },
         None => Err(USAGE.into()),
@@ -163,6 +167,7 @@ impl Options {
             shm: None,
             tick: Duration::from_millis(100),
             says: false,
+            threads: 0,
         };
         let mut rest = arguments.iter();
         while let Some(flag) = rest.next() {
@@ -175,6 +180,7 @@ impl Options {
                 ("--shm", _) => options.shm = Some(value.into()),
                 ("--say", "nothing") => options.says = false,
                 ("--say", "ticks") => options.says = true,
+                ("--threads", _) => options.threads = value.parse()?,
                 ("--tick-ms", _) => options.tick = Duration::from_millis(value.parse()?),
                 _ => return Err(format!("{flag} {value} is not known\n{USAGE}").into()),
             }

@@ -1,10 +1,12 @@
 //! The image's layers: tars whose bytes depend on nothing but their content.
 
-use std::io::{self, Write};
+use std::io::{self, BufRead as _, BufReader, Write};
+use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kybernate_spec::{Descriptor, Digest, media_type};
+use fs_err as fs;
+use kybernate_spec::{Algorithm, Descriptor, Digest, Hasher, media_type};
 use tar::{Builder, EntryType, Header};
 
 /// Directories of the base layer, parents first.
@@ -33,16 +35,53 @@ const FILES: [(&str, &str); 3] = [
 const LINKS: &str = "cat chmod cp date dd df echo env false find free grep head id kill ln ls mkdir \
                      mount mv ps rm sh sha256sum sleep stat tail top true wc";
 
-/// A layer, held whole: the image is a few MiB.
-pub(super) struct Layer {
+/// How fast a large layer is compressed: it is written once and read a few times.
+const LEVEL: i32 = 1;
+/// Files are read in pieces of this length.
+const PIECE: usize = 1 << 20;
+
+/// What an image says of a layer.
+pub(super) struct Place {
     /// The compressed layer, as the manifest names it.
     pub(super) descriptor: Descriptor,
     /// Digest of the uncompressed tar.
     pub(super) diff_id: Digest,
     /// The layer's line in the history.
     pub(super) created_by: &'static str,
-    /// The bytes that `descriptor` describes.
+}
+
+/// A layer, held whole: the image is a few MiB.
+pub(super) struct Layer {
+    pub(super) place: Place,
+    /// The bytes that its descriptor describes.
     pub(super) compressed: Vec<u8>,
+}
+
+/// Compresses a tar of any size into the file `blob`. Returns the layer's descriptor and the digest
+/// of the tar.
+pub(super) fn of_tar(tar: &Path, blob: &Path) -> io::Result<(Descriptor, Digest)> {
+    let mut encoder = zstd::Encoder::new(fs::File::create(blob)?, LEVEL)?;
+    let diff_id = each_piece(tar, |piece| encoder.write_all(piece))?;
+    encoder.finish()?;
+    let digest = each_piece(blob, |_| Ok(()))?;
+    let size = fs::metadata(blob)?.len();
+    Ok((Descriptor::new(media_type::OCI_LAYER_ZSTD, digest, size), diff_id))
+}
+
+/// Hands a file to `work` piece by piece, and returns its digest.
+fn each_piece(file: &Path, mut work: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<Digest> {
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    let mut reader = BufReader::with_capacity(PIECE, fs::File::open(file)?);
+    loop {
+        let piece = reader.fill_buf()?;
+        if piece.is_empty() {
+            return Ok(hasher.finish());
+        }
+        hasher.update(piece);
+        work(piece)?;
+        let length = piece.len();
+        reader.consume(length);
+    }
 }
 
 /// Returns the layer with busybox and the directories every process expects.
@@ -92,7 +131,7 @@ impl Layer {
         gzip.write_all(tar)?;
         let compressed = gzip.finish()?;
         let descriptor = Descriptor::of(media_type::OCI_LAYER_GZIP, &compressed);
-        Ok(Self { descriptor, diff_id: Digest::of(tar), created_by, compressed })
+        Ok(Self { place: Place { descriptor, diff_id: Digest::of(tar), created_by }, compressed })
     }
 }
 

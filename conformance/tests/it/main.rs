@@ -25,4 +25,5 @@ mod shared_memory;
 mod stagings;
 mod suspensions;
 mod vectors;
+mod workloads;
 mod workspace;

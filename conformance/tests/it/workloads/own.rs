@@ -1,0 +1,164 @@
+//! Workloads of our own program: what Linux gives to processes, and what a container may be.
+
+use fs_err as fs;
+use kybernate_conformance::node::Node;
+use serde_json::Value;
+
+use super::Workload;
+use crate::harness::{checkpoint, restore, said, start};
+
+const KEEP: &[&str] = &["/workload", "keep", "--state", "/state"];
+
+/// What is kept where the root cannot be written to.
+const TMPFS: &str = "type=tmpfs,src=tmpfs,dst=/state,options=rw:nosuid:size=16m:mode=1777";
+
+pub(super) const WORKLOADS: &[Workload] = &[
+    Workload {
+        id: "linux",
+        name: "what Linux gives to processes",
+        proven: "two processes with semaphores and shared memory of System V and POSIX, memfd, \
+                 pipes, unix sockets, a deleted file that is open, locks (flock, POSIX, of open \
+                 files), timers (timerfd, itimer, POSIX), epoll, eventfd, signalfd",
+        options: &[],
+        command: KEEP,
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "threads",
+        name: "500 threads",
+        proven: "each of them counts on",
+        options: &[],
+        command: &["/workload", "keep", "--state", "/state", "--threads", "500"],
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "tmpfs",
+        name: "a tmpfs of the container",
+        proven: "its files, open and deleted ones too",
+        options: &["--mount", TMPFS],
+        command: KEEP,
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "bind",
+        name: "a directory of the node (bind mount)",
+        proven: "the same files are open; the restoring node must allow the mount",
+        options: &["--mount", "type=bind,src=/srv/share/bound,dst=/bound,options=rbind:rw"],
+        command: &["/workload", "keep", "--state", "/bound"],
+        state: "/bound/keep",
+        allow: &["--allow-mount", "/srv/share/bound:/bound"],
+        unless: None,
+    },
+    Workload {
+        id: "read-only",
+        name: "a read-only root",
+        proven: "it is read-only",
+        options: &["--read-only", "--mount", TMPFS],
+        command: KEEP,
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "user",
+        name: "a user that is not root",
+        proven: "user, groups, capabilities",
+        options: &["--user", "1000:1000"],
+        command: &["/workload", "keep", "--state", "/tmp/state"],
+        state: "/tmp/state/keep",
+        allow: &[],
+        unless: Some(("other-user", "where containerd lacks CAP_SYS_RESOURCE")),
+    },
+    Workload {
+        id: "capabilities",
+        name: "dropped capabilities",
+        proven: "all five sets of them",
+        options: &[
+            "--cap-drop",
+            "CAP_NET_RAW",
+            "--cap-drop",
+            "CAP_MKNOD",
+            "--cap-drop",
+            "CAP_CHOWN",
+        ],
+        command: KEEP,
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "seccomp",
+        name: "seccomp, containerd's profile",
+        proven: "mode and number of filters",
+        options: &["--seccomp"],
+        command: KEEP,
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+];
+
+/// What the table says of the workload whose memory is large.
+pub(super) const HEAP: (&str, &str) = ("a heap of 2 GiB", "sums over all of it");
+const HEAP_MIB: u32 = 2048;
+
+/// Whether CRIU may ask for what belongs to other users: `CAP_SYS_RESOURCE`, bit 24.
+fn may_ask_others(node: &Node) -> bool {
+    let status = node.run(&["cat", "/proc/self/status"]).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
+    u64::from_str_radix(mask, 16).unwrap() & (1 << 24) != 0
+}
+
+#[test]
+fn what_linux_gives_to_processes_is_given_back() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let image = scenario.image();
+    for node in [a, b] {
+        node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    }
+    fs::create_dir_all(scenario.testbed.share().join("bound")).unwrap();
+    for workload in WORKLOADS {
+        match workload.unless {
+            Some((finding, _)) if !may_ask_others(a) => {
+                workload.is_refused(&scenario, &image, a, finding);
+            }
+            _ => workload.moves(&scenario, &image, [a, b], &|_| {}),
+        }
+    }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_large_heap_moves() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    // The sums go on over all of it, from where they were.
+    let sums = |node: &Node, rounds: u64| {
+        let far = |status: &Value| status["rounds_done"].as_u64() >= Some(rounds);
+        let status = scenario.wait_for(node, "heap", far).unwrap();
+        for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+            assert_eq!(status[fact], true, "{status}");
+        }
+        (status["rounds_done"].as_u64().unwrap(), status["boot_id_of_process"].clone())
+    };
+    scenario.run_workload(a, "heap", HEAP_MIB, &[]).unwrap();
+    let (first, second) = (scenario.reference("heap/all:1"), scenario.reference("heap/all:2"));
+    let (_, boot) = sums(a, 0);
+    checkpoint(&scenario, a, "heap", &first);
+    scenario.remove(a, "heap").unwrap();
+    let output = restore(&scenario, b, &first, "heap", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let (rounds, _) = sums(b, 0);
+    // The one that is under way began before, the next one did not.
+    assert_eq!(sums(b, rounds + 1).1, boot);
+    checkpoint(&scenario, b, "heap", &second);
+    sums(b, rounds + 2);
+    scenario.end().unwrap();
+}

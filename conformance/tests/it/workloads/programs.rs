@@ -1,0 +1,122 @@
+//! Workloads of other people's programs.
+
+use std::process::Command;
+
+use fs_err as fs;
+use kybernate_conformance::command::{run, wait_until};
+use kybernate_conformance::programs;
+use kybernate_conformance::scenario::Scenario;
+use serde_json::Value;
+
+use super::Workload;
+use super::proof::LIMIT;
+use crate::harness::start as start_bare;
+
+/// A seccomp profile of little use but for this: programs then do without.
+const NO_IO_URING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+    {"names": ["io_uring_setup"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
+
+/// Starts everything, with the image of programs pulled on both nodes.
+pub(super) fn start() -> (Scenario, String) {
+    let layout = programs::ensure(&|text| println!("{text}")).unwrap();
+    let scenario = start_bare();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let share = scenario.testbed.share();
+    fs::write(share.join("no-io-uring.json"), NO_IO_URING).unwrap();
+    let shared = share.join("programs");
+    run(Command::new("cp").arg("-r").arg(layout).arg(shared)).unwrap();
+    let image = scenario.reference("workloads/all:base");
+    let words = ["oras", "copy", "--from-oci-layout", "--to-plain-http"];
+    b.run(&[&words[..], &["/srv/share/programs:base", &image]].concat()).unwrap();
+    std::thread::scope(|scope| {
+        for node in [a, b] {
+            let pull = ["ctr", "image", "pull", "--plain-http", &image];
+            scope.spawn(move || node.run(&pull).unwrap());
+        }
+    });
+    (scenario, image)
+}
+
+pub(super) const WORKLOADS: &[Workload] = &[
+    Workload {
+        id: "python",
+        name: "Python",
+        proven: "threads, a generator, a child behind pipes, objects, an open file",
+        options: &[],
+        command: &["python3", "-c", include_str!("python.py")],
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "node",
+        name: "Node.js",
+        proven: "timers, promises, a worker thread, the thread pool, objects",
+        options: &["--seccomp", "--seccomp-profile", "/srv/share/no-io-uring.json"],
+        command: &["node", "-e", include_str!("node.js")],
+        state: "/state/keep",
+        allow: &[],
+        unless: Some(("io-uring", "unless its seccomp profile forbids io_uring_setup")),
+    },
+    Workload {
+        id: "java",
+        name: "Java (OpenJDK 21)",
+        proven: "a thread pool, a blocking queue, objects across collections",
+        options: &[],
+        command: &[
+            "/usr/lib/jvm/java-21-openjdk-amd64/bin/java",
+            "-Xmx128m",
+            "-cp",
+            "/usr/share/java/rhino.jar",
+            "org.mozilla.javascript.tools.shell.Main",
+            "-e",
+            include_str!("java.js"),
+        ],
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    SQLITE,
+];
+
+const SQLITE: Workload = Workload {
+    id: "sqlite",
+    name: "SQLite in the middle of a transaction",
+    proven: "the transaction is committed on the other node, whole; for the next one the program \
+             opens the file anew, since its inode is another one",
+    options: &[],
+    command: &["python3", "-c", include_str!("sqlite.py")],
+    state: "/state/keep",
+    allow: &[],
+    unless: None,
+};
+
+#[test]
+fn languages_and_databases_move() {
+    let (scenario, image) = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let io_uring = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    for workload in WORKLOADS {
+        if let Some((finding, _)) = workload.unless
+            && io_uring.as_ref().is_ok_and(|disabled| disabled.trim() == "0")
+        {
+            Workload { options: &[], ..*workload }.is_refused(&scenario, &image, a, finding);
+        }
+        workload.moves(&scenario, &image, [a, b], &|place| {
+            if place.id != SQLITE.id {
+                return;
+            }
+            // What was begun on the other node ends here.
+            let begun = super::proof::goes_on(place, None).count;
+            let path = format!("/proc/{}/root/state/commit", place.pid().unwrap());
+            fs::write(place.node.path(&path), "").unwrap();
+            let committed = || {
+                let said = place.read(place.state).unwrap_or_default();
+                let said: Value = serde_json::from_str(&said).unwrap_or_default();
+                said["committed"].as_u64() > Some(begun)
+            };
+            assert!(wait_until(LIMIT, committed), "nothing is committed");
+        });
+    }
+    scenario.end().unwrap();
+}

@@ -1,0 +1,39 @@
+//! The table of workloads in the agent's README.
+
+use std::path::Path;
+
+use fs_err as fs;
+
+use super::{own, programs, servers};
+
+const BEGIN: &str = "<!-- workloads -->\n";
+const END: &str = "<!-- end of workloads -->\n";
+
+/// The table is made of what is run: `UPDATE=1 cargo test` writes it.
+#[test]
+fn the_readme_lists_every_workload() {
+    let mut table = "| workload | taken, restored | the same afterwards | refused |\n".to_owned();
+    table += "|---|---|---|---|\n";
+    let mut line = |name: &str, places: &str, proven: &str, refused: &str| {
+        table.extend(["| ", name, " | ", places, " | ", proven, " | ", refused, " |\n"]);
+    };
+    for workload in own::WORKLOADS.iter().chain(programs::WORKLOADS) {
+        let unless = workload.unless.map(|(finding, when)| format!("{when} (`{finding}`)"));
+        line(workload.name, "a, b", workload.proven, &unless.unwrap_or_default());
+    }
+    line(own::HEAP.0, "a, b", own::HEAP.1, "");
+    let refused = format!("on a, with Linux 6.16 and later (`{}`)", servers::REFUSED);
+    for server in servers::ALL {
+        line(server.name, "b, b", server.proven, &refused);
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/README.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (_, after) = rest.split_once(END).unwrap();
+    let expected = format!("{before}{BEGIN}{table}{END}{after}");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &expected).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap();
+    assert_eq!(written, expected, "run `UPDATE=1 cargo test` and commit {}", path.display());
+}
