@@ -11,6 +11,7 @@
 mod clients;
 mod cluster;
 mod failures;
+mod gpus;
 mod harness;
 mod increments;
 mod interchange;

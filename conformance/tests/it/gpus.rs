@@ -1,0 +1,157 @@
+//! GPU memory, on a simulated GPU (`conformance/gpu/simulation.rs`): real containers, containerd, CRIU
+//! and agents, and a driver that is none. Its state is in a file of the container's, and goes with it.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
+
+use crate::failures::deaths::catch;
+use crate::harness::{checkpoint, restore, said, start};
+
+const GIB: u64 = 1 << 30;
+const LIBRARY: &str = "libkybernate-gpu-simulation.so";
+const CONFIG: &str = "[gpu]\ndriver = \"/opt/gpu/libkybernate-gpu-simulation.so\"\n\
+    management = \"/opt/gpu/libkybernate-gpu-simulation.so\"\n";
+
+/// How long something may take that takes a moment.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// Puts a GPU into a node.
+fn install(node: &Node) -> String {
+    let place = node.path("/opt/gpu");
+    fs_err::create_dir_all(&place).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/simulation.rs");
+    let status = Command::new(Path::new(env!("CARGO")).with_file_name("rustc"))
+        .args(["--crate-type", "cdylib", "--edition", "2024", "-C", "strip=symbols", "-o"])
+        .arg(place.join(LIBRARY))
+        .arg(source)
+        .status();
+    assert!(status.unwrap().success(), "the simulation does not compile");
+    let digit = if node.name() == "a" { "a" } else { "b" };
+    let uuid = format!("GPU-{}-0000-0000-0000-000000000000", digit.repeat(8));
+    fs_err::write(place.join("gpus"), format!("{uuid} {} SIM-1\n", 8 * GIB)).unwrap();
+    uuid
+}
+
+fn fails(node: &Node, faults: &str) {
+    fs_err::write(node.path("/opt/gpu/faults"), faults).unwrap();
+}
+
+fn was_asked(node: &Node, call: &str) -> bool {
+    let calls = fs_err::read_to_string(node.path("/opt/gpu/calls")).unwrap_or_default();
+    calls.lines().any(|line| line.split(' ').next() == Some(call))
+}
+
+/// Returns a file of a container's, which may be frozen.
+fn file(node: &Node, id: &str, name: &str) -> std::path::PathBuf {
+    let state = "/run/containerd/io.containerd.runtime.v2.task/default";
+    node.path(&format!("{state}/{id}/rootfs/{name}"))
+}
+
+/// Returns the driver's state of the container, and its GPU.
+fn gpu(node: &Node, id: &str) -> (String, String) {
+    let text = fs_err::read_to_string(file(node, id, "gpu-simulation")).unwrap();
+    let mut cells = text.split_whitespace().map(str::to_owned);
+    (cells.next().unwrap(), cells.next().unwrap())
+}
+
+fn counts_on(node: &Node, id: &str) {
+    let count = || fs_err::read_to_string(file(node, id, "count")).unwrap_or_default();
+    let before = count();
+    assert!(wait_until(LIMIT, || count() != before), "it does not run");
+}
+
+/// Runs a container with memory on the GPU.
+fn run(scenario: &Scenario, node: &Node, id: &str, uuid: &str) {
+    let image = scenario.image();
+    node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    node.run(&["ctr", "run", "-d", &image, id, "/workload", "hold", "map", "/count"]).unwrap();
+    assert!(wait_until(LIMIT, || file(node, id, "count").exists()));
+    fs_err::write(file(node, id, "gpu-simulation"), format!("0 {uuid} {GIB}\n")).unwrap();
+    counts_on(node, id);
+}
+
+/// Starts nodes with a GPU each.
+fn start_with_gpus() -> (Scenario, String, String) {
+    let mut scenario = start();
+    drop((scenario.agent_a.take(), scenario.agent_b.take()));
+    let (on_a, on_b) = (install(&scenario.testbed.a), install(&scenario.testbed.b));
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
+    (scenario, on_a, on_b)
+}
+
+#[test]
+fn gpu_memory_goes_where_its_container_goes() {
+    let (scenario, on_a, on_b) = start_with_gpus();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    run(&scenario, a, "model", &on_a);
+
+    // In place: the GPU is free until it is resumed.
+    let told = scenario.kyb_json(a, &["suspend", "model"]).unwrap();
+    assert_eq!(told["suspended"].to_string(), r#"["cpu","gpu"]"#);
+    assert_eq!(gpu(a, "model"), ("2".to_owned(), on_a.clone()));
+    scenario.kyb_json(a, &["resume", "model"]).unwrap();
+    assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a.clone()));
+    counts_on(a, "model");
+
+    // Dumped: away while it is frozen, and back.
+    let reference = scenario.reference("gpu/model:v1");
+    checkpoint(&scenario, a, "model", &reference);
+    assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a.clone()));
+    counts_on(a, "model");
+    let facts = scenario.kyb_json(a, &["inspect", &reference, "--plain-http"]).unwrap().to_string();
+    assert!(facts.contains("\"pages\"") && facts.contains(&on_a), "{facts}");
+
+    // Elsewhere it gets the GPU that is there.
+    let output = restore(&scenario, b, &reference, "model", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(gpu(b, "model"), ("0".to_owned(), on_b.clone()));
+    counts_on(b, "model");
+
+    // What the driver does not do costs nobody anything.
+    fails(a, "checkpoint 801");
+    let before = scenario.traces(a).unwrap();
+    let words = ["checkpoint", "model", &reference, "--plain-http", "--sign-key", "node-a"];
+    let output = scenario.kyb(a, &words).unwrap();
+    assert!(!output.status.success() && said(&output).contains("NOT_SUPPORTED"));
+    fails(a, "");
+    assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a));
+    assert_eq!(scenario.traces(a).unwrap(), before, "something is left");
+    counts_on(a, "model");
+    fails(b, "restore 2");
+    let before = scenario.traces(b).unwrap();
+    let output = restore(&scenario, b, &reference, "again", &[]);
+    assert!(!output.status.success() && said(&output).contains("OUT_OF_MEMORY"));
+    assert_eq!(scenario.traces(b).unwrap(), before, "something is left");
+    scenario.end().unwrap();
+}
+
+/// Killed in the middle of the driver's work, for good: the guardian brings it back.
+#[test]
+fn gpu_memory_comes_back_when_the_agent_is_killed() {
+    let (mut scenario, on_a, _) = start_with_gpus();
+    run(&scenario, &scenario.testbed.a, "model", &on_a);
+    let a = &scenario.testbed.a;
+    let reference = scenario.reference("gpu/killed:v1");
+    fails(a, "checkpoint hang");
+    let words = ["kyb", "checkpoint", "model", &reference, "--plain-http", "--sign-key", "node-a"];
+    let mut kyb = a.command(&words).spawn().unwrap();
+    assert!(catch(|| was_asked(a, "checkpoint")), "the driver was not asked");
+    assert_eq!(gpu(a, "model").0, "1");
+    scenario.agent_a.take().unwrap().kill();
+    kyb.wait().unwrap();
+    let a = &scenario.testbed.a;
+    assert!(wait_until(LIMIT, || gpu(a, "model").0 == "0"), "it stays locked");
+    counts_on(a, "model");
+    fails(a, "");
+    scenario.agent_a = Some(scenario.start_agent(a, CONFIG).unwrap());
+    let a = &scenario.testbed.a;
+    checkpoint(&scenario, a, "model", &reference);
+    assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a));
+    scenario.end().unwrap();
+}
