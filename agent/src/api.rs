@@ -61,7 +61,7 @@ impl Agent for Service {
     ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
         self.asker(&request).may(Right::Checkpoint, place)?;
-        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
         Ok(Response::new(self.app.checkpoint(request, trace).await?))
@@ -77,7 +77,7 @@ impl Agent for Service {
         if wanted.allow.as_ref().is_some_and(|allow| *allow != api::Allowances::default()) {
             asker.may(Right::Allow, place)?;
         }
-        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
         Ok(Response::new(self.app.restore(request, trace).await?))
@@ -89,7 +89,7 @@ impl Agent for Service {
     ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
         self.asker(&request).may(Right::Stage, place)?;
-        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata())?);
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
         Ok(Response::new(self.app.stage(request, trace).await?))
@@ -260,13 +260,9 @@ impl Agent for Service {
     }
 }
 
-/// Returns the trace that a call is a part of, or begins one.
-fn trace(metadata: &MetadataMap) -> Result<TraceParent, Status> {
-    let given = metadata.get(TraceParent::HEADER).and_then(|text| text.to_str().ok());
-    match given.and_then(|text| text.parse().ok()) {
-        Some(given) => Ok(given),
-        None => TraceParent::random().map_err(|error| Status::internal(error.to_string())),
-    }
+/// Returns the place in a trace that a call says it has.
+fn trace(metadata: &MetadataMap) -> Option<TraceParent> {
+    metadata.get(TraceParent::HEADER)?.to_str().ok()?.parse().ok()
 }
 
 /// Returns how long a client waits at most, in whole seconds and at least one

@@ -140,7 +140,7 @@ impl App {
     pub(crate) async fn checkpoint(
         self: &Arc<Self>,
         request: api::CheckpointRequest,
-        trace: TraceParent,
+        trace: Option<TraceParent>,
     ) -> Result<api::Operation, Rejection> {
         let order = checkpoint::Order::parse(request, &self.config)?;
         self.ready().await?;
@@ -166,7 +166,7 @@ impl App {
     pub(crate) async fn restore(
         self: &Arc<Self>,
         request: api::RestoreRequest,
-        trace: TraceParent,
+        trace: Option<TraceParent>,
     ) -> Result<api::Operation, Rejection> {
         let order = restore::Order::parse(request)?;
         self.ready().await?;
@@ -187,7 +187,7 @@ impl App {
         self: &Arc<Self>,
         subject: Subject,
         busy: Option<Busy>,
-        trace: TraceParent,
+        trace: Option<TraceParent>,
         work: impl FnOnce(Arc<Self>, Driver, CancellationToken) -> F + Send + 'static,
     ) -> Result<api::Operation, Rejection>
     where
@@ -201,18 +201,19 @@ impl App {
                 // To nobody, when whoever asked has gone.
                 Err(error) => return tell.send(Err(error)).unwrap_or_default(),
             };
+            let span = driver.span(trace);
             let conclusion = match tell.send(Ok(driver.to_api())) {
                 Ok(()) => {
-                    let (operation, trace_id) = (driver.id(), trace.trace_id());
-                    tracing::info!(operation, trace_id, "an operation begins");
+                    let (operation, place) = (driver.id(), span.place());
+                    tracing::info!(operation, trace_id = place.trace_id(), "an operation begins");
                     let work = Box::pin(work(Arc::clone(&app), driver.clone(), cancel));
-                    driver.bounded(trace.around(work)).await
+                    driver.bounded(place.around(work)).await
                 }
                 Err(_unheard) => Some(Conclusion::unheard()),
             };
             // Whoever sees it closed may begin the next one.
             drop(busy);
-            driver.close(conclusion).await;
+            driver.close_within(span, conclusion).await;
         });
         Ok(told.await.map_err(|_ended| Rejection::ShuttingDown)??)
     }
@@ -221,7 +222,7 @@ impl App {
     pub(crate) async fn stage(
         self: &Arc<Self>,
         request: api::StageRequest,
-        trace: TraceParent,
+        trace: Option<TraceParent>,
     ) -> Result<api::Operation, Rejection> {
         let order = staging::Order::parse(request)?;
         self.ready().await?;
@@ -433,8 +434,7 @@ mod tests {
         let busy = app.reserve("default", "web").unwrap();
         let mut all = app.operations.watch(None).unwrap();
         let work = |_, _, _| std::future::pending();
-        let trace = TraceParent::random().unwrap();
-        assert!(app.drive(subject, Some(busy), trace, work).now_or_never().is_none());
+        assert!(app.drive(subject, Some(busy), None, work).now_or_never().is_none());
         while all.next().await.unwrap().state() == api::OperationState::Running {}
         let told = app.operations.list(&Filter::default());
         assert_eq!((told.len(), told[0].state()), (1, api::OperationState::Cancelled));

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use kybernate_agent::config::{Config, LogFormat, ServeArgs};
 use kybernate_agent::guardian::GuardianArgs;
 use kybernate_agent::{gate, gpu, guardian, serve};
+use kybernate_packager::spans::Spans;
 use kybernate_spec::chain;
 use tracing_subscriber::EnvFilter;
 
@@ -94,7 +95,18 @@ async fn run(arguments: ServeArgs) -> ExitCode {
         }
     };
     kybernate_packager::open_files::raise_limit();
-    match serve::serve(config).await {
+    let spans = match Spans::start("kybernate-agent") {
+        Ok(spans) => spans,
+        Err(error) => {
+            tracing::error!("{}", chain(&error));
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    let served = serve::serve(config).await;
+    if let Some(spans) = spans {
+        spans.flush().await;
+    }
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = %chain(&error), "the agent stopped");

@@ -194,16 +194,6 @@ impl Metrics {
     }
 }
 
-impl Kind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Checkpoint => "checkpoint",
-            Self::Restore => "restore",
-            Self::Stage => "stage",
-        }
-    }
-}
-
 impl Address {
     /// Reads `IP:PORT`, or `unix:PATH`.
     pub fn parse(text: &str) -> Option<Self> {

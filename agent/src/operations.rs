@@ -13,6 +13,8 @@ use crate::metrics::Metrics;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
+use kybernate_packager::spans::Span;
+use kybernate_packager::trace_parent::TraceParent;
 use kybernate_spec::chain;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
@@ -342,6 +344,31 @@ impl Driver {
         let mut made = made.unwrap_or_default();
         made.reverse();
         made
+    }
+
+    /// Begins its span, in the trace of whoever asked for it.
+    pub(crate) fn span(&self, parent: Option<TraceParent>) -> Span {
+        let entries = self.operations.entries();
+        let record = entries.get(&*self.id).map(|entry| entry.record.clone());
+        drop(entries);
+        let Some(record) = record else { return Span::of_server("operation", parent, []) };
+        let facts = [
+            ("kybernate.operation.id", record.id),
+            ("container.id", record.container),
+            ("kybernate.containerd.namespace", record.namespace),
+            ("kybernate.reference", record.reference),
+        ];
+        Span::of_server(record.kind.name(), parent, facts)
+    }
+
+    /// Ends the operation, and its span with what it did.
+    pub(crate) async fn close_within(&self, span: Span, conclusion: Option<Conclusion>) {
+        let problem = conclusion.as_ref().map_or(Some("interrupted"), Conclusion::problem);
+        self.close(conclusion).await;
+        span.steps(&self.progress.steps());
+        if let Some(problem) = problem {
+            span.fail(problem);
+        }
     }
 
     /// Ends the operation; without a conclusion it stays open for the next agent.

@@ -22,7 +22,7 @@ const REGISTRY_PORT: u16 = 5000;
 /// Port of Debian's docker-registry on the hub.
 const PEER_PORT: u16 = 5001;
 /// Password of the keys a scenario makes; they live as long as it does.
-pub(crate) const PASSWORD: &str = "scenario";
+pub const PASSWORD: &str = "scenario-secret";
 /// Starting a program takes milliseconds; a loaded machine may need longer.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -37,6 +37,8 @@ pub struct Scenario {
     pub agent_b: Option<Agent>,
     /// The nodes and the network. Ends last: the others run in it, and write into its directory.
     pub testbed: Testbed,
+    /// What our programs have in their environment from now on, as `NAME=value`.
+    pub environment: Vec<String>,
     bin: PathBuf,
 }
 
@@ -109,7 +111,9 @@ impl Scenario {
         let testbed = Testbed::start_for(serves, bin, say)?;
         let busybox = testbed.b.path("/usr/bin/busybox");
         image::build(&testbed.share().join("image"), &busybox, "base")?;
-        Ok(Self { testbed, registry: None, agent_a: None, agent_b: None, bin: bin.to_owned() })
+        let (registry, agent_a, agent_b) = (None, None, None);
+        let (environment, bin) = (Vec::new(), bin.to_owned());
+        Ok(Self { testbed, registry, agent_a, agent_b, environment, bin })
     }
 
     /// Ends everything and makes sure that nothing is left.
@@ -156,6 +160,7 @@ impl Scenario {
         let mut command = self.testbed.hub.command(&self.bin.join("kybernate-registry"));
         command.args(["serve", "--listen", &format!("{HUB_ADDRESS}:{REGISTRY_PORT}"), "--root"]);
         command.arg(root).stderr(self.log("registry.log")?);
+        command.envs(self.environment.iter().filter_map(|one| one.split_once('=')));
         let mut service = Service::start(&mut command)?;
         service.wait_for_line("listening on")?;
         Ok(service)
@@ -190,7 +195,7 @@ impl Scenario {
         let name = node.name();
         fs::create_dir_all(node.path("/etc/kybernate"))?;
         fs::write(node.path("/etc/kybernate/agent.toml"), agent_config(name, more))?;
-        let mut command = node.command(&["kybernate-agent", "serve"]);
+        let mut command = node.command(&self.with_environment(&["kybernate-agent", "serve"]));
         command.stderr(self.log(&format!("agent-{name}.log"))?);
         let service = Service::start(&mut command)?;
         let answers = || node.run(&["kyb", "ps", "--json"]).is_ok();
@@ -276,15 +281,22 @@ impl Scenario {
 
     /// Runs `kyb` on a node, however it ends.
     pub fn kyb(&self, node: &Node, words: &[&str]) -> Result<Output, ScenarioError> {
-        let environment = format!("COSIGN_PASSWORD={PASSWORD}");
-        Ok(node.output(&[&["env", &environment, "kyb"], words].concat())?)
+        let password = format!("COSIGN_PASSWORD={PASSWORD}");
+        Ok(node.output(&self.with_environment(&[&[&password, "kyb"], words].concat()))?)
     }
 
     /// Runs `kyb … --json` on a node; it must succeed.
     pub fn kyb_json(&self, node: &Node, words: &[&str]) -> Result<Value, ScenarioError> {
-        let environment = format!("COSIGN_PASSWORD={PASSWORD}");
-        let text = node.run(&[&["env", &environment, "kyb"], words, &["--json"]].concat())?;
+        let password = format!("COSIGN_PASSWORD={PASSWORD}");
+        let words = [&[&password, "kyb"], words, &["--json"]].concat();
+        let text = node.run(&self.with_environment(&words))?;
         serde_json::from_str(&text).map_err(|error| ScenarioError::Json(text, error))
+    }
+
+    /// Returns the words of a command that runs with the environment of our programs.
+    fn with_environment<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        let environment = self.environment.iter().map(String::as_str);
+        ["env"].into_iter().chain(environment).chain(words.iter().copied()).collect()
     }
 
     /// Ends a container and forgets it.

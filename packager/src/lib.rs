@@ -36,6 +36,7 @@ pub mod progress;
 pub mod remote;
 pub mod runtime_spec;
 pub mod sign;
+pub mod spans;
 pub mod store;
 mod stored;
 pub mod trace_parent;

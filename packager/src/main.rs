@@ -8,7 +8,8 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
+use kybernate_packager::spans::{Span, Spans};
 use kybernate_packager::trace_parent::TraceParent;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -26,10 +27,10 @@ const LOG: &str = "KYB_LOG";
 const LOG_DEFAULT: &str = "warn,rustls_platform_verifier=off";
 
 fn main() -> ExitCode {
-    let (terminal, ended) = match Cli::try_parse() {
-        Ok(cli) => {
+    let (terminal, ended) = match parse() {
+        Ok((cli, name)) => {
             let terminal = Terminal::new(cli.json());
-            let ended = start(cli, &terminal);
+            let ended = start(cli, name, &terminal);
             (terminal, ended)
         }
         Err(told) => {
@@ -54,7 +55,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
+/// Understands the command line. Returns also what its span is called.
+fn parse() -> Result<(Cli, String), clap::Error> {
+    let matches = Cli::command().try_get_matches()?;
+    let name = format!("kyb {}", matches.subcommand_name().unwrap_or_default());
+    Ok((Cli::from_arg_matches(&matches)?, name))
+}
+
+fn start(cli: Cli, name: String, terminal: &Terminal) -> Result<(), Failure> {
     let log = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
     let log = if std::env::var_os(LOG).is_none_or(|log| log.is_empty()) {
         log.parse_lossy(LOG_DEFAULT)
@@ -69,25 +77,36 @@ fn start(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
         .init();
     kybernate_packager::open_files::raise_limit();
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;
-    let ended = runtime.block_on(run(cli, terminal));
+    let ended = runtime.block_on(traced(cli, name, terminal));
     runtime.shutdown_timeout(GRACE);
     ended
 }
 
-/// Returns the trace that the command is a part of: the one in the environment, as tools do for
-/// OpenTelemetry, or a new one.
-fn trace() -> Result<TraceParent, Failure> {
-    let given = std::env::var_os(TraceParent::VARIABLE).filter(|text| !text.is_empty());
-    let given = given.map(|text| text.to_string_lossy().parse::<TraceParent>());
-    match given {
-        Some(Ok(given)) => Ok(given),
-        given => {
-            if given.is_some() {
-                tracing::warn!("the TRACEPARENT in the environment is none, and left out");
-            }
-            TraceParent::random().map_err(Failure::failed)
-        }
+/// Returns the place in a trace that the command has, as tools are told it for OpenTelemetry.
+fn parent() -> Option<TraceParent> {
+    let given = std::env::var_os(TraceParent::VARIABLE).filter(|text| !text.is_empty())?;
+    let parsed = given.to_string_lossy().parse();
+    if parsed.is_err() {
+        tracing::warn!("the TRACEPARENT in the environment is none, and left out");
     }
+    parsed.ok()
+}
+
+/// Runs a command as one span.
+async fn traced(cli: Cli, name: String, terminal: &Terminal) -> Result<(), Failure> {
+    let spans = Spans::start("kyb").map_err(Failure::usage)?;
+    let span = Span::of_client(name, parent());
+    let trace = span.place();
+    tracing::info!(trace_id = trace.trace_id(), "begins");
+    let ended = trace.around(run(cli, terminal)).await;
+    match &ended {
+        Ok(()) => drop(span),
+        Err(failure) => span.fail(failure.word()),
+    }
+    if let Some(spans) = spans {
+        spans.flush().await;
+    }
+    ended
 }
 
 /// Runs the command until it ends or is interrupted: then it is dropped, and with it whatever
@@ -95,9 +114,7 @@ fn trace() -> Result<TraceParent, Failure> {
 async fn run(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    let trace = trace()?;
-    tracing::info!(trace_id = trace.trace_id(), "begins");
-    let mut running = std::pin::pin!(trace.around(cli.run(terminal)));
+    let mut running = std::pin::pin!(cli.run(terminal));
     loop {
         tokio::select! {
             ended = &mut running => return ended,

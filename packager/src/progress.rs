@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Counts the bytes and times the steps of one operation. Cheap to clone; all clones count
 /// together.
@@ -22,8 +22,19 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Steps {
-    finished: Vec<(&'static str, Duration)>,
-    current: Option<(&'static str, Instant)>,
+    finished: Vec<Step>,
+    current: Option<(&'static str, SystemTime, Instant)>,
+}
+
+/// A finished step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its name.
+    pub name: &'static str,
+    /// When it began.
+    pub began: SystemTime,
+    /// How long it took.
+    pub took: Duration,
 }
 
 /// One look at a [`Progress`].
@@ -71,20 +82,25 @@ impl Progress {
     pub fn snapshot(&self) -> Snapshot {
         let steps = self.shared.steps.lock().unwrap_or_else(PoisonError::into_inner);
         Snapshot {
-            step: steps.current.map_or("", |(name, _)| name),
+            step: steps.current.map_or("", |(name, ..)| name),
             done: self.shared.done.load(Ordering::Relaxed),
             total: self.shared.total.load(Ordering::Relaxed),
             transferred: self.shared.transferred.load(Ordering::Relaxed),
-            times: steps.finished.clone(),
+            times: steps.finished.iter().map(|step| (step.name, step.took)).collect(),
         }
+    }
+
+    /// Returns the finished steps.
+    pub fn steps(&self) -> Vec<Step> {
+        self.shared.steps.lock().unwrap_or_else(PoisonError::into_inner).finished.clone()
     }
 
     fn turn(&self, next: Option<&'static str>) {
         let mut steps = self.shared.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((name, began)) = steps.current.take() {
-            steps.finished.push((name, began.elapsed()));
+        if let Some((name, began, clock)) = steps.current.take() {
+            steps.finished.push(Step { name, began, took: clock.elapsed() });
         }
-        steps.current = next.map(|name| (name, Instant::now()));
+        steps.current = next.map(|name| (name, SystemTime::now(), Instant::now()));
         self.shared.done.store(0, Ordering::Relaxed);
         self.shared.total.store(0, Ordering::Relaxed);
     }

@@ -1,12 +1,14 @@
 //! The trace that requests belong to (W3C Trace Context).
 //!
-//! Neither `kyb` nor the agent makes spans of its own. They pass on the place in somebody's trace
-//! that they are given, or begin a trace, so that what an operation asks of registries is found
-//! together in their traces, and by its id in their logs.
+//! `kyb` and the agent pass on the place in somebody's trace that they are given, or begin a trace, so
+//! that what an operation asks of registries is found together in their traces, and by its id in
+//! their logs, whether or not they export [`spans`](crate::spans) of their own.
 
 use std::fmt;
-use std::io;
 use std::str::FromStr;
+
+use opentelemetry::trace::{SpanContext, TraceFlags, TraceState};
+use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};
 
 tokio::task_local! {
     static CURRENT: TraceParent;
@@ -32,15 +34,17 @@ impl TraceParent {
     pub const VARIABLE: &str = "TRACEPARENT";
 
     /// Begins a trace that is to be recorded: operations are few, and each of them matters.
-    pub fn random() -> io::Result<Self> {
-        let mut bits = [0; 24];
-        getrandom::fill(&mut bits)?;
-        // No byte is zero, since nothing but zeros would be no trace.
-        let digits =
-            bits.iter().map(|byte: &u8| byte.max(&1)).flat_map(|byte| [byte >> 4, byte & 15]);
-        let hex: String = digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect();
-        let (trace, span) = hex.split_at(32);
-        Ok(Self(format!("00-{trace}-{span}-01").into()))
+    pub fn random() -> Self {
+        let ids = RandomIdGenerator::default();
+        let (trace, span) = (ids.new_trace_id(), ids.new_span_id());
+        let state = TraceState::default();
+        Self::of(&SpanContext::new(trace, span, TraceFlags::SAMPLED, false, state))
+    }
+
+    /// Returns the place of a span.
+    pub(crate) fn of(span: &SpanContext) -> Self {
+        let (trace, id, flags) = (span.trace_id(), span.span_id(), span.trace_flags());
+        Self(format!("00-{trace}-{id}-{flags:02x}").into())
     }
 
     /// Returns the id of the trace.
@@ -125,7 +129,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_trace_begins_anew_and_holds_what_is_done_in_it() {
-        let [one, two] = [TraceParent::random().unwrap(), TraceParent::random().unwrap()];
+        let [one, two] = [TraceParent::random(), TraceParent::random()];
         assert_ne!(one.trace_id(), two.trace_id());
         assert_eq!(one.as_str().parse::<TraceParent>().unwrap(), one);
         assert_eq!(TraceParent::current(), None);

@@ -239,7 +239,27 @@ impl Sizes {
     }
 }
 
+impl Kind {
+    /// Returns the word for it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "checkpoint",
+            Self::Restore => "restore",
+            Self::Stage => "stage",
+        }
+    }
+}
+
 impl Conclusion {
+    /// Returns the word for how it failed, if it did.
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        match (self.state, self.refused_by) {
+            (State::Running | State::Done, _) => None,
+            (State::Refused, Some(rule)) => Some(rule.name()),
+            (other, _) => Some(other.name()),
+        }
+    }
+
     /// An operation that did what it was to.
     pub(crate) fn done(sizes: Sizes) -> Self {
         Self {

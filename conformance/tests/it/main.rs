@@ -25,6 +25,7 @@ mod refusals;
 mod shared_memory;
 mod stagings;
 mod suspensions;
+mod traces;
 mod vectors;
 mod workloads;
 mod workspace;

@@ -72,6 +72,16 @@ impl Failure {
         Self::Usage(error.into())
     }
 
+    /// Returns a word for it.
+    pub(crate) const fn word(&self) -> &'static str {
+        match self {
+            Self::Failed(_) => "failed",
+            Self::Refused(..) => "refused",
+            Self::Usage(_) | Self::Shown(_) => "usage",
+            Self::Answered(..) => "answered",
+        }
+    }
+
     /// Returns the exit code.
     pub(crate) const fn code(&self) -> u8 {
         match self {
@@ -112,12 +122,14 @@ struct ToldError {
 impl Failure {
     /// Returns what programs see, as `--json` prints it. `note` is what the failure leaves behind.
     pub(crate) fn told(&self, note: &str) -> Told {
-        let (kind, rule, error) = match self {
-            Self::Failed(error) => ("failed", None, error),
-            Self::Refused(rule, error) => ("refused", Some(*rule), error),
-            Self::Usage(error) | Self::Shown(error) => ("usage", None, error),
-            Self::Answered(_, error) => ("answered", None, error),
+        let (rule, error) = match self {
+            Self::Refused(rule, error) => (Some(*rule), error),
+            Self::Failed(error)
+            | Self::Usage(error)
+            | Self::Shown(error)
+            | Self::Answered(_, error) => (None, error),
         };
+        let kind = self.word();
         let message = chain(&**error).to_string();
         let findings = error.downcast_ref::<Obstacles>().map(Obstacles::facts);
         let findings = findings.unwrap_or_default();
