@@ -101,7 +101,7 @@ pub enum Rejection {
     #[error(transparent)]
     Suspend(#[from] SuspendError),
     /// The name is taken.
-    #[error("container {0:?} exists already")]
+    #[error("container {0:?} exists already: take another name (--name), or remove it first")]
     Taken(String),
     /// Another operation works on the container.
     #[error("container {0:?} is busy with another operation")]

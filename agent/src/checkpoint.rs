@@ -73,8 +73,9 @@ enum Naming {
     Signed(NamedKey, Tag),
     /// Tagged without a signature.
     Unsigned(Tag),
-    /// Whoever asked signs and tags.
-    ByClient,
+    /// Whoever asked signs and tags. A source that is stopped meanwhile is not to be lost with
+    /// whoever asked, so that its checkpoint gets this tag first.
+    ByClient(Tag),
 }
 
 impl Order {
@@ -101,7 +102,7 @@ impl Order {
             None => "latest".parse()?,
         };
         let naming = match (&*request.sign_key, request.unsigned) {
-            ("", false) => Naming::ByClient,
+            ("", false) => Naming::ByClient(tag),
             ("", true) => Naming::Unsigned(tag),
             (_, true) => return Err(invalid("either a key signs it, or it stays unsigned")),
             (name, false) => {
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(order.namespace, "default");
         assert_eq!(order.after, After::LeaveRunning);
         assert_eq!(order.deadline, Duration::from_mins(1));
-        assert!(matches!(order.naming, Naming::ByClient) && order.subject);
+        assert!(matches!(order.naming, Naming::ByClient(_)) && order.subject);
     }
 
     #[test]

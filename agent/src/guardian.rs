@@ -80,8 +80,12 @@ pub enum GuardianError {
     /// It is gone: somebody ended it.
     #[error("the guardian has ended, so that nobody would bring the container back in time")]
     Gone,
-    /// The deadline has passed: it resumed the container.
-    #[error("the pause took longer than its deadline, and the container was resumed")]
+    /// The deadline has passed: it ends the pause, and the dump with it.
+    #[error(
+        "the pause took longer than its deadline and was cut short; CRIU may have left code in the \
+         processes, after which they cannot be checkpointed until they are started anew: take a longer \
+         --pause-deadline"
+    )]
     Expired,
 }
 

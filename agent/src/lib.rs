@@ -18,6 +18,7 @@ mod container;
 mod criu_config;
 mod criu_log;
 pub mod door;
+mod dumper;
 pub mod gate;
 pub mod gpu;
 pub mod guardian;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use fs_err as fs;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Returns about how many bytes a dump of these processes will have: their private and shared
 /// memory, swapped out or not. Mapped files are not dumped; memory shared between the processes
@@ -82,10 +83,15 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
 
 /// Kills one process, if it is there.
 pub(crate) fn kill(pid: u32) -> io::Result<()> {
-    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+    signal(pid, Signal::KILL)
+}
+
+/// Sends one process a signal, if it is there.
+pub(crate) fn signal(pid: u32, signal: Signal) -> io::Result<()> {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return Ok(());
     };
-    match rustix::process::kill_process(pid, rustix::process::Signal::KILL) {
+    match kill_process(pid, signal) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::cgroup::Freezer;
+use crate::dumper;
 use crate::network;
 use crate::patience::Patience;
 use crate::process;
@@ -93,7 +94,7 @@ pub(crate) enum ReviveError {
 
 impl Paused {
     /// Brings the container back. A dump under way may go on until `patience` ends; then CRIU is
-    /// killed: its parasite code puts the processes right by itself when its socket closes.
+    /// ended, at a moment when its code puts the processes right by itself.
     pub(crate) async fn revive(&self, patience: Instant) -> Result<Revived, ReviveError> {
         let limit = patience.saturating_duration_since(Instant::now()) + REVIVE_LIMIT;
         let mut looks = Patience::new(limit, LOOK_EVERY);
@@ -135,11 +136,11 @@ impl Paused {
     /// Whether a CRIU is at work on the container: whatever is done to the freezer before it has
     /// ended, it may undo. One that has run out of patience is killed.
     async fn is_dumped(&self, patience: Instant) -> bool {
-        let Some(dumper) = self.dumper().await else { return false };
+        let Some(criu) = self.dumper().await else { return false };
         if Instant::now() >= patience {
-            tracing::warn!(pid = dumper, "ending a dump that outlives its deadline");
-            if let Err(error) = process::kill(dumper) {
-                tracing::warn!(%error, pid = dumper, "failed to end a dump");
+            tracing::warn!(pid = criu, "ending a dump that outlives its deadline");
+            if let Err(error) = dumper::cut(criu, &self.freezer).await {
+                tracing::warn!(%error, pid = criu, "failed to end a dump");
             }
         }
         true

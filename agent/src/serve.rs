@@ -42,7 +42,9 @@ pub enum ServeError {
     #[error("failed to prepare {0:?}")]
     Prepare(PathBuf, #[source] io::Error),
     /// Another agent uses the same directory.
-    #[error("another agent runs on {0:?}")]
+    #[error(
+        "another agent runs on {0:?}: give this one a root, a socket and a staging.tmpfs of its own"
+    )]
     Locked(PathBuf),
     /// What is staged cannot be kept.
     #[error(transparent)]
@@ -77,9 +79,8 @@ pub enum ServeError {
 pub async fn serve(config: Config) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
-    let (root, socket) = (config.root.clone(), config.socket.clone());
-    let criu_config = config.criu_config();
-    let _lock = prepare(&root, &criu_config)?;
+    let socket = config.socket.clone();
+    let _locks = prepare(&config)?;
     let staging = &config.staging;
     stage::mount(staging).map_err(|error| ServeError::Prepare(staging.tmpfs.clone(), error))?;
     let app = App::new(config)?;
@@ -129,25 +130,40 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     if app.tasks.shut_down(Duration::ZERO).await { Ok(()) } else { Err(ServeError::Hung) }
 }
 
-/// Makes the agent's directory and takes its lock, which is held as long as what is returned.
-fn prepare(root: &Path, criu_config: &Path) -> Result<OwnedFd, ServeError> {
+/// Makes the agent's directories and makes sure, before anything in them is touched, that no other
+/// agent uses them; that holds as long as what is returned.
+fn prepare(config: &Config) -> Result<[OwnedFd; 2], ServeError> {
     let wrong = |path: &Path| {
         let path = path.to_owned();
         move |error| ServeError::Prepare(path, error)
     };
+    let (root, volumes, criu_config) = (&config.root, config.volumes(), config.criu_config());
     stage::make(root).map_err(wrong(root))?;
     let path = root.join("agent.lock");
     let mut options = fs::OpenOptions::new();
     let lock = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
-    let lock = OwnedFd::from(lock.map_err(wrong(&path))?.into_parts().0);
-    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(ServeError::Locked(root.to_owned())),
-        Err(error) => return Err(wrong(&path)(error.into())),
+    let lock = hold(lock.map_err(wrong(&path))?, root)?;
+    // What runs beside the root has files of running containers, and a dump under way.
+    stage::make(&volumes).map_err(wrong(&volumes))?;
+    let directory = fs::File::open(&volumes).map_err(wrong(&volumes))?;
+    let beside = hold(directory, &volumes)?;
+    if std::os::unix::net::UnixStream::connect(&config.socket).is_ok() {
+        return Err(ServeError::Locked(config.socket.clone()));
     }
-    let written = fs::File::create(criu_config).and_then(|mut f| f.write_all(RESTORED.as_bytes()));
-    written.map_err(wrong(criu_config))?;
-    Ok(lock)
+    let written = fs::File::create(&criu_config);
+    let written = written.and_then(|mut file| file.write_all(RESTORED.as_bytes()));
+    written.map_err(wrong(&criu_config))?;
+    Ok([lock, beside])
+}
+
+/// Takes the lock that `file` is for `place`.
+fn hold(file: fs::File, place: &Path) -> Result<OwnedFd, ServeError> {
+    let lock = OwnedFd::from(file.into_parts().0);
+    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ServeError::Locked(place.to_owned())),
+        Err(error) => Err(ServeError::Prepare(place.to_owned(), error.into())),
+    }
 }
 
 /// Listens to the network, where the configuration says so.

@@ -22,7 +22,7 @@ use crate::checkpoint::{gpu, namespace_or_default};
 use crate::gpu::{GpuError, Held};
 use crate::patience::Patience;
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
-use crate::{network, process};
+use crate::{dumper, network, process};
 
 /// How long containerd may take to thaw a container.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
@@ -263,17 +263,17 @@ pub(crate) async fn settle(
     let mut looks = Patience::new(limit, LOOK_EVERY);
     while looks.once_more().await {
         let place = directory.to_owned();
-        let dumper = tokio::task::spawn_blocking(move || process::dumper(pid, &place)).await;
-        if let Some(dumper) = dumper.unwrap_or_default() {
-            if Instant::now() >= patience {
-                process::kill(dumper)?;
-            }
-            continue;
-        }
+        let criu = tokio::task::spawn_blocking(move || process::dumper(pid, &place)).await;
         let freezer = match Freezer::of(pid) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
             found => found?,
         };
+        if let Some(criu) = criu.unwrap_or_default() {
+            if Instant::now() >= patience {
+                dumper::cut(criu, &freezer).await?;
+            }
+            continue;
+        }
         match namespace.task(container).await {
             // While a shim is at its dump, containerd knows neither state nor process.
             Ok(Some(task)) if task.pid == pid && task.status == TaskStatus::Paused => {

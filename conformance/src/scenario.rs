@@ -113,7 +113,7 @@ impl Scenario {
         image::build(&testbed.share().join("image"), &busybox, "base")?;
         let (registry, agent_a, agent_b) = (None, None, None);
         let (environment, bin) = (Vec::new(), bin.to_owned());
-        Ok(Self { testbed, registry, agent_a, agent_b, environment, bin })
+        Ok(Self { registry, agent_a, agent_b, testbed, environment, bin })
     }
 
     /// Ends everything and makes sure that nothing is left.

@@ -1,4 +1,4 @@
-//! Ctrl-C: it ends a command, unless that has something under way elsewhere which it ends first.
+//! Ctrl-C, or SIGTERM: it ends a command, unless that has something under way elsewhere which it ends first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -38,6 +38,14 @@ pub enum ListError {
     /// Nothing was named that could be removed.
     #[error("a tag or a digest must be named")]
     Unnamed,
+    /// A tag and a digest were named that do not belong together.
+    #[error("the tag {tag} names {named}, not this digest: say only which of the two is to go")]
+    Disagree {
+        /// The tag.
+        tag: Tag,
+        /// What it names.
+        named: String,
+    },
 }
 
 /// What a repository holds.
@@ -376,6 +384,9 @@ pub async fn remove(store: &Store, location: &Location) -> Result<Removed, ListE
         return Ok(Removed { tag: Some(tag.to_string()), digest, referrers });
     }
     let digest = location.digest().ok_or(ListError::Unnamed)?;
+    if let Some(tag) = location.tag() {
+        agrees(store, location, tag, digest).await?;
+    }
     match store.manifest(digest).await {
         // An earlier run has removed it, and perhaps not all of its referrers.
         Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => {}
@@ -389,6 +400,28 @@ pub async fn remove(store: &Store, location: &Location) -> Result<Removed, ListE
     let referrers = referrers(store, digest).await?;
     store.delete_manifest(digest, &referrers).await?;
     Ok(Removed { tag: None, digest: digest.clone(), referrers })
+}
+
+/// Makes sure that a tag names what it is removed with: one of the two may be a slip.
+async fn agrees(
+    store: &Store,
+    location: &Location,
+    tag: &Tag,
+    digest: &Digest,
+) -> Result<(), ListError> {
+    let mut by_tag = location.clone();
+    match &mut by_tag {
+        Location::Registry(reference) => reference.digest = None,
+        Location::Layout(layout) => layout.digest = None,
+    }
+    let named = store.resolve(&by_tag).await.map(|stored| stored.descriptor.digest);
+    let named = match named {
+        Ok(named) if named == *digest => return Ok(()),
+        Ok(named) => named.to_string(),
+        Err(error) if matches!(error.kind, StoreErrorKind::NotFound) => "nothing".to_owned(),
+        Err(error) => return Err(error.into()),
+    };
+    Err(ListError::Disagree { tag: tag.clone(), named })
 }
 
 /// Returns what belongs to a checkpoint by referring to it; other checkpoints do not.

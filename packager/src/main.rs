@@ -121,7 +121,9 @@ async fn run(cli: Cli, terminal: &Terminal) -> Result<(), Failure> {
             _ = interrupt.recv() => if !terminal.interrupts().deliver() {
                 return Err(Failure::failed("interrupted"));
             },
-            _ = terminate.recv() => return Err(Failure::failed("terminated")),
+            _ = terminate.recv() => if !terminal.interrupts().deliver() {
+                return Err(Failure::failed("terminated"));
+            },
         }
     }
 }

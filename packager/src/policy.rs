@@ -137,7 +137,7 @@ pub enum PolicyError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no rule of the policy lets checkpoints of {repository}, taken in namespace \
-     {source_namespace:?}, into namespace {target_namespace:?}{}", told(.outdated)
+     {source_namespace:?}, into namespace {target_namespace:?}{}", told(.outdated, *.has_rules)
 )]
 pub struct Uncovered {
     /// The repository.
@@ -148,6 +148,8 @@ pub struct Uncovered {
     pub target_namespace: String,
     /// Rules that would speak of it at another time.
     pub outdated: Vec<String>,
+    /// Whether there is any rule.
+    pub has_rules: bool,
 }
 
 /// A checkpoint is past the time that it names itself.
@@ -219,6 +221,7 @@ impl Policy {
             source_namespace: question.source_namespace.to_owned(),
             target_namespace: question.target_namespace.to_owned(),
             outdated: outdated.iter().map(|rule| rule.outdated(now)).collect(),
+            has_rules: !self.rules.is_empty(),
         })
     }
 
@@ -416,7 +419,11 @@ fn named(rules: &[String]) -> String {
     }
 }
 
-fn told(rules: &[String]) -> String {
+fn told(rules: &[String], has_rules: bool) -> String {
+    if !has_rules {
+        return ": it has none; an agent's are [[trust]] and trust_policy in its configuration"
+            .to_owned();
+    }
     if rules.is_empty() { String::new() } else { format!("; rule {}", rules.join(", rule ")) }
 }
 

@@ -143,7 +143,7 @@ pub enum StoreErrorKind {
         answer: oci_client::errors::OciDistributionError,
     },
     /// The registry could not be reached or answered with an error.
-    #[error("the registry did not do it")]
+    #[error("the registry could not be asked")]
     Registry(#[source] oci_client::errors::OciDistributionError),
 }
 

@@ -155,7 +155,7 @@ pub(crate) async fn run(
 fn conclude(packed: &Packed, naming: &Naming) -> Conclusion {
     let tag = match naming {
         Naming::Signed(..) | Naming::Unsigned(_) => TagState::Tagged,
-        Naming::ByClient => TagState::AwaitsSigner,
+        Naming::ByClient(_) => TagState::AwaitsSigner,
     };
     Conclusion { tag, ..Conclusion::done(Sizes::of(&packed.sizes)) }
 }
@@ -441,7 +441,12 @@ impl Taking<'_> {
         if let Some(guardian) = &mut self.guardian {
             guardian.extend(STOP_LIMIT).await?;
         }
-        if let Naming::Signed(_, tag) | Naming::Unsigned(tag) = &self.order.naming {
+        let stops = self.order.after == After::Stop;
+        let tag = match &self.order.naming {
+            Naming::Signed(_, tag) | Naming::Unsigned(tag) => Some(tag),
+            Naming::ByClient(tag) => stops.then_some(tag),
+        };
+        if let Some(tag) = tag {
             self.driver.step("tag");
             store.tag(&packed.index, tag).await?;
         }

@@ -234,7 +234,6 @@ impl Check {
         }
     }
 
-    #[expect(clippy::too_many_lines, reason = "a table")]
     const fn container(self) -> Words {
         match self {
             Self::NotRunning => refuse(

@@ -33,7 +33,6 @@ pub(super) struct View {
 }
 
 /// One process.
-#[expect(clippy::struct_excessive_bools, reason = "each is seen by itself")]
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Process {

@@ -7,7 +7,7 @@ use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Service;
-use kybernate_conformance::scenario::Scenario;
+use kybernate_conformance::scenario::{PASSWORD, Scenario};
 
 mod cancels;
 pub(crate) mod deaths;
@@ -192,13 +192,39 @@ fn a_node_without_criu_says_so_before_anything_is_touched() {
 }
 
 #[test]
-fn an_agent_without_root_says_so() {
+fn an_agent_without_root_or_beside_another_says_so() {
     let scenario = start();
     let a = &scenario.testbed.a;
     let words = ["setpriv", "--reuid=65534", "--clear-groups", "kybernate-agent", "serve"];
     let output = a.output(&[&words[..], &["--socket", "/tmp/agent.sock"]].concat()).unwrap();
     assert!(!output.status.success());
     assert!(said(&output).contains("root"), "{}", said(&output));
+
+    // One with a root of its own would take the first one's socket, dumps and volumes.
+    let serve = ["kybernate-agent", "serve", "--root", "/var/lib/second"];
+    for own in [&[][..], &["--socket", "/tmp/second.sock"]] {
+        let output = a.output(&[&serve[..], own].concat()).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("another agent"), "{}", said(&output));
+    }
+    scenario.kyb_json(a, &["ps"]).unwrap();
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_stopped_source_is_found_by_its_tag_when_its_signer_dies() {
+    let scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 32, &[]).unwrap();
+    let reference = scenario.reference("failure/stopped:v1");
+    let password = format!("COSIGN_PASSWORD={PASSWORD}");
+    let words = ["env", &password, "kyb", "checkpoint", "job", &reference, "--plain-http"];
+    let key = ["--stop", "--sign-key", "/srv/share/node-a.key"];
+    let mut kyb = a.command(&[&words[..], &key].concat()).spawn().unwrap();
+    let stopped = wait_until(Duration::from_secs(30), || is(a, "job", "STOPPED"));
+    kyb.kill().unwrap();
+    kyb.wait().unwrap();
+    assert!(stopped && has_tag(&scenario, &reference));
     scenario.end().unwrap();
 }
 

@@ -240,7 +240,7 @@ impl From<ListError> for Failure {
             ListError::Artifact(error) => error.into(),
             ListError::Signatures(error) => error.into(),
             ListError::Policy(error) => error.into(),
-            error @ ListError::Unnamed => Self::Usage(error.into()),
+            error @ (ListError::Unnamed | ListError::Disagree { .. }) => Self::Usage(error.into()),
         }
     }
 }

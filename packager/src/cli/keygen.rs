@@ -51,9 +51,10 @@ impl Keygen {
             "hint": key.public().hint(),
         });
         let text = format!(
-            "private key  {}\npublic key   {}\nfingerprint  {fingerprint}",
+            "private key  {}\npublic key   {}\nfingerprint  {fingerprint}\nsigns as     {}",
             private.display(),
             public.display(),
+            key.public().hint(),
         );
         terminal.print(&facts, &text).map_err(Failure::failed)
     }

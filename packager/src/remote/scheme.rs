@@ -43,6 +43,9 @@ impl Scheme {
     /// Returns what has failed, for an error that says so.
     pub(super) fn failed(self, kind: &StoreErrorKind) -> &'static str {
         match (self, kind) {
+            (Self::Tls, StoreErrorKind::Registry(RequestError(error))) if is_no_tls(error) => {
+                "https (it does not speak TLS: --plain-http, if that is meant)"
+            }
             (Self::Tls, _) => "https",
             (Self::Plain, _) => "http",
             (Self::Either, StoreErrorKind::Registry(RequestError(error))) if speaks_tls(error) => {
@@ -90,6 +93,11 @@ impl Scheme {
 pub(super) fn speaks_tls(error: &reqwest::Error) -> bool {
     // What is no TLS message at all is an invalid one.
     tls_error(error).is_some_and(|error| !matches!(error, rustls::Error::InvalidMessage(_)))
+}
+
+/// Whether a failed request has met somebody who speaks something else.
+fn is_no_tls(error: &reqwest::Error) -> bool {
+    tls_error(error).is_some_and(|error| matches!(error, rustls::Error::InvalidMessage(_)))
 }
 
 fn tls_error(error: &reqwest::Error) -> Option<&rustls::Error> {

@@ -9,7 +9,7 @@ use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::{Store, StoreErrorKind};
 use kybernate_packager::verify::verify_signature;
-use kybernate_spec::{Descriptor, Location, Manifest, media_type};
+use kybernate_spec::{Descriptor, Digest, Location, Manifest, media_type};
 
 use crate::artifact::{checkpoint, noise, put, put_document, read};
 use crate::cosign::Tools;
@@ -152,6 +152,16 @@ async fn under_an_image(store: &Store) -> (Descriptor, Descriptor) {
     (image, index)
 }
 
+fn tagged(place: &Location, tag: &str, digest: &Digest) -> Location {
+    let mut place = place.at(digest);
+    let tag = Some(tag.parse().unwrap());
+    match &mut place {
+        Location::Registry(reference) => reference.tag = tag,
+        Location::Layout(layout) => layout.tag = tag,
+    }
+    place
+}
+
 #[tokio::test]
 async fn an_image_is_not_removed_with_its_checkpoints() {
     let scratch = tempfile::tempdir().unwrap();
@@ -168,8 +178,15 @@ async fn an_image_is_not_removed_with_its_checkpoints() {
         assert_eq!(listed.len(), 1);
         let error = remove(&store, &place).await.unwrap_err();
         assert!(matches!(error, ListError::Unnamed), "{error}");
+        // Of a tag and a digest that do not belong together, one is a slip.
+        store.tag(&index, &"v1".parse().unwrap()).await.unwrap();
+        store.tag(&image, &"base".parse().unwrap()).await.unwrap();
+        for (tag, named) in [("base", image.digest.to_string()), ("v2", "nothing".to_owned())] {
+            let error = remove(&store, &tagged(&place, tag, &index.digest)).await.unwrap_err();
+            assert!(error.to_string().contains(&format!("names {named}")), "{error}");
+        }
         // The other way round it goes, and the image stays.
-        let removed = remove(&store, &place.at(&index.digest)).await.unwrap();
+        let removed = remove(&store, &tagged(&place, "v1", &index.digest)).await.unwrap();
         assert_eq!(removed.referrers.len(), 1);
         store.manifest(&image.digest).await.unwrap();
     }
@@ -283,7 +300,7 @@ fn find(directory: &Path, descriptor: &Descriptor) -> PathBuf {
             if entry.file_type().unwrap().is_dir() {
                 left.push(entry.path());
             } else if fs_err::read(entry.path())
-                .is_ok_and(|content| kybernate_spec::Digest::of(&content) == descriptor.digest)
+                .is_ok_and(|content| Digest::of(&content) == descriptor.digest)
             {
                 return entry.path();
             }
