@@ -160,6 +160,8 @@ impl Scenario {
         let mut command = self.testbed.hub.command(&self.bin.join("kybernate-registry"));
         command.args(["serve", "--listen", &format!("{HUB_ADDRESS}:{REGISTRY_PORT}"), "--root"]);
         command.arg(root).stderr(self.log("registry.log")?);
+        // Nobody here looks whether it is about to end.
+        command.env("KYBERNATE_REGISTRY_CONNECTIONS_ANNOUNCE", "0s");
         command.envs(self.environment.iter().filter_map(|one| one.split_once('=')));
         let mut service = Service::start(&mut command)?;
         service.wait_for_line("listening on")?;

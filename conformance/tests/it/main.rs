@@ -13,6 +13,7 @@ mod cluster;
 mod failures;
 mod gpus;
 mod harness;
+mod hooks;
 mod increments;
 mod interchange;
 mod journeys;

@@ -1,6 +1,7 @@
 //! What a rule refuses: exit code 2, the reason, and nothing made.
 
 use fs_err as fs;
+use kybernate_conformance::scenario::PASSWORD;
 
 use crate::harness::{checkpoint, refused, restore, said, start};
 
@@ -39,9 +40,10 @@ fn nobodys_strangers_and_unsigned_checkpoints_are_refused() {
     let digest = scenario.kyb_json(b, &["inspect", &unsigned, "--plain-http"]).unwrap();
     let digest = digest["digest"].as_str().unwrap().to_owned();
     let exact = format!("{}@{digest}", scenario.reference("refusal/unsigned"));
+    let password = format!("COSIGN_PASSWORD={PASSWORD}");
     let sign = [
         "env",
-        "COSIGN_PASSWORD=scenario",
+        &password,
         "cosign",
         "sign",
         "--yes",

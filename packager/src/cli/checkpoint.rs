@@ -135,11 +135,12 @@ impl Checkpoint {
         let done = self.agent.follow(terminal, begun).await?;
         if let Signer::Us(key) = &signer {
             // Whatever ends us from here on, people must know what there is.
+            let untagged = kybernate_spec::Reference { tag: None, ..reference.clone() };
+            let digest = &done.digest;
+            let tags = if self.stop { "it has its tag" } else { "the tag is not written" };
             terminal.note(format!(
-                "{} is pushed, but not signed, and the tag {tag} is not written: {}@{0} is its name \
-                 for kyb sign and kyb copy",
-                done.digest,
-                kybernate_spec::Reference { tag: None, ..reference.clone() },
+                "{digest} is pushed, but not signed, and {tags} ({tag}): {untagged}@{digest} is its \
+                 name for kyb sign and kyb copy"
             ));
             self.sign(&done, key, &tag).await?;
             terminal.note(String::new());
