@@ -49,7 +49,8 @@ pub(crate) async fn cut(criu: u32, freezer: &Freezer) -> io::Result<()> {
         while moment == Moment::Restless && rests.once_more().await {
             let freezer = freezer.clone();
             let looked = tokio::task::spawn_blocking(move || look(criu, &freezer)).await;
-            moment = looked.map_err(io::Error::other)??;
+            // What cannot be looked at must not leave it stopped: it is killed in the end.
+            moment = looked.ok().and_then(Result::ok).unwrap_or(Moment::Bad);
         }
         if moment == Moment::Good {
             return process::kill(criu);
