@@ -8,6 +8,7 @@
 mod containerd;
 mod floors;
 mod meter;
+pub(crate) mod node;
 pub(crate) mod oci;
 mod ours;
 pub(crate) mod pack;

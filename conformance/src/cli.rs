@@ -89,6 +89,9 @@ enum BenchCommand {
     /// Measures packing and unpacking beside what no program can beat, and beside tar and oras.
     #[command(after_help = "Example: kybernate-conformance bench pack --mib 1024 --rounds 3")]
     Pack(bench::pack::Plan),
+    /// Measures how long a container is frozen and how it comes back, beside runc alone.
+    #[command(after_help = "Example: kybernate-conformance bench node --upper 0,200")]
+    Node(bench::node::Plan),
     /// Tests our registry and others against the distribution specification.
     #[command(after_help = "Example: kybernate-conformance bench oci --json")]
     Oci {
@@ -181,6 +184,11 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Bench { only: Some(BenchCommand::Pack(plan)), .. } => {
             bench::pack::run(&programs()?, &cache(), &plan)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench { only: Some(BenchCommand::Node(plan)), .. } => {
+            preflight()?;
+            bench::node::run(&programs()?, &plan)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Bench { only: Some(BenchCommand::Oci { json }), .. } => {

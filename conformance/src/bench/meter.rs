@@ -107,3 +107,10 @@ pub(super) fn processor_of_process(pid: u32) -> anyhow::Result<Duration> {
     let ticks: u64 = fields.split(' ').skip(11).take(4).filter_map(|t| t.parse::<u64>().ok()).sum();
     Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }
+
+/// The most memory that a process had resident so far, in MiB.
+pub(super) fn resident(pid: u32) -> Option<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
+}

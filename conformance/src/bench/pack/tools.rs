@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use fs_err as fs;
 use rustix::fs::sync;
 
+use super::super::meter::resident;
 use crate::command::tail;
 
 /// How often a program's memory is looked at.
@@ -104,11 +104,4 @@ impl Ran {
     pub(super) const fn seconds(&self) -> f64 {
         self.time.as_secs_f64()
     }
-}
-
-/// The most memory that a process had resident so far, in MiB.
-fn resident(pid: u32) -> Option<f64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().trim_end_matches(" kB").parse::<f64>().ok()? / 1024.0)
 }

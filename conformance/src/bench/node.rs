@@ -1,0 +1,213 @@
+//! Figures of a node: how long a container is frozen, and how long it takes to come back, beside what
+//! `runc checkpoint` and `runc restore` need for the same container.
+//!
+//! Reading order: here is what is measured, in which order; [`floor`] is what nothing beats. Nothing
+//! is asserted on time; that the process which comes back is the one that went is.
+
+mod floor;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use fs_err as fs;
+use serde_json::Value;
+
+use self::floor::Floor;
+use super::meter::{processor_of_process, resident};
+use super::number;
+use super::registry::table::Table;
+use crate::node::Node;
+use crate::scenario::Scenario;
+
+/// The columns.
+const OURS: &str = "kybernate";
+const FLOOR: &str = "runc + cp";
+
+/// Where checkpoints lie ready: in memory.
+const TIERS: &str = "[staging.ram]\nbudget = \"6GiB\"\n";
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Plan {
+    /// Memory of the process, in MiB.
+    #[arg(long, default_value_t = 512)]
+    mib: u32,
+    /// What the container has written into its root file system, in MiB.
+    #[arg(long, value_delimiter = ',', default_value = "0,200,2048")]
+    upper: Vec<u32>,
+    /// How often everything is measured.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Print every round's figures as JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that a round needs.
+struct Bench<'a> {
+    scenario: &'a Scenario,
+    node: &'a Node,
+    plan: &'a Plan,
+    /// What the agent used while it was asked nothing: processor time, and of which time.
+    idle: (Duration, Duration),
+}
+
+/// What a process says of itself before it is taken.
+struct Source {
+    id: String,
+    status: Value,
+}
+
+/// Measures, and prints a table or JSON.
+pub(crate) fn run(bin: &Path, plan: &Plan) -> anyhow::Result<()> {
+    let say = crate::cli::say;
+    say("starting two nodes, a registry and two agents");
+    let mut scenario = Scenario::start(bin, &say)?;
+    drop(scenario.agent_b.take());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS)?);
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let table = measure(&scenario, plan);
+    scenario.end()?;
+    print(plan, load.split(' ').next().unwrap_or_default(), &table?)
+}
+
+#[expect(clippy::print_stdout, reason = "the command's result")]
+fn print(plan: &Plan, load: &str, table: &Table) -> anyhow::Result<()> {
+    if plan.json {
+        println!("{}", serde_json::to_string_pretty(&table.json())?);
+    } else {
+        println!(
+            "{} MiB process on node b; {} rounds, median (least–most); load {load} before\n\n{}",
+            plan.mib,
+            plan.rounds,
+            table.text()
+        );
+    }
+    Ok(())
+}
+
+fn measure(scenario: &Scenario, plan: &Plan) -> anyhow::Result<Table> {
+    let mut table = Table::default();
+    let idle = (Duration::ZERO, Duration::ZERO);
+    let mut bench = Bench { scenario, node: &scenario.testbed.b, plan, idle };
+    // A first round warms up: the first touch of memory costs several times the later ones.
+    for round in 0..=plan.rounds {
+        for upper in &plan.upper {
+            let ours = bench.ours(round, *upper)?;
+            let floor = bench.floor(round, *upper)?;
+            if round > 0 {
+                table.add(OURS, ours);
+                table.add(FLOOR, floor);
+            }
+        }
+        crate::cli::say(&format!("round {round}/{} is done", plan.rounds));
+    }
+    let agent = bench.agent()?;
+    let (used, time) = bench.idle;
+    let idle = 100.0 * used.as_secs_f64() / time.as_secs_f64();
+    let most = resident(agent).context("the agent has ended")?;
+    table.add(OURS, vec![("agent, most resident, MiB".to_owned(), most)]);
+    table.add(OURS, vec![("agent, % of a processor while idle".to_owned(), idle)]);
+    Ok(table)
+}
+
+impl Bench<'_> {
+    /// Takes a process, and brings it back from memory and from the registry.
+    fn ours(&self, round: u32, upper: u32) -> anyhow::Result<Vec<(String, f64)>> {
+        let (scenario, node) = (self.scenario, self.node);
+        let source = self.start(&format!("ours-{upper}-{round}"), upper)?;
+        let reference = scenario.reference(&format!("node/{}:v1", source.id));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", &source.id, &reference, "--plain-http", "--sign-key", &key];
+        scenario.kyb_json(node, &words)?;
+        let frozen = self.gap(&source.id)?;
+        scenario.remove(node, &source.id)?;
+
+        let back = |warm: bool| -> anyhow::Result<Duration> {
+            rustix::fs::sync();
+            let began = Instant::now();
+            let words = ["restore", &reference, "--plain-http", "--name", &source.id];
+            let told = scenario.kyb_json(node, &words)?;
+            let time = began.elapsed();
+            let staged = told.get("staged").is_some_and(Value::is_string);
+            ensure!(staged == warm, "restored from another place than thought: {told}");
+            source.is_back(&scenario.wait_for_ticks(node, &source.id)?)?;
+            scenario.remove(node, &source.id)?;
+            Ok(time)
+        };
+        let cold = back(false)?;
+        scenario.kyb_json(node, &["stage", &reference, "--tier", "ram", "--plain-http"])?;
+        let warm = back(true)?;
+        scenario.kyb_json(node, &["evict", &reference])?;
+        Ok(vec![
+            figure("frozen", upper, frozen),
+            figure("restore from memory", upper, warm),
+            figure("restore from the registry", upper, cold),
+        ])
+    }
+
+    /// Does the same with nothing but runc and cp. The agent is asked nothing meanwhile.
+    fn floor(&mut self, round: u32, upper: u32) -> anyhow::Result<Vec<(String, f64)>> {
+        let source = self.start(&format!("floor-{upper}-{round}"), upper)?;
+        let floor = Floor::new(self.node, &source.id)?;
+        let agent = self.agent()?;
+        let (before, began) = (processor_of_process(agent)?, Instant::now());
+        floor.take()?;
+        let frozen = self.gap(&source.id)?;
+        self.scenario.remove(self.node, &source.id)?;
+        rustix::fs::sync();
+        let restored = floor.restore()?;
+        let status = serde_json::from_str(&floor.status()?)?;
+        source.is_back(&status)?;
+        floor.end()?;
+        self.idle.0 += processor_of_process(agent)?.saturating_sub(before);
+        self.idle.1 += began.elapsed();
+        Ok(vec![
+            figure("frozen", upper, frozen),
+            figure("restore from memory", upper, restored),
+            figure("restore from the registry", upper, restored),
+        ])
+    }
+
+    /// Starts a process that has written so much into its root file system.
+    fn start(&self, id: &str, upper: u32) -> anyhow::Result<Source> {
+        let (scenario, node) = (self.scenario, self.node);
+        scenario.run_workload(node, id, self.plan.mib, &[])?;
+        let script = "pid=$(ctr task ls | awk -v id=\"$1\" '$1 == id { print $2 }') && \
+            dd if=/dev/urandom of=/proc/$pid/root/payload bs=1M count=\"$2\" status=none";
+        node.run(&["sh", "-c", script, "sh", id, &upper.to_string()])?;
+        rustix::fs::sync();
+        Ok(Source { id: id.to_owned(), status: scenario.wait_for_ticks(node, id)? })
+    }
+
+    /// Returns the longest time in which the process has not run.
+    fn gap(&self, id: &str) -> anyhow::Result<Duration> {
+        let status = self.scenario.wait_for_ticks(self.node, id)?;
+        let gap = number(&status, "longest_gap_ms").context("the source tells no gap")?;
+        Ok(Duration::from_millis(gap))
+    }
+
+    fn agent(&self) -> anyhow::Result<u32> {
+        let agent = self.scenario.agent_b.as_ref().context("no agent runs on node b")?;
+        Ok(agent.process().pid)
+    }
+}
+
+impl Source {
+    /// The process is the one that was taken, and its memory is right.
+    fn is_back(&self, status: &Value) -> anyhow::Result<()> {
+        let identity = "boot_id_of_process";
+        let same = status.get(identity) == self.status.get(identity);
+        ensure!(same, "{} is another process: {status}", self.id);
+        let later = number(status, "counter") > number(&self.status, "counter");
+        ensure!(later, "{} began anew: {status}", self.id);
+        let whole = status.get("checksum_ok") == Some(&Value::Bool(true));
+        ensure!(whole, "{} has lost memory: {status}", self.id);
+        Ok(())
+    }
+}
+
+fn figure(what: &str, upper: u32, time: Duration) -> (String, f64) {
+    (format!("{what}, {upper} MiB written, ms"), 1000.0 * time.as_secs_f64())
+}
