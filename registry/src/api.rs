@@ -163,6 +163,10 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
         Ok(place) => (admit(call, route.as_ref(), &mut body).await, place),
         Err(error) => (Err(error), None),
     };
+    let answer = match answer {
+        Err(error) if error.may_be_of_no_store() => Err(doubted(call, error).await),
+        answer => answer,
+    };
     let failed = answer.is_err();
     let response = answer.unwrap_or_else(|error| error.respond(&id));
     let mut response = condition::apply(&parts, response);
@@ -181,6 +185,14 @@ async fn respond(served: Served, request: Request, id: RequestId) -> Response {
         // Until all is sent: a pull that is still going on is a request in progress.
         Some(place) => until_sent(place, response),
         None => response,
+    }
+}
+
+/// Returns `error` unless the store has gone: then nobody is told that something is not in it.
+async fn doubted(call: Call<'_>, error: ApiError) -> ApiError {
+    match call.reach().await {
+        Err(gone) => gone,
+        Ok(()) => error,
     }
 }
 
@@ -341,6 +353,13 @@ impl<'a> Call<'a> {
         work: impl Fn(&Arc<crate::store::Store>) -> Result<T, crate::store::StoreError> + Send + 'static,
     ) -> Result<T, ApiError> {
         Ok(crate::app::looking(&self.app.store, work).await?)
+    }
+
+    /// Fails when the store has gone. Asked where something is not found, it costs those nothing who
+    /// find it.
+    async fn reach(&self) -> Result<(), ApiError> {
+        let reached = crate::app::looking(&self.app.store, |store| store.probe()).await;
+        reached.map_err(ApiError::Unreachable)
     }
 
     /// Runs work on the store where blocking is allowed.

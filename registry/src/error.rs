@@ -18,6 +18,12 @@ use crate::upload::UploadError;
 const NOT_AS_WANTED: &str =
     "what is here now is not what If-Match or If-None-Match asks for: look at it again";
 
+const UNREACHABLE: &str =
+    "the registry's storage cannot be reached, so it cannot be told what is in it: try again later";
+
+/// Seconds after which to come again when the store has gone: somebody has to bring it back.
+const STORE_AGAIN: u64 = 30;
+
 /// Seconds after which to come again when all transfers have places; nobody knows when they end.
 const PLACES_AGAIN: u64 = 10;
 
@@ -154,6 +160,10 @@ pub enum ApiError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Something is not here, or could not be done, and the store itself is not here: nobody can
+    /// tell what is in it.
+    #[error("the store cannot be reached")]
+    Unreachable(#[source] StoreError),
     /// A token could not be made.
     #[error(transparent)]
     Sign(#[from] SignError),
@@ -179,9 +189,7 @@ impl From<Full> for ApiError {
 impl ApiError {
     fn reply(&self) -> (StatusCode, ErrorCode, Message) {
         match self {
-            Self::NoEndpoint => {
-                reply(StatusCode::NOT_FOUND, ErrorCode::Unsupported, "no such endpoint")
-            }
+            Self::NoEndpoint => no_endpoint(),
             Self::Method(_) => reply(
                 StatusCode::METHOD_NOT_ALLOWED,
                 ErrorCode::Unsupported,
@@ -246,6 +254,25 @@ impl ApiError {
             Self::Body => bad(ErrorCode::SizeInvalid, "the request body ended early"),
             Self::Read(ReadError::Io(..)) | Self::Sign(_) | Self::Task(_) => internal(),
             Self::Store(error) => store(error),
+            Self::Unreachable(_) => store_has_gone(),
+        }
+    }
+
+    /// Whether it says that something is not here, or that storage failed: what is said while the
+    /// store itself has gone, too.
+    pub(crate) fn may_be_of_no_store(&self) -> bool {
+        let failed = |error: &StoreError| matches!(error.kind, StoreErrorKind::Io(_));
+        match self {
+            Self::NameUnknown
+            | Self::BlobUnknown
+            | Self::ManifestUnknown
+            | Self::MissingReferences(_)
+            | Self::Upload { error: UploadError::Unknown, .. }
+            | Self::Read(ReadError::Io(..)) => true,
+            Self::Store(error) | Self::Upload { error: UploadError::Store(error), .. } => {
+                failed(error)
+            }
+            _ => false,
         }
     }
 
@@ -256,6 +283,7 @@ impl ApiError {
                 Some((WWW_AUTHENTICATE, challenge.clone()))
             }
             Self::Busy { retry_after, .. } => Some((RETRY_AFTER, retry_after.to_string())),
+            Self::Unreachable(_) => Some((RETRY_AFTER, STORE_AGAIN.to_string())),
             Self::Range { length } => Some((CONTENT_RANGE, format!("bytes */{length}"))),
             Self::Upload { error: UploadError::TooMany, .. } => {
                 Some((RETRY_AFTER, "60".to_owned()))
@@ -341,6 +369,14 @@ fn store(error: &StoreError) -> (StatusCode, ErrorCode, Message) {
         ),
         StoreErrorKind::Io(_) => internal(),
     }
+}
+
+fn no_endpoint() -> (StatusCode, ErrorCode, Message) {
+    reply(StatusCode::NOT_FOUND, ErrorCode::Unsupported, "no such endpoint")
+}
+
+fn store_has_gone() -> (StatusCode, ErrorCode, Message) {
+    reply(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unknown, UNREACHABLE)
 }
 
 fn internal() -> (StatusCode, ErrorCode, Message) {

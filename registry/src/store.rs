@@ -104,7 +104,7 @@ pub struct Store {
     seal_broken: AtomicBool,
     /// Whether the process before may have ended before it could sync.
     was_killed: bool,
-    _lock: Lock,
+    lock: Lock,
 }
 
 /// What may be stored, beside what the specification says.
@@ -205,7 +205,7 @@ impl Store {
             settling: std::array::from_fn(|_| Mutex::new(())),
             settled: AtomicU64::new(0),
             seal_broken: AtomicBool::new(false),
-            _lock: lock,
+            lock,
         }
     }
 
@@ -229,10 +229,17 @@ impl Store {
         &self.metrics
     }
 
-    /// Looks whether the directory can be reached: it may be on a device that has gone. Blocks.
+    /// Looks whether the directory that was opened can be reached: it may be on a device that has
+    /// gone, and something else in its place. What is not found then may be there all the same.
     pub(crate) fn probe(&self) -> Result<(), StoreError> {
-        let looked = fs::metadata(self.layout.root().join(open::VERSION_FILE));
-        looked.map(drop).map_err(StoreError::during("reach the store"))
+        let look = || -> io::Result<()> {
+            let there = glance::metadata(self.layout.root())?;
+            if !self.lock.is_of(&there)? {
+                return Err(io::Error::other("another directory is in its place"));
+            }
+            glance::metadata(&self.layout.version_file()).map(drop)
+        };
+        look().map_err(StoreError::during("reach the store"))
     }
 
     /// Says what may be stored from now on.

@@ -40,6 +40,9 @@ pub(super) async fn catalog(call: Call<'_>) -> Result<Response, ApiError> {
     let caller = call.caller.clone();
     let place = call.app.sending.take().await?;
     let page = call.on_store(move |store| visible(store, &caller, window)).await?;
+    if page.items.is_empty() {
+        call.reach().await?;
+    }
     let body = Json(serde_json::json!({ "repositories": page.items }));
     Ok(until_sent(place, linked(body.into_response(), &path, page.next.as_deref())))
 }
@@ -65,6 +68,9 @@ pub(super) async fn referrers(
     let list = call
         .on_store(move |store| store.referrers(&repository, &subject, filter.as_deref(), window));
     let page = list.await?;
+    if page.items.is_empty() {
+        call.reach().await?;
+    }
     let index = Index {
         schema_version: 2,
         media_type: Some(media_type::OCI_INDEX.to_owned()),

@@ -4,15 +4,31 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 
-use kybernate_spec::Digest;
+use kybernate_spec::{Digest, RepositoryName};
 
 use super::run::Work;
 use super::{Event, Key, LinkKind};
+use crate::store::Store;
 
 /// Contents looked for in all repositories at once, while it is noticed who links them.
 const BATCH: usize = 256;
 /// Links held in memory at once when everything is looked at: ~8 MiB.
 const LINKS_MAX: u64 = 250_000;
+
+/// There is content and nothing that could link it.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "content is here and no repository is, so nothing of it is removed: bring back the disk that \
+     \"repositories\" is on"
+)]
+struct NoRepositories;
+
+/// Lists the repositories, of which there is one at least: none is ever removed, and what has
+/// content has had one.
+fn repositories(store: &Store) -> io::Result<Vec<RepositoryName>> {
+    let repositories = store.all_repositories()?;
+    if repositories.is_empty() { Err(io::Error::other(NoRepositories)) } else { Ok(repositories) }
+}
 
 /// Removes those of `suspects` that nothing links.
 pub(super) fn remove(work: &mut Work<'_>, mut suspects: Vec<Digest>) -> io::Result<()> {
@@ -25,7 +41,7 @@ pub(super) fn remove(work: &mut Work<'_>, mut suspects: Vec<Digest>) -> io::Resu
         }
         // Watched before the repositories are listed: a link in a new one is noticed too.
         let watched = store.watch(batch);
-        let repositories = store.all_repositories()?;
+        let repositories = repositories(store)?;
         for (digest, watch) in batch.iter().zip(&watched) {
             if store.is_linked_anywhere(&repositories, digest, &work.leaving)? {
                 work.settled(digest);
@@ -57,6 +73,9 @@ pub(super) fn unlinked(work: &mut Work<'_>) -> io::Result<Vec<Digest>> {
         count += 1;
         Ok(ControlFlow::Continue(()))
     })?;
+    if count == 0 {
+        return Ok(Vec::new());
+    }
     let parts = u128::from(count / LINKS_MAX + 1);
     let mut unlinked = Vec::new();
     for part in 0..parts {
@@ -79,7 +98,7 @@ pub(super) fn unlinked(work: &mut Work<'_>) -> io::Result<Vec<Digest>> {
 fn links(work: &mut Work<'_>, parts: u128, part: u128) -> io::Result<HashSet<Key>> {
     let store = work.store;
     let mut links = HashSet::new();
-    for repository in store.all_repositories()? {
+    for repository in repositories(store)? {
         if work.stopped() {
             break;
         }

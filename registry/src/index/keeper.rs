@@ -116,6 +116,8 @@ pub(crate) fn reindex(store: &Arc<Store>, stop: &dyn Fn() -> bool) -> Result<Rei
 fn rebuild(store: &Arc<Store>, stop: &dyn Fn() -> bool) -> Result<Reindexed, ScanError> {
     let index = store.index();
     let _one_at_a_time = index.building();
+    // Where the store has gone nothing is made, and there is nothing to be read.
+    store.probe().map_err(|error| ScanError::Objects(std::io::Error::other(error)))?;
     let dir = store.index_dir();
     let name = random_name().map_err(ScanError::Seal)?;
     let database = Database::create(&dir, &name).map_err(ScanError::Index)?;

@@ -1,6 +1,8 @@
 //! Opening a store: one server at a time, on a layout it knows.
 
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -97,6 +99,12 @@ impl Lock {
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether it is on this directory.
+    pub(super) fn is_of(&self, found: &Metadata) -> io::Result<bool> {
+        let held = self.0.metadata()?;
+        Ok((held.dev(), held.ino()) == (found.dev(), found.ino()))
     }
 }
 

@@ -3,8 +3,10 @@
 //! It runs beside everything else. An object that is seen and gone before it is entered would come
 //! back as a ghost, so each is looked at again while the lock is held that its removal needs.
 
+use std::fs::Metadata;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 use fs_err as fs;
@@ -66,7 +68,8 @@ impl Store {
         Ok(scan.counts)
     }
 
-    /// Shows `each` every repository, in no order.
+    /// Shows `each` every repository, in no order. Fails when it cannot be told which there are: what
+    /// is not shown here would be missing from lists, and its content be nobody's.
     pub(crate) fn each_repository<E: From<io::Error>>(
         &self,
         each: &mut dyn FnMut(&RepositoryName) -> Result<(), E>,
@@ -82,10 +85,13 @@ impl Store {
                 Err(_) if dir == root => {}
                 Err(_) => continue,
             }
-            for entry in absent(fs::read_dir(&dir))?.into_iter().flatten() {
+            let listed = fs::read_dir(&dir);
+            // One that was there a moment ago may have gone, and the one above all others may not.
+            let entries = if dir == root { Some(listed?) } else { absent(listed)? };
+            for entry in entries.into_iter().flatten() {
                 let entry = entry?;
                 let ours = entry.file_name().to_string_lossy().starts_with('_');
-                if !ours && is_directory(&entry)? {
+                if !ours && is_directory(&entry, &root)? {
                     unread.push(entry.path());
                 }
             }
@@ -94,14 +100,34 @@ impl Store {
     }
 }
 
+/// A symbolic link among the repositories leads nowhere.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} leads to nothing: bring back the disk it leads to, or remove it")]
+struct Dangling(PathBuf);
+
 /// Whether an entry is a directory, or leads to one: what was moved to another disk is served, so
 /// it is counted too.
-fn is_directory(entry: &fs::DirEntry) -> io::Result<bool> {
+fn is_directory(entry: &fs::DirEntry, root: &Path) -> io::Result<bool> {
     let kind = entry.file_type()?;
     if !kind.is_symlink() {
         return Ok(kind.is_dir());
     }
-    Ok(absent(fs::metadata(entry.path()))?.is_some_and(|found| found.is_dir()))
+    let path = entry.path();
+    match absent(fs::metadata(&path))? {
+        Some(found) => Ok(found.is_dir() && !leads_back(&path, &found, root)?),
+        None => Err(io::Error::other(Dangling(path))),
+    }
+}
+
+/// Whether what is at `path` is one of the directories above it, where everything would be met again.
+fn leads_back(path: &Path, found: &Metadata, root: &Path) -> io::Result<bool> {
+    for above in path.ancestors().skip(1).take_while(|above| above.starts_with(root)) {
+        let above = fs::metadata(above)?;
+        if (above.dev(), above.ino()) == (found.dev(), found.ino()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 impl From<io::Error> for ScanError {

@@ -4,7 +4,7 @@
 
 use http::Method;
 use kybernate_registry::config::Config;
-use kybernate_spec::Digest;
+use kybernate_spec::{Digest, media_type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -40,6 +40,72 @@ async fn health_says_whether_it_lives_has_started_and_is_ready() {
     assert_eq!(registry.get("/livez").await.status, 200);
     std::fs::rename(registry.path("").with_extension("gone"), registry.path("")).unwrap();
     assert_eq!(registry.get("/readyz").await.status, 200);
+}
+
+/// A method, a path, headers, and the status of the reply where all is well.
+type Request<'a> = (Method, String, &'a [(&'a str, &'a str)], u16);
+
+/// What is not found while the store has gone may be in it: nobody is told that it does not exist,
+/// also where a directory is left in its place, as where a disk was mounted.
+#[tokio::test]
+async fn nothing_is_said_to_be_missing_while_the_store_has_gone() {
+    let registry = TestRegistry::start().await;
+    let image = registry.push_image("a", "v1", b"layer", None).await;
+    let layer = Digest::of(b"layer");
+    let upload = registry.begin("a").await;
+    let (root, gone) = (registry.path(""), registry.path("").with_extension("gone"));
+    let manifest = crate::harness::image(b"layer", Some(&image));
+    let typed = [("content-type", media_type::OCI_MANIFEST)];
+    let none: [(&str, &str); 0] = [];
+    let requests = [
+        (Method::GET, format!("/v2/a/blobs/{layer}"), &none[..], 200),
+        (Method::HEAD, format!("/v2/a/blobs/{layer}"), &none[..], 200),
+        (Method::GET, "/v2/a/manifests/v1".to_owned(), &none[..], 200),
+        (Method::HEAD, format!("/v2/a/manifests/{}", image.digest), &none[..], 200),
+        (Method::GET, format!("/v2/a/referrers/{layer}"), &none[..], 200),
+        (Method::PATCH, upload.clone(), &none[..], 202),
+        // What is still in memory of it went with the request before.
+        (Method::GET, upload.clone(), &none[..], 204),
+        (Method::POST, "/v2/a/blobs/uploads/".to_owned(), &none[..], 202),
+        (Method::POST, format!("/v2/b/blobs/uploads/?mount={layer}&from=a"), &none[..], 201),
+        (Method::PUT, "/v2/a/manifests/v2".to_owned(), &typed[..], 201),
+        (Method::DELETE, "/v2/a/manifests/v2".to_owned(), &none[..], 202),
+    ];
+    let ask = async |(method, path, headers, _): &Request<'_>| {
+        let body = if *method == Method::PUT { manifest.clone() } else { Vec::new() };
+        registry.send(method.clone(), path, headers, body).await
+    };
+    for replaced in [false, true] {
+        // Whoever makes it just then makes directories, wherever that is.
+        wait_until("the index answers", async || registry.is_indexed()).await;
+        std::fs::rename(&root, &gone).unwrap();
+        if replaced {
+            std::fs::create_dir(&root).unwrap();
+        }
+        for request in &requests {
+            let reply = ask(request).await;
+            assert_eq!(reply.status, 503, "{request:?} {reply:?}");
+            reply.header("retry-after");
+        }
+        registry.get("/v2/a/manifests/v1").await.refused(503, "UNKNOWN");
+        for list in ["/v2/a/tags/list", "/v2/_catalog"] {
+            // The index may know for a moment longer.
+            let reply = registry.get(list).await;
+            let known = reply.json().to_string().contains("[\"");
+            assert!(reply.status == 503 || reply.status == 200 && known, "{reply:?}");
+        }
+        assert_eq!(registry.get("/readyz").await.status, 503);
+        if replaced {
+            let removed = std::fs::remove_dir(&root);
+            assert!(removed.is_ok(), "something was made in the other directory: {removed:?}");
+        }
+        std::fs::rename(&gone, &root).unwrap();
+        assert_eq!(registry.get("/readyz").await.status, 200);
+    }
+    for request in &requests {
+        assert_eq!(ask(request).await.status, request.3, "{request:?}");
+    }
+    registry.get("/v2/a/manifests/none").await.refused(404, "MANIFEST_UNKNOWN");
 }
 
 #[tokio::test]

@@ -44,6 +44,51 @@ fn content_stays_while_it_cannot_be_told_who_links_it() {
     }
 }
 
+/// The disk of all repositories is away, or that of some: what they link is nobody's to remove.
+#[test]
+fn content_stays_while_repositories_are_away() {
+    let house = House::hasty();
+    house.image("team/a", &["layer"], &["v1"]);
+    house.image("b", &["other"], &["v1"]);
+    house.push("b", b"layer");
+    assert!(house.store.unlink(&name("b"), &Digest::of(b"layer")).unwrap());
+    let (root, aside) = (house.root.path(), house.root.path().join("aside"));
+    for place in ["repositories", "repositories/team"] {
+        let place = root.join(place);
+        fs_err::rename(&place, &aside).unwrap();
+        let nowhere = root.join("nowhere");
+        symlink(&nowhere, &place).unwrap();
+        house.fails(Scope::Noted);
+        house.fails(Scope::Everything);
+        fs_err::remove_file(&place).unwrap();
+        fs_err::rename(&aside, &place).unwrap();
+    }
+    let place = root.join("repositories");
+    fs_err::rename(&place, &aside).unwrap();
+    house.fails(Scope::Everything);
+    // What a disk is mounted on.
+    fs_err::create_dir(&place).unwrap();
+    house.fails(Scope::Everything);
+    fs_err::remove_dir(&place).unwrap();
+    fs_err::rename(&aside, &place).unwrap();
+    house.noted(HOUR * 100);
+    assert!(house.has_blob("team/a", b"layer") && house.has_blob("b", b"other"));
+}
+
+/// Links that lead back up would show everything again and again, and two of them without an end.
+#[test]
+fn a_repository_that_leads_back_is_no_other() {
+    let house = House::hasty();
+    house.image("team/a", &["layer"], &["v1"]);
+    let root = house.root.path().join("repositories");
+    symlink(&root, root.join("team/one")).unwrap();
+    symlink("..", root.join("team/a/two")).unwrap();
+    symlink(".", root.join("team/a/three")).unwrap();
+    let listed = house.store.all_repositories().unwrap();
+    assert_eq!(listed, [name("team/a")]);
+    assert_eq!(house.everything(HOUR * 100).repositories, 1);
+}
+
 /// What an operator has moved to another disk is served, so it is looked at.
 #[test]
 fn a_repository_behind_a_symbolic_link_keeps_its_content() {
