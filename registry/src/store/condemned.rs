@@ -30,6 +30,16 @@ use crate::manifest::References;
 /// How deep indexes within indexes are revived; what is nested deeper is to be pushed again.
 const NESTING_MAX: u32 = 16;
 
+/// What is tried while something comes back from quarantine.
+#[derive(Debug, Default)]
+pub(super) struct Revival {
+    /// How many manifests are being revived around this one.
+    depth: u32,
+    /// Manifests that cannot come back. Many may name the same one, and each of these be named by
+    /// many: without this it would be tried as often as there are ways that lead to it.
+    given_up: HashSet<Digest>,
+}
+
 /// A link in quarantine.
 #[derive(Debug, Clone)]
 pub(crate) struct Condemned {
@@ -281,10 +291,28 @@ impl Store {
         &self,
         repository: &RepositoryName,
         digest: &Digest,
-        depth: u32,
+        revival: &mut Revival,
+    ) -> io::Result<bool> {
+        if revival.depth >= NESTING_MAX || revival.given_up.contains(digest) {
+            return Ok(false);
+        }
+        revival.depth += 1;
+        let revived = self.try_revive_manifest(repository, digest, revival);
+        revival.depth -= 1;
+        if matches!(revived, Ok(false)) {
+            revival.given_up.insert(digest.clone());
+        }
+        revived
+    }
+
+    fn try_revive_manifest(
+        &self,
+        repository: &RepositoryName,
+        digest: &Digest,
+        revival: &mut Revival,
     ) -> io::Result<bool> {
         let aside = self.condemned_link(repository, LinkKind::Manifest, digest);
-        if depth >= NESTING_MAX || !is_there(&aside)? {
+        if !is_there(&aside)? {
             return Ok(false);
         }
         let Some(record) = read_record::<ManifestRecord>(&aside)? else { return Ok(false) };
@@ -293,11 +321,11 @@ impl Store {
             return Ok(false);
         };
         self.house.pushing(repository, digest);
-        let missing = self.missing(repository, &references, depth + 1);
+        let missing = self.missing(repository, &references, revival);
         let missing = missing.map_err(io::Error::other)?;
         let revived = missing.is_empty() && self.revive(repository, LinkKind::Manifest, digest)?;
         if revived {
-            self.revive_attached(repository, digest, depth + 1)?;
+            self.revive_attached(repository, digest, revival)?;
         }
         Ok(revived)
     }
@@ -308,10 +336,10 @@ impl Store {
         &self,
         repository: &RepositoryName,
         subject: &Digest,
-        depth: u32,
+        revival: &mut Revival,
     ) -> io::Result<()> {
         for attached in self.attached(repository, subject)? {
-            self.revive_manifest(repository, &attached, depth)?;
+            self.revive_manifest(repository, &attached, revival)?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use fs_err as fs;
 use kybernate_spec::{Descriptor, Digest, Hasher, MANIFEST_BYTES_MAX, RepositoryName, Tag};
 use serde::{Deserialize, Serialize};
 
+use super::condemned::Revival;
 use super::record::Record;
 use super::{Store, StoreError, StoreErrorKind, absent, glance, is_there, read_record};
 use crate::gc::LinkKind;
@@ -104,7 +105,7 @@ impl Store {
         self.refuse_another_type(repository, new)?;
         let _settled = self.settle(repository, &new.tags, &new.digest)?;
         self.house.pushing(repository, &new.digest);
-        let missing = self.missing(repository, &new.references, 0)?;
+        let missing = self.missing(repository, &new.references, &mut Revival::default())?;
         if missing.is_empty() {
             let write = || {
                 self.vouch_for(repository, &new.references)?;
@@ -136,13 +137,12 @@ impl Store {
     }
 
     /// Returns the references that the repository does not have. What is in quarantine is revived:
-    /// the client may have been shown it before it was condemned. `depth` is how many manifests
-    /// are being revived around this one.
+    /// the client may have been shown it before it was condemned.
     pub(super) fn missing(
         &self,
         repository: &RepositoryName,
         references: &References,
-        depth: u32,
+        revival: &mut Revival,
     ) -> Result<Vec<Digest>, StoreError> {
         let mut missing = Vec::new();
         for blob in &references.blobs {
@@ -154,7 +154,7 @@ impl Store {
             }
         }
         for manifest in &references.manifests {
-            let revive = || self.revive_manifest(repository, manifest, depth);
+            let mut revive = || self.revive_manifest(repository, manifest, revival);
             if self.manifest(repository, manifest)?.is_none()
                 && !revive().map_err(StoreError::during("revive a manifest"))?
             {
@@ -195,7 +195,7 @@ impl Store {
         if tags.is_empty() {
             self.house.untagged(repository);
         }
-        self.revive_attached(repository, digest, 0)?;
+        self.revive_attached(repository, digest, &mut Revival::default())?;
         // Only now: after power loss a tag must not name a manifest that was lost.
         self.put_tags(repository, tags, digest)
     }

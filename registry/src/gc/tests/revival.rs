@@ -82,6 +82,32 @@ fn an_index_revives_its_children_and_all_they_need() {
     assert_eq!(house.everything(HOUR).condemned, 0);
 }
 
+/// Indexes of indexes, each of which names all of the next level, over something that is gone: there
+/// are 8¹⁴ ways down.
+#[test]
+fn what_cannot_come_back_is_tried_once() {
+    let house = House::hasty();
+    let layer = house.push("a", b"layer");
+    house.push("a", b"{}");
+    let mut level = vec![house.put("a", &image(&[&layer], None), &[])];
+    for _ in 0..14 {
+        let children: Vec<_> = level.iter().collect();
+        let next = (0..8).map(|number| {
+            let mut document = index(&children);
+            document["annotations"] = json!({ "number": number.to_string() });
+            house.put("a", &document, &[])
+        });
+        level = next.collect();
+    }
+    assert!(house.store.unlink(&name("a"), &layer.digest).unwrap());
+    assert_eq!(house.noted(HOUR).condemned, 1 + 14 * 8 + 1);
+    let top = index(&level.iter().collect::<Vec<_>>());
+    assert_eq!(house.try_put("a", &top, &["v1"]).len(), 8);
+    house.push("a", b"layer");
+    assert_eq!(house.try_put("a", &top, &["v1"]), [], "now that all of it is there");
+    assert!(level.iter().all(|manifest| house.has_manifest("a", manifest)));
+}
+
 #[test]
 fn a_push_and_a_mount_bring_a_blob_back() {
     let house = House::hasty();
