@@ -299,6 +299,15 @@ impl Allowance {
         Self { room: Some(Room { store, repository, limit, bytes: received }), free: 0 }
     }
 
+    /// Gives the room of an upload up that is forgotten until somebody goes on with it: it counts by
+    /// its file from now on, as one from before the start.
+    pub(crate) fn put_to_sleep(self, upload: UploadFile, received: u64) {
+        if let Some(room) = &self.room {
+            // First this: for a moment it counts twice, and never not at all.
+            room.store.quotas().lock().dormant.insert(upload, received);
+        }
+    }
+
     /// Makes sure that `bytes` in all are allowed to an upload of a repository. A blob that the
     /// repository has already, as `known` says, takes no room; more than its length does.
     pub(crate) async fn widen(
@@ -339,6 +348,12 @@ impl Allowance {
         self.room = room;
         self.free = free?;
         Ok(())
+    }
+
+    /// Whether it takes less room than it has bytes, since the repository had the blob when that was
+    /// looked at.
+    pub(crate) fn is_of_known(&self) -> bool {
+        self.free > 0
     }
 
     /// Makes sure that `bytes` in all are allowed.

@@ -3,7 +3,8 @@
 //! ```text
 //! open ──▶ Open(progress) ──append──▶ Open(progress) ──finish──▶ Closed     file becomes a blob
 //!             ▲                                  └──cancel────▶ Closed      file removed
-//!  restart    │ read again
+//!  restart or │ read again
+//!  forgotten  │
 //! ─────────▶ Dormant
 //! ```
 //!
@@ -27,7 +28,7 @@ use crate::notify::{Happening, Notices, Origin, Subject};
 use crate::places::Places;
 use crate::quota::Allowance;
 use crate::range::ContentRange;
-use crate::store::{Sink, Store, StoreError, UploadFile, UploadId};
+use crate::store::{Commit, Sink, Store, StoreError, UploadFile, UploadId};
 use crate::trace;
 
 mod append;
@@ -150,9 +151,7 @@ impl Uploads {
         repository: &RepositoryName,
         algorithm: Algorithm,
     ) -> Result<UploadId, UploadError> {
-        if self.is_full() && !self.give_up_empty().await? {
-            return Err(UploadError::TooMany);
-        }
+        self.make_place().await?;
         let id = UploadId::random(SystemTime::now())
             .map_err(StoreError::during("choose an upload's id"))?;
         let file = self.store.upload_file(repository, &id);
@@ -265,14 +264,31 @@ impl Uploads {
             return Ok(outcome);
         }
         let commit = remainder.finish(&self.store, digest, repository, &session.file).await?;
-        let (notices, digest, repository) =
-            (self.notices.clone(), digest.clone(), repository.clone());
-        blocking(&self.store, move |store| {
-            let subject = Subject::Pushed { digest, size: commit.length };
-            let news = [Happening { action: NotifyAction::Push, repository, subject, tag: None }];
-            notices.telling(news, origin.as_ref(), || store.commit(&commit), |()| true)
-        })
-        .await?;
+        let (length, notices) = (commit.length, self.notices.clone());
+        let commit = Arc::new(commit);
+        let commit_if_there = |known: bool| {
+            let (commit, origin, notices) = (Arc::clone(&commit), origin.clone(), notices.clone());
+            move |store: &Arc<Store>| {
+                let Commit { repository, digest, length, .. } = &*commit;
+                // What took no room since the repository has it is not taken out from here on.
+                let lock = store.repository_lock(repository);
+                let _held = known.then(|| lock.read().unwrap_or_else(PoisonError::into_inner));
+                if known && store.blob(repository, digest)?.is_none() {
+                    return Ok(false);
+                }
+                let subject = Subject::Pushed { digest: digest.clone(), size: *length };
+                let (action, repository) = (NotifyAction::Push, repository.clone());
+                let news = [Happening { action, repository, subject, tag: None }];
+                notices.telling(news, origin.as_ref(), || store.commit(&commit), |()| true)?;
+                Ok(true)
+            }
+        };
+        let known = turn.held.allowance.is_of_known();
+        if !blocking(&self.store, commit_if_there(known)).await? {
+            // It was taken out while it was sent again.
+            self.allow(&mut turn.held.allowance, repository, None, length).await?;
+            blocking(&self.store, commit_if_there(false)).await?;
+        }
         Ok(Ok(()))
     }
 
@@ -382,9 +398,7 @@ impl Uploads {
             Err(file) => file,
         };
         let length = self.length(file.clone()).await?;
-        if self.is_full() && !self.give_up_empty().await? {
-            return Err(UploadError::TooMany);
-        }
+        self.make_place().await?;
         let mut sessions = self.lock();
         let session = sessions
             .entry(id.clone())
@@ -451,8 +465,13 @@ impl Uploads {
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.lock().len() >= SESSIONS_MAX
+    /// Makes sure that one more upload may be known.
+    async fn make_place(&self) -> Result<(), UploadError> {
+        let is_full = || self.lock().len() >= SESSIONS_MAX;
+        if is_full() && !self.put_to_sleep().await? && !self.give_up_empty().await? {
+            return Err(UploadError::TooMany);
+        }
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<UploadId, Arc<Session>>> {

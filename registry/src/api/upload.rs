@@ -1,6 +1,6 @@
 //! Uploads (distribution specification, "Pushing blobs").
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -117,6 +117,10 @@ async fn try_mount(
     let (repository, digest) = (repository.clone(), digest.clone());
     let (notices, origin) = (call.app.notices.clone(), call.origin());
     call.on_store(move |store| {
+        // Where there are quotas: what takes no room since it is there stays there.
+        let lock = store.repository_lock(&repository);
+        let _held =
+            store.quotas().are_set().then(|| lock.read().unwrap_or_else(PoisonError::into_inner));
         let _room = Room::for_mount(store, &from, &repository, &digest)?;
         let subject = Subject::Blob { digest: digest.clone(), from: from.clone() };
         let (action, to) = (NotifyAction::Mount, repository.clone());

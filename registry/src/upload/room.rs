@@ -12,15 +12,46 @@ use std::time::{Duration, SystemTime};
 
 use kybernate_spec::{Digest, RepositoryName};
 
-use super::{Session, State, Uploads};
+use super::{AsyncMutex, Held, Session, State, Uploads};
 use crate::app::blocking;
 use crate::quota::Allowance;
 use crate::store::{StoreError, StoreErrorKind, UploadFile};
 
-/// How long an upload that has nothing is left alone before it may be given up for another.
-const EMPTY_IDLE: Duration = Duration::from_mins(1);
+/// How long an upload is left alone before it may make place for another: one that has nothing is
+/// given up then, one that has something is forgotten until somebody goes on with it.
+const PLACE_IDLE: Duration = Duration::from_mins(1);
 
 impl Uploads {
+    /// Forgets uploads that were left alone, as a restart would: their files are read again when
+    /// somebody goes on with them. So whoever begins very many keeps nobody else from beginning one.
+    /// Returns whether there were any.
+    pub(super) async fn put_to_sleep(&self) -> Result<bool, StoreError> {
+        let all: Vec<_> =
+            self.lock().iter().map(|(id, session)| (id.clone(), session.file.clone())).collect();
+        let now = SystemTime::now();
+        let idle = blocking(&self.store, move |_| {
+            let idle = |file: &UploadFile| file.idle(now).is_some_and(|idle| idle >= PLACE_IDLE);
+            Ok(all.into_iter().filter(|(_, file)| idle(file)).map(|(id, _)| id).collect::<Vec<_>>())
+        });
+        let idle = idle.await?;
+        let mut sessions = self.lock();
+        let before = sessions.len();
+        for id in idle {
+            // Whoever has a handle is about to go on with it; nobody gets one meanwhile.
+            let alone = sessions.get(&id).is_some_and(|session| Arc::strong_count(session) == 1);
+            let session = if alone { sessions.remove(&id) } else { None };
+            let Some(Session { file, state, received, .. }) = session.and_then(Arc::into_inner)
+            else {
+                continue;
+            };
+            let held = Arc::into_inner(state).map(AsyncMutex::into_inner);
+            if let Some(Held { allowance, .. }) = held {
+                allowance.put_to_sleep(file, received.into_inner());
+            }
+        }
+        Ok(sessions.len() < before)
+    }
+
     /// Gives up the oldest upload that nothing was sent to, when it is old enough. Returns whether
     /// there was one.
     pub(super) async fn give_up_empty(&self) -> Result<bool, StoreError> {
@@ -30,7 +61,7 @@ impl Uploads {
             .iter()
             .filter(|(_, session)| session.received.load(Ordering::Relaxed) == 0)
             .filter_map(|(id, session)| Some((id.age(now)?, id.clone(), Arc::clone(session))))
-            .filter(|(age, ..)| *age >= EMPTY_IDLE)
+            .filter(|(age, ..)| *age >= PLACE_IDLE)
             .collect();
         empty.sort_by_key(|(age, ..)| Reverse(*age));
         let given_up = empty.into_iter().find_map(|(_, id, session)| {

@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -6,6 +7,7 @@ use futures::channel::mpsc;
 use futures::{SinkExt as _, StreamExt as _};
 
 use super::*;
+use crate::store::StoreErrorKind;
 use crate::tasks::Tasks;
 
 /// How long an upload may be left alone.
@@ -75,4 +77,53 @@ async fn who_asks_for_an_upload_that_has_ended_takes_no_place() {
     let patched = uploads.patch(&repository, &id, arrival(&mut none)).await;
     assert!(matches!(patched, Err(UploadError::Unknown)));
     assert_eq!(uploads.open_count(), 0);
+}
+
+/// Whoever begins more than can be known, and sends a byte to each, keeps nobody else out.
+#[tokio::test]
+async fn uploads_that_are_left_alone_are_forgotten_and_gone_on_with() {
+    let root = tempfile::tempdir().unwrap();
+    let mut store = Store::open(root.path()).unwrap();
+    let rule = "[[quota.rule]]\nrepositories = [\"**\"]\nbytes = \"10B\"\n";
+    let config = crate::config::Config::read(Path::new("test.toml"), rule).unwrap();
+    let quotas = crate::quota::Quotas::new(config.quota);
+    store.govern(crate::store::Rules { quotas, ..Default::default() });
+    let uploads = Uploads::new(Arc::new(store), Notices::default(), Places::new(4));
+    let repository = "a".parse::<RepositoryName>().unwrap();
+    let id = uploads.open(&repository, Algorithm::Sha512).await.unwrap();
+    let fresh = uploads.open(&repository, Algorithm::Sha256).await.unwrap();
+    let empty = uploads.open(&repository, Algorithm::Sha256).await.unwrap();
+    for (id, text) in [(&id, "content"), (&fresh, "x")] {
+        let mut body = Body::from(text);
+        uploads.patch(&repository, id, arrival(&mut body)).await.unwrap();
+    }
+    let file =
+        std::fs::File::options().write(true).open(root.path().join("uploads").join(format!(
+            "{}-{}",
+            id.secret(),
+            UploadFile::mark(&repository)
+        )));
+    file.unwrap().set_modified(SystemTime::now() - Duration::from_mins(2)).unwrap();
+    assert!(uploads.put_to_sleep().await.unwrap());
+    assert!(!uploads.put_to_sleep().await.unwrap(), "the others are young or have nothing");
+    assert_eq!(uploads.open_count(), 2);
+    assert_eq!(uploads.received(&repository, &id).await.unwrap(), 7);
+    // It counts all the same: 8 of 10 bytes are taken.
+    let mut body = Body::from("more");
+    let refused = uploads.patch(&repository, &empty, arrival(&mut body)).await.unwrap_err();
+    assert!(
+        matches!(refused, UploadError::Store(error) if matches!(error.kind, StoreErrorKind::Quota { .. }))
+    );
+
+    let digest = Digest::of(b"content!");
+    let mut body = Body::from("!");
+    uploads.finish(&repository, &id, &digest, arrival(&mut body)).await.unwrap();
+    assert!(uploads.is_there(&repository, &digest).await.unwrap());
+    uploads.cancel(&repository, &fresh).await.unwrap();
+    let mut body = Body::from("or");
+    assert_eq!(
+        uploads.patch(&repository, &empty, arrival(&mut body)).await.unwrap(),
+        2,
+        "all there is"
+    );
 }

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use futures::SinkExt as _;
 use http::Method;
 use kybernate_registry::config::Config;
 use kybernate_spec::{Digest, media_type};
@@ -83,6 +84,34 @@ async fn a_body_of_unknown_length_is_cut_where_the_quota_ends() {
     let content = noise(2 * MIB, 3);
     let reply = registry.put(&upload, &Digest::of(&content), streamed(content.clone())).await;
     reply.refused(403, "DENIED");
+    wait_until("nothing is left behind", async || received(&registry) == 0).await;
+}
+
+/// What is there takes no room when it is sent again; but it may be deleted while it is sent, and its
+/// room be given to another.
+#[tokio::test]
+async fn what_is_deleted_while_it_is_sent_again_takes_room() {
+    let registry = TestRegistry::start_set(RULES).await;
+    let content = noise(3 * MIB, 1);
+    let digest = registry.push("r", &content).await;
+    let (mut give, given) = futures::channel::mpsc::channel::<std::io::Result<Vec<u8>>>(0);
+    let path = format!("/v2/r/blobs/uploads/?digest={digest}");
+    let length = content.len().to_string();
+    let headers = [("content-length", &*length)];
+    let again = registry.send(Method::POST, &path, &headers, Body::wrap_stream(given));
+    let others = async {
+        give.send(Ok(content[..2 * MIB].to_vec())).await.unwrap();
+        wait_until("some of it is there", async || received(&registry) > 0).await;
+        let blob = format!("/v2/r/blobs/{digest}");
+        assert_eq!(registry.delete(&blob).await.status, 202);
+        assert_eq!(post(&registry, "r", noise(3 * MIB, 2)).await.status, 201);
+        give.send(Ok(content[2 * MIB..].to_vec())).await.unwrap();
+        drop(give);
+    };
+    let (reply, ()) = futures::future::join(again, others).await;
+    reply.refused(403, "DENIED");
+    assert_eq!(registry.head_blob("r", &digest).await, 404);
+    assert_eq!(registry.head_blob("r", &Digest::of(&noise(3 * MIB, 2))).await, 200);
     wait_until("nothing is left behind", async || received(&registry) == 0).await;
 }
 
