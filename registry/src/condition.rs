@@ -77,8 +77,13 @@ pub fn apply(parts: &Parts, response: Response) -> Response {
     };
     let (mut head, _content) = response.into_parts();
     head.status = status;
-    for name in [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_RANGE, ACCEPT_RANGES] {
+    for name in [CONTENT_TYPE, CONTENT_RANGE, ACCEPT_RANGES] {
         head.headers.remove(name);
+    }
+    // In a 304 it may only be the length that a 200 would have (8.6), and where it is missing in the
+    // reply to a HEAD the HTTP library says 0.
+    if status != StatusCode::NOT_MODIFIED || parts.method != Method::HEAD {
+        head.headers.remove(CONTENT_LENGTH);
     }
     Response::from_parts(head, Body::empty())
 }

@@ -35,9 +35,10 @@ impl Wanted {
     /// the content are ignored, as RFC 9110 allows. A range that ends before it starts is answered
     /// with 416, since whoever wrote it expects no content. Of several, those outside are left out.
     pub fn of(header: Option<&str>, length: u64) -> Self {
-        let Some(ranges) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
-            return Self::Whole;
-        };
+        // Names of units have no case (RFC 9110, 14.1).
+        let written = header.and_then(|text| text.trim().split_once('='));
+        let of_bytes = written.filter(|(unit, _)| unit.eq_ignore_ascii_case("bytes"));
+        let Some((_, ranges)) = of_bytes else { return Self::Whole };
         let mut parts = Vec::new();
         for (count, range) in ranges.split(',').enumerate() {
             match Self::one(range, length) {

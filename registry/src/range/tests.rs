@@ -11,6 +11,7 @@ fn check(header: &str, length: u64, expected: Wanted) {
 fn single_open_and_suffix_ranges() {
     check("bytes=0-0", 10, Wanted::Part(0..1));
     check("bytes=2-5", 10, Wanted::Part(2..6));
+    check(" Bytes=2-5 ", 10, Wanted::Part(2..6));
     check("bytes=2-99", 10, Wanted::Part(2..10));
     check("bytes=2-", 10, Wanted::Part(2..10));
     check("bytes=-3", 10, Wanted::Part(7..10));

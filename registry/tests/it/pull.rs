@@ -137,6 +137,9 @@ async fn a_condition_is_looked_at_before_a_range() {
         if status == 304 {
             assert_eq!(reply.header("etag"), own);
             assert!(reply.headers.get("content-range").is_none() && reply.body.is_empty());
+            // RFC 9110, 8.6: the length of what a 200 would have, or none.
+            let head = registry.send(Method::HEAD, &path, &headers[..1], "").await;
+            assert_eq!((head.status, head.header("content-length")), (304, "7"), "{head:?}");
         }
     }
 }
