@@ -55,8 +55,9 @@ pub enum Command {
     /// Read everything stored again and compare it with its digests.
     ///
     /// Asks the server that has the store, or opens it when nobody serves it. What is corrupt is
-    /// moved to `corrupt/`, and the next push of it heals. A pass that was interrupted goes on
-    /// where it was. Exits with 2 when something was corrupt.
+    /// moved to `corrupt/`, and the next push of it heals. Then all manifests are looked at, and
+    /// those that name what is not there are told. A pass that was interrupted goes on where it
+    /// was. Exits with 2 when something was corrupt or not to be read, or a manifest lacks something.
     #[command(
         after_help = "Example:\n  kybernate-registry scrub --root ./registry --scrub-rate 100MiB"
     )]

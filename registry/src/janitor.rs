@@ -122,6 +122,8 @@ async fn scrub(app: AppState, cancel: CancellationToken) {
                 bytes = pass.bytes,
                 corrupt = pass.corrupt,
                 repaired = pass.repaired,
+                incomplete = pass.incomplete,
+                unreadable = pass.unreadable,
                 "read everything again"
             ),
             Ok(_) => {}

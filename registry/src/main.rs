@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// `EX_USAGE` of sysexits(3): the operator must change something, a restart will not help.
 const EXIT_USAGE: u8 = 64;
-/// Something does not have the digest it should.
+/// Something does not have the digest it should, is not there, or cannot be read.
 const EXIT_REFUSED: u8 = 2;
 /// Threads that wait for the disk; more of them would only queue there.
 const BLOCKING_THREADS_MAX: usize = 64;
@@ -121,7 +121,7 @@ fn maintain_store(
     };
     Ok(match outcome {
         Outcome::Good => ExitCode::SUCCESS,
-        Outcome::Corrupt => ExitCode::from(EXIT_REFUSED),
+        Outcome::Found => ExitCode::from(EXIT_REFUSED),
         Outcome::Stopped => ExitCode::FAILURE,
     })
 }

@@ -11,8 +11,8 @@ use crate::{gc, scrub};
 pub enum Outcome {
     /// Done, and all is well.
     Good,
-    /// Done, and content was found that is corrupt.
-    Corrupt,
+    /// Done, and content was found that is corrupt, missing or not to be read.
+    Found,
     /// It was stopped before its end.
     Stopped,
 }
@@ -45,7 +45,7 @@ pub async fn maintain(
     out.flush()?;
     Ok(match last {
         Reply::Gc(gc::Event::Done(summary)) if !summary.stopped => Outcome::Good,
-        Reply::Scrub(scrub::Event::Done(pass)) if pass.done && pass.corrupt > 0 => Outcome::Corrupt,
+        Reply::Scrub(scrub::Event::Done(pass)) if pass.done && pass.has_found() => Outcome::Found,
         Reply::Scrub(scrub::Event::Done(pass)) if pass.done => Outcome::Good,
         Reply::Reindex(_) => Outcome::Good,
         _ => Outcome::Stopped,
@@ -105,6 +105,12 @@ fn tell_scrub(event: &scrub::Event, progress: bool, out: &mut impl Write) -> io:
             writeln!(out, "checksums of {digest} were wrong and are made anew")
         }
         scrub::Event::Unreadable { digest, reason } => writeln!(out, "{digest}: {reason}"),
+        scrub::Event::Missing { digest, repository, manifest } if digest == manifest => {
+            writeln!(out, "missing {repository}@{manifest}, a manifest")
+        }
+        scrub::Event::Missing { digest, repository, manifest } => {
+            writeln!(out, "missing {digest}, which {repository}@{manifest} names")
+        }
         scrub::Event::Progress(pass) => {
             if progress {
                 write!(io::stderr(), "\r{} contents, {} bytes", pass.contents, pass.bytes)?;
@@ -113,11 +119,15 @@ fn tell_scrub(event: &scrub::Event, progress: bool, out: &mut impl Write) -> io:
         }
         scrub::Event::Done(pass) => writeln!(
             out,
-            "{} contents of {} bytes read: {} corrupt, {} with wrong checksums{}",
+            "{} contents of {} bytes read: {} corrupt, {} with wrong checksums; {} manifests: {} \
+             that lack something; {} not to be read{}",
             pass.contents,
             pass.bytes,
             pass.corrupt,
             pass.repaired,
+            pass.manifests,
+            pass.incomplete,
+            pass.unreadable,
             if pass.done { "" } else { "; stopped, the next run goes on from here" },
         ),
     }

@@ -2,17 +2,18 @@
 //!
 //! A pass goes through all contents in order of their digests, re-hashes each and compares the
 //! checksums beside it. What does not match is moved away as a read of it would, so the next push
-//! heals it; checksums that do not match good content are made anew. How far a pass is is written
-//! down now and then: after a restart it goes on from there.
+//! heals it; checksums that do not match good content are made anew. Then it looks, repository by
+//! repository, whether manifests have what they name: what was moved away now or before, or is gone.
+//! How far a pass is is written down now and then: after a restart it goes on from there.
 //!
 //! One pass is under way at a time. Whoever scrubs, in the background or for an operator, moves it
-//! on by one content after the other.
+//! on by one content or repository after the other.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kybernate_spec::Digest;
+use kybernate_spec::{Digest, RepositoryName, chain};
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Proof, Store, StoreError};
@@ -38,8 +39,30 @@ pub struct Pass {
     pub corrupt: u64,
     /// Contents whose checksums were made anew.
     pub repaired: u64,
+    /// Contents and manifests that could not be read or looked at.
+    #[serde(default)]
+    pub unreadable: u64,
+    /// All contents are read.
+    #[serde(default)]
+    pub read: bool,
+    /// The last repository whose manifests were looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub looked_at: Option<RepositoryName>,
+    /// Manifests looked at.
+    #[serde(default)]
+    pub manifests: u64,
+    /// Manifests that lack something.
+    #[serde(default)]
+    pub incomplete: u64,
     /// It is over.
     pub done: bool,
+}
+
+impl Pass {
+    /// Whether it has found anything that clients cannot be served.
+    pub fn has_found(&self) -> bool {
+        self.corrupt + self.unreadable + self.incomplete > 0
+    }
 }
 
 /// What scrubbing tells.
@@ -62,6 +85,15 @@ pub enum Event {
         digest: Digest,
         /// Why.
         reason: String,
+    },
+    /// A manifest names what its repository does not have.
+    Missing {
+        /// What is not there; the manifest itself when that cannot be read.
+        digest: Digest,
+        /// Where.
+        repository: RepositoryName,
+        /// Which manifest.
+        manifest: Digest,
     },
     /// How far it is.
     Progress(Pass),
@@ -104,11 +136,16 @@ impl Run<'_> {
         let began = began.began;
         let mut pace = Pace { rate: self.rate, began: Instant::now(), bytes: 0 };
         let mut told = Instant::now();
+        let mut repositories = None;
         loop {
             let pass = store.scrubbing(|pass| {
                 // Another may have come to its end, or begun anew: then this one's work is done.
                 if pass.began == began && !pass.done {
-                    self.step(pass, &mut pace)?;
+                    if pass.read {
+                        self.look(pass, &mut pace, &mut repositories)?;
+                    } else {
+                        self.step(pass, &mut pace)?;
+                    }
                 }
                 Ok(pass.clone())
             })?;
@@ -118,6 +155,9 @@ impl Run<'_> {
                 told = Instant::now();
                 store.keep_scrub_progress(&pass)?;
                 (self.tell)(&Event::Progress(pass.clone()));
+            }
+            if pass.done {
+                store.metrics().note_incomplete(pass.incomplete);
             }
             if over || stopped {
                 (self.tell)(&Event::Done(pass.clone()));
@@ -130,7 +170,7 @@ impl Run<'_> {
     fn step(&mut self, pass: &mut Pass, pace: &mut Pace) -> Result<(), StoreError> {
         let mut left = STRIDE;
         let next = self.store.contents_after(pass.after.as_ref())?;
-        pass.done = next.is_empty();
+        pass.read = next.is_empty();
         for digest in next {
             // A large one takes long: the rests are within it.
             let mut rest = |bytes| {
@@ -142,9 +182,10 @@ impl Run<'_> {
                 // Told to stop in the middle: it is read from its beginning the next time.
                 Ok(None) => return Ok(()),
                 Err(error) => {
-                    let reason = kybernate_spec::chain(&error).to_string();
+                    let reason = chain(&error).to_string();
                     tracing::error!(blob.digest = %digest, reason, "scrubbing could not read content");
                     (self.tell)(&Event::Unreadable { digest: digest.clone(), reason });
+                    pass.unreadable += 1;
                     Proof::Gone
                 }
             };
@@ -173,6 +214,66 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Looks whether the manifests of the next repository have what they name. `repositories` are
+    /// those that there were when the first was looked at.
+    fn look(
+        &mut self,
+        pass: &mut Pass,
+        pace: &mut Pace,
+        repositories: &mut Option<Vec<RepositoryName>>,
+    ) -> Result<(), StoreError> {
+        let all = match repositories {
+            Some(all) => all,
+            none => none.insert(self.store.repositories_in_order()?),
+        };
+        let next = pass.looked_at.as_ref();
+        let next = next.map_or(0, |last| all.partition_point(|name| name <= last));
+        let Some(repository) = all.get(next) else {
+            pass.done = true;
+            return Ok(());
+        };
+        let mut found = Pass::default();
+        for manifest in self.store.manifests_of(repository)? {
+            found.manifests += 1;
+            match self.store.lacks(repository, &manifest) {
+                Ok(lacking) if lacking.is_empty() => {}
+                Ok(lacking) => {
+                    found.incomplete += 1;
+                    self.tell_missing(repository, &manifest, lacking);
+                }
+                Err(error) => {
+                    found.unreadable += 1;
+                    let reason = chain(&error).to_string();
+                    tracing::error!(blob.digest = %manifest, reason, "scrubbing could not look at a manifest");
+                    (self.tell)(&Event::Unreadable { digest: manifest, reason });
+                }
+            }
+            // Told to stop: the repository is looked at from its beginning the next time.
+            if !(self.rest)(pace.due()) {
+                return Ok(());
+            }
+        }
+        pass.looked_at = Some(repository.clone());
+        pass.manifests += found.manifests;
+        pass.incomplete += found.incomplete;
+        pass.unreadable += found.unreadable;
+        Ok(())
+    }
+
+    fn tell_missing(
+        &mut self,
+        repository: &RepositoryName,
+        manifest: &Digest,
+        lacking: Vec<Digest>,
+    ) {
+        let (first, count) = (lacking.first().map(ToString::to_string), lacking.len());
+        tracing::error!(%repository, %manifest, first, count, "a manifest lacks what it names: push that again, or delete the manifest");
+        for digest in lacking {
+            let (repository, manifest) = (repository.clone(), manifest.clone());
+            (self.tell)(&Event::Missing { digest, repository, manifest });
+        }
     }
 }
 

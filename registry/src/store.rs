@@ -42,6 +42,7 @@ mod listing;
 mod manifest;
 mod notes;
 mod open;
+mod parts;
 mod pins;
 mod prove;
 mod reader;

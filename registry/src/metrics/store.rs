@@ -1,6 +1,7 @@
 //! What the store counts.
 
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::{GcMetrics, Latency};
@@ -22,6 +23,8 @@ pub struct StoreMetrics {
     pub gc: GcMetrics,
     /// Corrupt content that was found and moved away.
     pub corrupt: Counter,
+    /// Manifests that lack a part, as the last pass of scrubbing found them.
+    pub incomplete: Gauge,
 }
 
 impl StoreMetrics {
@@ -41,5 +44,12 @@ impl StoreMetrics {
         self.gc.register(registry);
         let help = "Corrupt content found and moved away";
         registry.register("corrupt_blobs", help, self.corrupt.clone());
+        let help = "Manifests that lack a part, as the last pass of scrubbing found them";
+        registry.register("incomplete_manifests", help, self.incomplete.clone());
+    }
+
+    /// A pass of scrubbing found so many manifests that lack a part.
+    pub(crate) fn note_incomplete(&self, manifests: u64) {
+        self.incomplete.set(i64::try_from(manifests).unwrap_or(i64::MAX));
     }
 }

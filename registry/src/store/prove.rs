@@ -132,7 +132,11 @@ impl Store {
             none => {
                 let read = read_record(&self.layout.scrub_progress());
                 let read = read.map_err(StoreError::during("read how far scrubbing was"))?;
-                none.insert(read.unwrap_or_default())
+                let read: Pass = read.unwrap_or_default();
+                if read.done {
+                    self.metrics.note_incomplete(read.incomplete);
+                }
+                none.insert(read)
             }
         };
         work(pass)

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use kybernate_registry::config::{Config, Period, Scrub, Size};
-use kybernate_spec::Digest;
+use kybernate_spec::{Digest, media_type};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -91,6 +91,69 @@ async fn checksums_that_have_rotted_are_made_anew() {
         assert_eq!((code, events(&lines, "repaired")), (0, vec![digest.to_string()]));
         assert!(process.remote.blob("a", &digest).await.body == content);
     }
+}
+
+/// A file that somebody moved away is no file that has rotted: nobody reads it again. What names it
+/// is told, until it is there again or nothing names it any more.
+#[tokio::test]
+async fn what_a_manifest_lacks_is_found() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &QUIET).await;
+    let fast = ["--scrub-rate", "1GiB"];
+    let layer = noise(100_000, 1);
+    let image = process.remote.push_image("team/a", "v1", &layer, None).await;
+    let index = serde_json::json!({ "schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": [image] });
+    let index = index.to_string();
+    let pushed = process.remote.put_manifest("team/a", "i", media_type::OCI_INDEX, index.clone());
+    assert_eq!(pushed.await.status, 201);
+    process.remote.push_image("b", "v1", b"other", None).await;
+    let (code, lines) = scrub(root.path(), &fast).await;
+    let last = lines.last().unwrap();
+    assert_eq!((code, &last["manifests"], &last["incomplete"]), (0, &3.into(), &0.into()));
+
+    let digest = Digest::of(&layer);
+    let (path, aside) = (blob_path(root.path(), &digest), root.path().join("aside"));
+    std::fs::rename(&path, &aside).unwrap();
+    let figure = async || {
+        let page = process.remote.get("/metrics").await.body;
+        let page = String::from_utf8(page.to_vec()).unwrap();
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix("kybernate_registry_incomplete_manifests "));
+        line.unwrap().to_owned()
+    };
+    for _again in 0..2 {
+        let (code, lines) = scrub(root.path(), &fast).await;
+        assert_eq!((code, events(&lines, "missing")), (2, vec![digest.to_string()]));
+        let told = lines.iter().find(|line| line["event"] == "missing").unwrap();
+        assert_eq!(
+            (&told["repository"], &told["manifest"]),
+            (&"team/a".into(), &image.digest.to_string().into())
+        );
+        assert_eq!(lines.last().unwrap()["incomplete"], 1);
+        assert_eq!(figure().await, "1");
+    }
+    // What has rotted and was moved away by this very pass is named too.
+    flip(&blob_path(root.path(), &image.digest), 10);
+    let (code, lines) = scrub(root.path(), &fast).await;
+    assert_eq!((code, events(&lines, "corrupt")), (2, vec![image.digest.to_string()]));
+    let missing = events(&lines, "missing");
+    assert_eq!(
+        missing,
+        vec![image.digest.to_string(); 2],
+        "the image itself, and the index's child"
+    );
+    assert_eq!(lines.last().unwrap()["incomplete"], 2);
+
+    // What is deleted lacks nothing.
+    for manifest in [Digest::of(index.as_bytes()), image.digest.clone()] {
+        let deleted = process.remote.delete(&format!("/v2/team/a/manifests/{manifest}")).await;
+        assert_eq!(deleted.status, 202);
+    }
+    let (code, lines) = scrub(root.path(), &fast).await;
+    assert_eq!((code, events(&lines, "missing").len()), (0, 0), "{lines:?}");
+    assert_eq!(figure().await, "0");
+    process.terminate().await;
 }
 
 /// A pass goes on where it was when its server was killed: everything is read once.
