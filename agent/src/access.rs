@@ -23,7 +23,7 @@ pub enum Right {
     Read,
     /// Look at containers, take checkpoints of them, and end that early.
     Checkpoint,
-    /// Restore checkpoints, and end that early.
+    /// Restore checkpoints, provide them to containerd, and end that early.
     Restore,
     /// Suspend and resume containers.
     Suspend,
@@ -158,6 +158,19 @@ impl Asker {
         Err(self.refuse(&format!("may not {right} {place}")))
     }
 
+    /// Refuses who may not restore, or not with these allowances.
+    pub(crate) fn may_restore(
+        &self,
+        allow: Option<&api::Allowances>,
+        place: Place<'_>,
+    ) -> Result<(), Status> {
+        self.may(Right::Restore, place)?;
+        match allow {
+            Some(allow) if *allow != api::Allowances::default() => self.may(Right::Allow, place),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses all but root of this machine.
     pub(crate) fn must_be_root(&self) -> Result<(), Status> {
         if self.is_root() { Ok(()) } else { Err(self.refuse("is not root of this machine")) }
@@ -190,7 +203,7 @@ impl Asker {
 
 fn right_of(kind: api::OperationKind) -> Right {
     match kind {
-        api::OperationKind::Restore => Right::Restore,
+        api::OperationKind::Restore | api::OperationKind::Provide => Right::Restore,
         api::OperationKind::Stage => Right::Stage,
         api::OperationKind::Checkpoint | api::OperationKind::Unspecified => Right::Checkpoint,
     }

@@ -73,10 +73,7 @@ impl Agent for Service {
     ) -> Result<Response<api::Operation>, Status> {
         let (asker, wanted) = (self.asker(&request), request.get_ref());
         let place = Place::Namespace(&wanted.containerd_namespace);
-        asker.may(Right::Restore, place)?;
-        if wanted.allow.as_ref().is_some_and(|allow| *allow != api::Allowances::default()) {
-            asker.may(Right::Allow, place)?;
-        }
+        asker.may_restore(wanted.allow.as_ref(), place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -93,6 +90,19 @@ impl Agent for Service {
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
         Ok(Response::new(self.app.stage(request, trace).await?))
+    }
+
+    async fn provide(
+        &self,
+        request: Request<api::ProvideRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        let (asker, wanted) = (self.asker(&request), request.get_ref());
+        let place = Place::Namespace(&wanted.containerd_namespace);
+        asker.may_restore(wanted.allow.as_ref(), place)?;
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
+        let mut request = request.into_inner();
+        request.timeout_seconds = shorter(request.timeout_seconds, limit);
+        Ok(Response::new(self.app.provide(request, trace).await?))
     }
 
     async fn evict(

@@ -20,7 +20,7 @@ use crate::operations::{
 };
 use crate::pre_copy::PreCopyError;
 use crate::preflight::{Finding, Findings};
-use crate::restore;
+use crate::restore::{self, provide};
 use crate::runtime::{Containerd, RuntimeError, TaskState, TaskStatus};
 use crate::serve::ServeError;
 use crate::stage::StageError;
@@ -228,6 +228,20 @@ impl App {
         self.ready().await?;
         self.drive(order.subject(), None, trace, |app, driver, cancel| async move {
             staging::run(&app, &driver, order, cancel).await
+        })
+        .await
+    }
+
+    /// Starts to provide a checkpoint to containerd.
+    pub(crate) async fn provide(
+        self: &Arc<Self>,
+        request: api::ProvideRequest,
+        trace: Option<TraceParent>,
+    ) -> Result<api::Operation, Rejection> {
+        let order = provide::Order::parse(request)?;
+        self.ready().await?;
+        self.drive(order.subject(), None, trace, |app, driver, cancel| async move {
+            provide::run(&app, &driver, order, cancel).await
         })
         .await
     }

@@ -2,7 +2,7 @@
 //!
 //! [`steps`] has the order of things; [`rules`] decides by facts and policy, [`spec`] builds the
 //! new container's runtime specification, [`image`] gives containerd its root file system,
-//! [`launch`] makes and starts it.
+//! [`launch`] makes and starts it. [`provide`] leaves the last of it to containerd's own restore.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -20,6 +20,7 @@ mod launch;
 mod live;
 pub(crate) mod materialise;
 mod pod;
+pub(crate) mod provide;
 mod rules;
 mod spec;
 mod steps;
@@ -66,6 +67,8 @@ enum Purpose {
     Now,
     /// To be ready: what a restore may ask for is not known yet.
     Later,
+    /// To be an image that containerd restores by itself.
+    Image,
 }
 
 /// What the new container may have beyond the defaults.
@@ -121,6 +124,11 @@ impl Order {
     /// Returns the same for a checkpoint that is only to be ready.
     pub(crate) fn for_later(self) -> Self {
         Self { purpose: Purpose::Later, ..self }
+    }
+
+    /// Returns the same for a checkpoint that becomes an image of containerd's.
+    fn for_containerd(self) -> Self {
+        Self { purpose: Purpose::Image, ..self }
     }
 
     /// Returns what is to be restored, as it was written.

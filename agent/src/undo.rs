@@ -21,7 +21,7 @@ use crate::patience::{Patience, Pauses};
 use crate::process;
 use crate::restore::OPERATION_LABEL;
 use crate::revive::{Paused, Revived};
-use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
+use crate::runtime::{Collect, Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 use crate::suspend;
 
@@ -88,6 +88,12 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
             match &made {
                 Made::Hooked(hooks) => Ok(after_failure(hooks, driver, undoing).await),
                 Made::Gpu(held) => bring_back(&app.gpus, held).await,
+                Made::Lease(id) => {
+                    // What a success wrote is referred to; what a failure wrote may be large.
+                    let done = undoing.conclusion.state == State::Done;
+                    let when = if done { Collect::Later } else { Collect::Now };
+                    Ok(namespace.end_lease(id, when).await.map(|()| Undone::Gone)?)
+                }
                 made => undo_one(namespace, container, driver.id(), made).await,
             }
         };
@@ -233,9 +239,8 @@ async fn undo_one(
             let settled = suspend::settle(namespace, container, *pid, directory, patience).await?;
             return Ok(Undone::when(settled));
         }
-        // They need no containerd.
-        Made::Hooked(_) | Made::Gpu(_) => {}
-        Made::Lease(id) => namespace.end_lease(id).await?,
+        // They are undone by what is known of the operation.
+        Made::Hooked(_) | Made::Gpu(_) | Made::Lease(_) => {}
         Made::Image(name) => {
             let labels = found(namespace.image(name).await)?.map(|image| image.labels);
             if !is_ours(labels.as_ref(), operation) {

@@ -21,6 +21,7 @@ mod offer;
 mod pack;
 mod page;
 mod preflight;
+mod provide;
 mod ps;
 mod restore;
 mod rm;
@@ -75,6 +76,7 @@ enum Command {
     Preflight(preflight::Preflight),
     Stage(stage::Stage),
     Evict(stage::Evict),
+    Provide(provide::Provide),
     Node(node::Node),
     Suspend(suspend::Suspend),
     Resume(suspend::Resume),
@@ -123,6 +125,7 @@ impl Cli {
             Command::Preflight(command) => command.run(terminal).await,
             Command::Stage(command) => command.run(terminal).await,
             Command::Evict(command) => command.run(terminal).await,
+            Command::Provide(command) => command.run(terminal).await,
             Command::Node(command) => command.run(terminal).await,
             Command::Suspend(command) => command.run(terminal).await,
             Command::Resume(command) => command.run(terminal).await,

@@ -59,6 +59,9 @@ pub(crate) struct Record {
     /// What went wrong and does not count, for people.
     #[serde(default)]
     pub(crate) warnings: Vec<String>,
+    /// What the image is called in containerd that it provides.
+    #[serde(default)]
+    pub(crate) image: String,
 }
 
 /// How an operation ended.
@@ -84,6 +87,7 @@ pub(crate) enum Kind {
     Checkpoint,
     Restore,
     Stage,
+    Provide,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -246,6 +250,7 @@ impl Kind {
             Self::Checkpoint => "checkpoint",
             Self::Restore => "restore",
             Self::Stage => "stage",
+            Self::Provide => "provide",
         }
     }
 }
@@ -311,6 +316,7 @@ impl Record {
             undone: Vec::new(),
             tier: None,
             warnings: Vec::new(),
+            image: String::new(),
         }
     }
 
@@ -340,6 +346,7 @@ impl Record {
             Kind::Restore if self.restored_pid == 0 => (api::OperationKind::Restore, ""),
             Kind::Restore => (api::OperationKind::Restore, &*self.container),
             Kind::Stage => (api::OperationKind::Stage, ""),
+            Kind::Provide => (api::OperationKind::Provide, ""),
         };
         let state = match self.state {
             State::Running => api::OperationState::Running,
@@ -386,6 +393,7 @@ impl Record {
             .into(),
             undone: self.undone.clone(),
             warnings: self.warnings.clone(),
+            image: self.image.clone(),
             cancelling: self.cancelled.is_some() && !self.is_finished(),
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
             tier: self.tier.map_or(api::Tier::Unspecified, Tier::to_api).into(),

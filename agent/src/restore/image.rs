@@ -1,4 +1,4 @@
-//! The runnable image of a checkpoint becomes a root file system of containerd's.
+//! A container image of a checkpoint becomes a root file system of containerd's.
 //!
 //! The layers come through the packager's client and go into containerd's content store under a
 //! lease; then they are unpacked one on the other. What containerd has already is left as it is
@@ -57,9 +57,9 @@ pub(crate) enum ImageError {
     Write(#[from] WriteContentError),
     #[error(transparent)]
     Operations(#[from] OperationsError),
-    #[error("failed to parse the runnable image's {0}")]
+    #[error("failed to parse the container image's {0}")]
     Malformed(&'static str, #[source] serde_json::Error),
-    #[error("the runnable image contradicts itself: {0}")]
+    #[error("the container image contradicts itself: {0}")]
     Contradiction(String),
 }
 
@@ -88,14 +88,38 @@ pub(super) struct Wanted<'a> {
     pub(super) checkpoint: &'a Digest,
 }
 
+/// An image whose parts containerd has, unpacked. Nothing but our lease keeps them yet.
+#[derive(Clone, Debug)]
+pub(super) struct Brought {
+    /// Its manifest.
+    pub(super) descriptor: Descriptor,
+    /// Name of the snapshot with all layers.
+    pub(super) chain: Option<Digest>,
+    pub(super) config: ImageRun,
+}
+
 /// Makes sure that containerd has the image, unpacked. `leased` must hold a lease.
 pub(super) async fn ensure(
     wanted: &Wanted<'_>,
     leased: &Namespace,
     driver: &Driver,
 ) -> Result<RuntimeImage, ImageError> {
-    let store = wanted.store;
-    let stored = store.manifest(&wanted.runnable.digest).await?;
+    let Brought { descriptor, chain, config } =
+        bring(wanted.store, &wanted.runnable.digest, leased, driver).await?;
+    let name = format!("{}@{}", wanted.repository, descriptor.digest);
+    register(&name, &descriptor, wanted.checkpoint, leased, driver).await?;
+    Ok(RuntimeImage { name, chain, config })
+}
+
+/// Makes sure that containerd has the parts of the image with this manifest, unpacked. `leased` must
+/// hold a lease.
+pub(super) async fn bring(
+    store: &Store,
+    manifest: &Digest,
+    leased: &Namespace,
+    driver: &Driver,
+) -> Result<Brought, ImageError> {
+    let stored = store.manifest(manifest).await?;
     let manifest: Manifest = serde_json::from_slice(&stored.content)
         .map_err(|error| ImageError::Malformed("manifest", error))?;
     let config_bytes = read_config(store, &manifest.config).await?;
@@ -118,10 +142,9 @@ pub(super) async fn ensure(
     let chain = parent.cloned();
     leased.write_blob(&manifest.config, &Held(config_bytes)).await?;
     leased.write_blob(&stored.descriptor, &Held(stored.content.clone())).await?;
-    let name = format!("{}@{}", wanted.repository, stored.descriptor.digest);
-    label(&manifest, &stored.descriptor, chain.as_ref(), leased).await?;
-    register(&name, &stored.descriptor, wanted.checkpoint, leased, driver).await?;
-    Ok(RuntimeImage { name, chain, config: config.config.unwrap_or_default() })
+    let descriptor = stored.descriptor;
+    label(&manifest, &descriptor, chain.as_ref(), leased).await?;
+    Ok(Brought { descriptor, chain, config: config.config.unwrap_or_default() })
 }
 
 async fn read_config(store: &Store, config: &Descriptor) -> Result<Bytes, ImageError> {
@@ -272,7 +295,7 @@ impl BlobSource for Counted<'_> {
 
 /// A small document that was read already.
 #[derive(Debug)]
-struct Held(Bytes);
+pub(super) struct Held(pub(super) Bytes);
 
 impl BlobSource for Held {
     fn open<'a>(&'a self, _: &'a Descriptor) -> BoxFuture<'a, Result<BlobStream, StoreError>> {

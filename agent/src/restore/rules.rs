@@ -63,7 +63,7 @@ pub(super) fn compatible(
     let is_unknown = |found: &Finding| found.outcome == Outcome::Unknown;
     // What is staged may be restored by a request that gives more.
     let is_asked =
-        |found: &Finding| order.purpose == Purpose::Now || !found.rule.is_about_the_request();
+        |found: &Finding| order.purpose != Purpose::Later || !found.rule.is_about_the_request();
     let obstacles: Vec<&Finding> = report
         .obstacles()
         .filter(|found| !(allow.unknown_facts && is_unknown(found)) && is_asked(found))

@@ -40,8 +40,8 @@ pub(super) struct Ingredients<'a> {
     /// Mounts that the agent itself provides.
     pub(super) volumes: &'a [AllowedMount],
     pub(super) cgroup: &'a str,
-    /// The agent's own options for CRIU.
-    pub(super) criu_config: &'a Path,
+    /// The agent's own options for CRIU, where it is the agent that restores.
+    pub(super) criu_config: Option<&'a Path>,
 }
 
 /// Builds the specification.
@@ -52,6 +52,10 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
         .iter()
         .filter(|name| !from.allow.host_namespaces.iter().any(|host| host == *name))
         .map(|name| json!({ "type": name }));
+    let annotations = match from.criu_config {
+        Some(file) => json!({ "org.criu.config": file }),
+        None => json!({}),
+    };
     json!({
         "ociVersion": defaults::OCI_VERSION,
         "process": {
@@ -69,7 +73,7 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
         },
         "root": { "path": "rootfs" },
         "mounts": mounts(from),
-        "annotations": { "org.criu.config": from.criu_config },
+        "annotations": annotations,
         "linux": {
             "resources": { "devices": device_rules(from.devices), "cpu": { "shares": 1024 } },
             "cgroupsPath": from.cgroup,
@@ -195,7 +199,7 @@ mod tests {
             devices,
             volumes: &[],
             cgroup: "/default/web",
-            criu_config: Path::new("/var/lib/kybernate/criu.conf"),
+            criu_config: Some(Path::new("/var/lib/kybernate/criu.conf")),
         })
     }
 

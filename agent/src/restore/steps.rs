@@ -111,7 +111,7 @@ pub(crate) async fn run(
 
 /// Notes that what remains is the container: CRIU has read everything. Where that cannot be written
 /// down, the next agent would take the container away, and so do we.
-async fn keep(driver: &Driver) -> Result<(), OperationsError> {
+pub(super) async fn keep(driver: &Driver) -> Result<(), OperationsError> {
     let made = driver.made();
     let kept = driver.update(|record| record.made.retain(is_temporary)).await;
     if kept.is_err() {
@@ -285,7 +285,7 @@ impl Restoring<'_> {
             devices: &devices,
             volumes: &volumes,
             cgroup: &cgroup,
-            criu_config: &criu_config,
+            criu_config: Some(&criu_config),
         });
         plan.create(&spec, driver).await?;
         driver.step("restore");

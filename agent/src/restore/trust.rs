@@ -72,6 +72,7 @@ async fn by_policy(
         let kind = match order.purpose {
             Purpose::Now => Kind::Restore,
             Purpose::Later => Kind::Stage,
+            Purpose::Image => Kind::Provide,
         };
         app.operations.metrics.judged(kind, outcome, reason);
     };

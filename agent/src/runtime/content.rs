@@ -42,6 +42,14 @@ pub(crate) enum WriteContentError {
     Write(#[from] RuntimeError),
 }
 
+/// A blob on its way.
+#[derive(Debug)]
+struct Write<'a> {
+    descriptor: &'a Descriptor,
+    /// What containerd knows it by until it is whole.
+    reference: String,
+}
+
 impl ContentSource {
     pub(crate) const fn new(namespace: Namespace) -> Self {
         Self { namespace }
@@ -95,20 +103,27 @@ impl Namespace {
         Ok(content.into())
     }
 
-    /// Writes a blob unless it is there. containerd checks its digest.
+    /// Writes a blob unless it is there; either way our lease, if there is one, keeps it. containerd
+    /// checks its digest.
     pub(crate) async fn write_blob(
         &self,
         descriptor: &Descriptor,
         source: &dyn BlobSource,
     ) -> Result<(), WriteContentError> {
-        if self.has_content(&descriptor.digest).await? {
+        // Two operations that write one blob do not wait for each other: the quicker one's counts.
+        let writer = self.lease.as_deref().unwrap_or("kybernate");
+        let write = Write { descriptor, reference: format!("{writer}-{}", descriptor.digest) };
+        if self.keep_content(&write).await? {
             return Ok(());
         }
         let stream = source.open(descriptor).await?;
-        let reference = format!("kybernate-{}", descriptor.digest);
         let (sender, receiver) = mpsc::channel(WRITES_IN_FLIGHT);
-        let feeding = feed(sender, stream, descriptor, &reference);
+        let feeding = feed(sender, stream, &write);
         let (fed, written) = tokio::join!(feeding, self.send(receiver));
+        let written = written.and_then(|committed| {
+            let unfinished = || tonic::Status::internal("the write was not finished");
+            committed.then_some(()).ok_or_else(unfinished)
+        });
         let outcome = match (fed, written) {
             (Err(error), _) => Err(error.into()),
             (Ok(()), Err(status)) if status.code() == tonic::Code::AlreadyExists => Ok(()),
@@ -118,11 +133,27 @@ impl Namespace {
             (Ok(()), Ok(())) => Ok(()),
         };
         if outcome.is_err() {
-            let request = self.quick(AbortRequest { r#ref: reference });
+            let request = self.quick(AbortRequest { r#ref: write.reference });
             // What is not aborted goes with its lease.
             self.content().abort(request).await.map(drop).unwrap_or_default();
         }
         outcome
+    }
+
+    /// Whether the content store has the blob, which our lease keeps from now on. Only to look would
+    /// not do: whoever else keeps it may let it go before we refer to it.
+    async fn keep_content(&self, write: &Write<'_>) -> Result<bool, RuntimeError> {
+        let (sender, receiver) = mpsc::channel(1);
+        // The receiver is ours, and has room for it.
+        sender.send(write.message(WriteAction::Stat, 0, Vec::new())).await.unwrap_or_default();
+        drop(sender);
+        match self.send(receiver).await {
+            Ok(_) => Ok(false),
+            Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(true),
+            Err(status) => {
+                Err(self.error("look for", &write.descriptor.digest.to_string(), status))
+            }
+        }
     }
 
     /// Sets labels of a blob: they tell containerd's garbage collector what belongs to what.
@@ -157,17 +188,18 @@ impl Namespace {
         Ok(stream.map(move |part| part.map(|part| part.data.into()).map_err(&io)).boxed())
     }
 
+    /// Sends the messages of a write. Returns whether the last one committed it.
     async fn send(
         &self,
         receiver: mpsc::Receiver<WriteContentRequest>,
-    ) -> Result<(), tonic::Status> {
+    ) -> Result<bool, tonic::Status> {
         let requests = self.request(ReceiverStream::new(receiver));
         let mut answers = self.content().write(requests).await?.into_inner();
         let mut committed = false;
         while let Some(answer) = answers.message().await? {
             committed |= answer.action() == WriteAction::Commit;
         }
-        if committed { Ok(()) } else { Err(tonic::Status::internal("the write was not finished")) }
+        Ok(committed)
     }
 
     fn content(&self) -> ContentClient<Channel> {
@@ -179,34 +211,39 @@ impl Namespace {
 async fn feed(
     sender: mpsc::Sender<WriteContentRequest>,
     mut stream: BlobStream,
-    descriptor: &Descriptor,
-    reference: &str,
+    write: &Write<'_>,
 ) -> Result<(), StoreError> {
-    let total = i64::try_from(descriptor.size).unwrap_or(i64::MAX);
-    let message = |action: WriteAction, offset: i64, data: Vec<u8>| WriteContentRequest {
-        action: action.into(),
-        r#ref: reference.to_owned(),
-        total,
-        expected: descriptor.digest.to_string(),
-        offset,
-        data,
-        labels: HashMap::new(),
-    };
     let mut offset = 0_i64;
-    if sender.send(message(WriteAction::Stat, 0, Vec::new())).await.is_err() {
+    if sender.send(write.message(WriteAction::Stat, 0, Vec::new())).await.is_err() {
         return Ok(());
     }
     while let Some(bytes) = stream.try_next().await? {
         for part in bytes.chunks(WRITE_BYTES) {
-            if sender.send(message(WriteAction::Write, offset, part.to_vec())).await.is_err() {
+            if sender.send(write.message(WriteAction::Write, offset, part.to_vec())).await.is_err()
+            {
                 return Ok(());
             }
             offset = offset.saturating_add(i64::try_from(part.len()).unwrap_or(i64::MAX));
         }
     }
     // When containerd has hung up, its answer tells the reason.
-    sender.send(message(WriteAction::Commit, offset, Vec::new())).await.unwrap_or_default();
+    sender.send(write.message(WriteAction::Commit, offset, Vec::new())).await.unwrap_or_default();
     Ok(())
+}
+
+impl Write<'_> {
+    /// Makes one of its messages.
+    fn message(&self, action: WriteAction, offset: i64, data: Vec<u8>) -> WriteContentRequest {
+        WriteContentRequest {
+            action: action.into(),
+            r#ref: self.reference.clone(),
+            total: i64::try_from(self.descriptor.size).unwrap_or(i64::MAX),
+            expected: self.descriptor.digest.to_string(),
+            offset,
+            data,
+            labels: HashMap::new(),
+        }
+    }
 }
 
 impl WriteContentError {

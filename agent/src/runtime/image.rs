@@ -25,6 +25,15 @@ pub(crate) struct Image {
     pub(crate) labels: HashMap<String, String>,
 }
 
+/// When containerd collects garbage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Collect {
+    /// At once: there may be much of it.
+    Now,
+    /// After so many changes, or when something else asks for it.
+    Later,
+}
+
 impl Namespace {
     /// Returns an image.
     pub(crate) async fn image(&self, name: &str) -> Result<Image, RuntimeError> {
@@ -76,9 +85,11 @@ impl Namespace {
         Ok(Self { lease: Some(id.into()), ..self.clone() })
     }
 
-    /// Ends a lease by its name, if there is one.
-    pub(crate) async fn end_lease(&self, id: &str) -> Result<(), RuntimeError> {
-        let request = self.quick(api::DeleteRequest { id: id.to_owned(), sync: false });
+    /// Ends a lease by its name, if there is one. What only it kept goes when containerd collects
+    /// garbage: with [`Collect::Now`], before this returns.
+    pub(crate) async fn end_lease(&self, id: &str, when: Collect) -> Result<(), RuntimeError> {
+        let sync = when == Collect::Now;
+        let request = self.quick(api::DeleteRequest { id: id.to_owned(), sync });
         match LeasesClient::new(self.channel()).delete(request).await {
             Err(status) if status.code() != tonic::Code::NotFound => {
                 Err(self.error("end lease", id, status))

@@ -22,6 +22,7 @@ mod nodes;
 mod oci;
 mod pods;
 mod preflights;
+mod provisions;
 mod refusals;
 mod shared_memory;
 mod stagings;

@@ -287,7 +287,7 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 21] = [
+    const STEPS: [&str; 22] = [
         "preflight",
         "gpu",
         "dump",
@@ -308,6 +308,7 @@ fn known_step(step: &str) -> &'static str {
         "restore",
         "reserve",
         "publish",
+        "write",
         "undo",
     ];
     STEPS.into_iter().find(|known| *known == step).unwrap_or("other")

@@ -126,6 +126,7 @@ fn operation(one: &Operation) -> Value {
         "state": state(one),
         "kind": kind(one),
         "tier": word(one.tier()),
+        "image": Some(&one.image).filter(|name| !name.is_empty()),
         "step": one.step,
         "progress": progress(one),
         "cancelling": one.cancelling,

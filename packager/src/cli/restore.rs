@@ -53,7 +53,7 @@ pub(super) struct Restore {
 /// What the restored container may have beyond the defaults.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Allowances")]
-struct Allow {
+pub(super) struct Allow {
     #[command(flatten)]
     offer: Offer,
     /// Keep a capability, as `CAP_NET_ADMIN`.
@@ -70,26 +70,31 @@ struct Allow {
     unknown_facts: bool,
 }
 
+impl From<Allow> for Allowances {
+    fn from(allow: Allow) -> Self {
+        Self {
+            mounts: allow.offer.mounts,
+            devices: allow.offer.devices,
+            capabilities: allow.capabilities,
+            host_namespaces: allow.offer.host_namespaces,
+            no_seccomp: allow.no_seccomp,
+            new_privileges: allow.new_privileges,
+            unknown_facts: allow.unknown_facts,
+        }
+    }
+}
+
 impl Restore {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let Location::Registry(reference) = &self.reference else {
             return Err(Failure::usage("the agent pulls from registries, not from layouts"));
         };
         let keys = keys::read(&self.keys).await?;
-        let allow = self.allow;
         let request = RestoreRequest {
             reference: reference.to_string(),
             containerd_namespace: self.namespace,
             name: self.name.unwrap_or_default(),
-            allow: Some(Allowances {
-                mounts: allow.offer.mounts,
-                devices: allow.offer.devices,
-                capabilities: allow.capabilities,
-                host_namespaces: allow.offer.host_namespaces,
-                no_seccomp: allow.no_seccomp,
-                new_privileges: allow.new_privileges,
-                unknown_facts: allow.unknown_facts,
-            }),
+            allow: Some(self.allow.into()),
             plain_http: self.connection.plain_http,
             insecure_no_signature: self.insecure_no_signature,
             timeout_seconds: self.timeout.unwrap_or_default(),

@@ -5,13 +5,20 @@
 //! options; and the container image, which has to be on the node that restores. Its annotations say
 //! which image, runtime and snapshotter.
 
+mod dump_tar;
 mod export;
 mod import;
+mod parts;
 
 use prost::Message;
 
+pub use self::dump_tar::{DumpTar, TarReader};
 pub use self::export::{ExportRequest, Exported, export};
 pub use self::import::{ImportRequest, import};
+pub use self::parts::{Blobs, Parts, specification};
+
+/// Whose format this is, in messages.
+pub const FORMAT: &str = "containerd's index";
 
 /// CRIU's images, an uncompressed tar.
 const CRIU: &str = "application/vnd.containerd.container.criu.checkpoint.criu.tar";

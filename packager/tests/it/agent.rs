@@ -9,10 +9,10 @@ use kybernate_packager::agent_api::agent_server::{Agent, AgentServer};
 use kybernate_packager::agent_api::{
     CancelRequest, CheckpointRequest, ClaimRequest, ClaimResponse, Container, EvictRequest,
     EvictResponse, Finding, GetNodeRequest, GetOperationRequest, ListRequest, ListResponse, Node,
-    NodeTier, Operation, OperationState, PreflightRequest, PreflightResponse, Progress, REFUSED_BY,
-    ReportTaggedRequest, RestoreRequest, ResumeRequest, ResumeResponse, SettleRequest,
-    SettleResponse, Severity, StageRequest, StagedCheckpoint, StepTime, SuspendRequest,
-    SuspendResponse, SuspendedPart, TagState, TcpPolicy, Tier, WatchRequest,
+    NodeTier, Operation, OperationState, PreflightRequest, PreflightResponse, Progress,
+    ProvideRequest, REFUSED_BY, ReportTaggedRequest, RestoreRequest, ResumeRequest, ResumeResponse,
+    SettleRequest, SettleResponse, Severity, StageRequest, StagedCheckpoint, StepTime,
+    SuspendRequest, SuspendResponse, SuspendedPart, TagState, TcpPolicy, Tier, WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
@@ -40,6 +40,7 @@ struct Script {
     checkpoints: Mutex<Vec<CheckpointRequest>>,
     restores: Mutex<Vec<RestoreRequest>>,
     stages: Mutex<Vec<StageRequest>>,
+    provides: Mutex<Vec<ProvideRequest>>,
     watches: Mutex<usize>,
     tagged: Mutex<Vec<String>>,
     cancels: Mutex<Vec<String>>,
@@ -130,6 +131,14 @@ impl Agent for Fake {
 
     async fn stage(&self, request: Request<StageRequest>) -> Result<Response<Operation>, Status> {
         self.0.stages.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(began()))
+    }
+
+    async fn provide(
+        &self,
+        request: Request<ProvideRequest>,
+    ) -> Result<Response<Operation>, Status> {
+        self.0.provides.lock().unwrap().push(request.into_inner());
         Ok(Response::new(began()))
     }
 

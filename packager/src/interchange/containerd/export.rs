@@ -1,18 +1,16 @@
 //! An artifact becomes containerd's index, in an image layout that `ctr image import` takes.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use futures::TryStreamExt as _;
 use kybernate_spec::{Annotations, Descriptor, Index, Platform, annotation, media_type};
-use prost::Message as _;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 
-use super::{Any, CONFIG, CRIU, IMAGE_NAME, RUNTIME, SNAPSHOTTER, SPEC_TYPE};
+use super::parts::{Blobs, Parts, specification};
+use super::{CONFIG, CRIU, FORMAT, IMAGE_NAME};
 use crate::artifact::Checkpoint;
 use crate::interchange::image::Images;
 use crate::interchange::output::{LayoutOutput, Slot};
@@ -21,13 +19,6 @@ use crate::interchange::{ExportError, Volumes, exportable, local};
 use crate::progress::Progress;
 use crate::store::Store;
 use crate::unpack::{BLOCK_BYTES, Limits, TarTarget, unpack_to_tar};
-
-/// Whose format this is, in messages.
-const FORMAT: &str = "containerd's index";
-/// The runtime that restores it.
-const RUNTIME_NAME: &str = "io.containerd.runc.v2";
-/// The snapshotter that containerd has by default.
-const SNAPSHOTTER_NAME: &str = "overlayfs";
 
 /// What to export.
 #[derive(Debug)]
@@ -66,49 +57,31 @@ pub async fn export(
 ) -> Result<Exported, ExportError> {
     progress.step("export");
     exportable(FORMAT, checkpoint, &request.mounts, request.volumes)?;
-    let images = Images::find(FORMAT, store, checkpoint).await?;
+    let parts = Parts::find(store, checkpoint).await?;
+    let images = parts.images();
     let target = request.target.clone();
     let mut out = local("make the layout", move || LayoutOutput::begin(&target)).await?;
 
     let (criu, moved) = write_criu(out, store, checkpoint, progress).await?;
     out = moved;
-    let specification = spec::write(&Ingredients {
+    let (_, config) = specification(&spec::write(&Ingredients {
         config: &checkpoint.config,
         run: &images.run,
         sources: &request.mounts,
         annotations: BTreeMap::new(),
-    });
-    let value = serde_json::to_vec(&specification).map_err(io::Error::from);
-    let value = value.map_err(|error| ExportError::Io("write the specification", error))?;
-    let config = Any { type_url: SPEC_TYPE.to_owned(), value }.encode_to_vec();
+    }));
     let (config, moved) = local("write the specification", move || {
         let config = out.add(CONFIG, &config)?;
         Ok((config, out))
     })
     .await?;
-    let (rw, moved) = write_rw(moved, store, images.diff.as_ref()).await?;
-    out = write_image(moved, store, &images, progress).await?;
+    let (layer, moved) = write_layer(moved, store, &parts).await?;
+    out = write_image(moved, store, images, progress).await?;
 
     let source = checkpoint.config.source.image.as_deref().unwrap_or("localhost/checkpoint");
     let image = images.name_by_digest(source);
-    let index = Index {
-        schema_version: 2,
-        media_type: Some(media_type::OCI_INDEX.to_owned()),
-        artifact_type: None,
-        // containerd 1.7 looks at one entry only when it unpacks an index: the first of its own
-        // platform has to be the image.
-        manifests: [images.base.bare(), criu.clone(), config, rw]
-            .into_iter()
-            .map(|entry| Descriptor { platform: Some(images.platform.clone()), ..entry })
-            .collect(),
-        subject: None,
-        annotations: Annotations::from([
-            (annotation::REF_NAME.to_owned(), image.clone()),
-            (RUNTIME.to_owned(), RUNTIME_NAME.to_owned()),
-            (SNAPSHOTTER.to_owned(), SNAPSHOTTER_NAME.to_owned()),
-        ]),
-    };
-    let (name, platform) = (request.name.clone(), images.platform);
+    let index = parts.index(Blobs { criu: criu.clone(), specification: config, layer }, &image);
+    let (name, platform) = (request.name.clone(), images.platform.clone());
     let (base, base_name) = (images.base.bare(), image.clone());
     let index = local("finish the layout", move || {
         let content = serde_json::to_vec(&index)?;
@@ -144,41 +117,17 @@ async fn write_criu(
     .await
 }
 
-/// Writes what the container had written, compressed as containerd wants it: it looks for gzip and
-/// nothing else. Without anything it is a layer without files, so that `--rw` finds one.
-async fn write_rw(
+/// Writes what the container had written.
+async fn write_layer(
     mut out: LayoutOutput,
     store: &Store,
-    diff: Option<&Descriptor>,
+    parts: &Parts,
 ) -> Result<(Descriptor, LayoutOutput), ExportError> {
-    let source = match diff {
-        Some(layer) => {
-            let stream = store.blob(layer).await?.map_err(io::Error::other);
-            Some((SyncIoBridge::new(StreamReader::new(stream)), layer.media_type.clone()))
-        }
-        None => None,
-    };
+    let blob = out.blob().map_err(|error| ExportError::Io("begin the container's layer", error))?;
+    let length = parts.write_layer(store, blob.slot().writer()).await?.position();
     local("write the container's layer", move || {
-        let blob = out.blob()?;
-        let mut encoder = GzEncoder::new(blob.slot().writer(), Compression::fast());
-        match source {
-            Some((mut stream, kind)) if kind == media_type::OCI_LAYER_ZSTD => {
-                io::copy(&mut zstd::Decoder::new(&mut stream)?, &mut encoder)?;
-                // A stream tells at its end whether it was what its digest says.
-                io::copy(&mut stream, &mut io::sink())?;
-            }
-            Some((mut stream, kind)) if kind == media_type::OCI_LAYER_TAR => {
-                io::copy(&mut stream, &mut encoder)?;
-            }
-            Some((_, kind)) => {
-                let text = format!("the container's layer is of type {kind:?}");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-            }
-            None => encoder.write_all(&[0; 1024])?,
-        }
-        let length = encoder.finish()?.position();
-        let rw = out.seal(blob, length, media_type::OCI_LAYER_GZIP)?;
-        Ok((rw, out))
+        let layer = out.seal(blob, length, media_type::OCI_LAYER_GZIP)?;
+        Ok((layer, out))
     })
     .await
 }

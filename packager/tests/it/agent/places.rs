@@ -41,6 +41,36 @@ async fn a_checkpoint_is_staged_and_evicted() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_is_provided_to_containerd() {
+    let scratch = tempfile::tempdir().unwrap();
+    let end = Operation {
+        state: OperationState::Done.into(),
+        digest: staged().digest,
+        image: "localhost:1/a/b:v1-containerd".to_owned(),
+        warnings: vec!["it holds file locks".to_owned()],
+        ..Operation::default()
+    };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
+    let socket = agent.socket.to_str().unwrap();
+    let line = ["provide", "localhost:1/a/b:v1", "--agent-socket", socket];
+    let told = kyb(scratch.path(), line).await;
+    let restore = "ctr container restore --rw --live NAME localhost:1/a/b:v1-containerd";
+    assert!(told.out.contains(restore), "{told:?}");
+    assert!(told.told.contains("warning: it holds file locks"), "{told:?}");
+    let line = ["provide", "localhost:1/a/b:v1", "--json", "--namespace=k8s.io", "--name=x.io/b"];
+    let more = ["--allow-mount=/srv:/data:ro", "--allow-cap=CAP_KILL", "--agent-socket", socket];
+    let told = kyb(scratch.path(), [&line[..], &more].concat()).await.json();
+    assert_eq!(told["image"], "localhost:1/a/b:v1-containerd");
+    let asked = agent.script.provides.lock().unwrap().split_off(0);
+    assert_eq!((&*asked[0].image, &*asked[0].containerd_namespace), ("", "default"));
+    assert_eq!((&*asked[1].image, &*asked[1].containerd_namespace), ("x.io/b", "k8s.io"));
+    let allow = asked[1].allow.as_ref().unwrap();
+    assert_eq!((&*allow.capabilities[0], allow.mounts[0].read_only), ("CAP_KILL", true));
+    let line = ["provide", "oci:a:v1", "--agent-socket", socket];
+    kyb(scratch.path(), line).await.ended(64, "not from layouts");
+}
+
+#[tokio::test]
 async fn a_node_shows_its_facts_and_its_tiers() {
     let scratch = tempfile::tempdir().unwrap();
     let agent = Scripted::start(scratch.path(), Script::default());

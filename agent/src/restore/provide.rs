@@ -1,0 +1,387 @@
+//! The third door: a checkpoint becomes an image of containerd's, from which any client of containerd
+//! restores (`ctr container restore`, `WithTaskCheckpoint`) without us.
+//!
+//! Reading order: [`order`] is what is asked for; here are the steps; [`local`] reads what lies on
+//! this node, [`record`] is the image in containerd. Admission, gate and the way of the bytes are those of a restore. Only then the dump
+//! goes into containerd's content store, as a tar and under a lease, with the container image that
+//! it needs. containerd's index of a checkpoint names that image by the name of the image it is
+//! itself: so one image record keeps everything, and what it kept goes with it
+//! (`spec/decisions/0043`).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs_err as fs;
+use kybernate_packager::interchange::ExportError;
+use kybernate_packager::interchange::containerd::{self, Blobs, DumpTar, Parts};
+use kybernate_spec::{Descriptor, Digest, chain, media_type};
+use tokio_util::sync::CancellationToken;
+
+mod local;
+mod order;
+mod record;
+
+use self::local::Local;
+pub(crate) use self::order::Order;
+use self::record::{Found, look, write_index};
+use super::admission::{AdmissionError, Admitted, admit};
+use super::image::{self, Brought, Held, ImageError, SNAPSHOTTER};
+use super::launch::LaunchError;
+use super::materialise::{self, MaterialiseError, materialise};
+use super::rules::Refusal;
+use super::spec::{self, Ingredients};
+use super::steps::keep;
+use super::user;
+use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
+use crate::app::App;
+use crate::gate::Summary;
+use crate::operations::{
+    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped,
+};
+use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
+use crate::stage::{self, StageError};
+use crate::staging::Use;
+use crate::undo::{Undoing, undo};
+
+/// Why it cannot be cancelled any more.
+const COMMITTED: &str = "the image is being given its name: remove that instead (ctr image rm)";
+
+/// Where the dump is in an operation's directory.
+const IMAGES: &str = "images";
+
+/// Where the container's layer is in an operation's directory.
+const LAYER: &str = "layer";
+
+/// How much of a checkpoint's digest is in the name of a cgroup.
+const CGROUP_DIGEST: usize = 12;
+
+/// Label of an image: what was asked for when it was made.
+pub(super) const REQUEST_LABEL: &str = "io.kybernate.provided-as";
+
+/// Label that containerd gives the images of its own checkpoints.
+const THEIR_LABEL: &str = "containerd.io/checkpoint";
+
+/// Bytes of an image of CRIU's in which there is nothing: two magic numbers.
+const EMPTY_IMAGE_BYTES: u64 = 8;
+
+/// Why a checkpoint is not provided.
+#[derive(Debug, thiserror::Error)]
+enum ProvideError {
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    #[error(transparent)]
+    Materialise(#[from] MaterialiseError),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error("failed to make a place for the dump")]
+    Place(#[source] io::Error),
+    #[error("failed to read the dump")]
+    Dump(#[source] io::Error),
+    #[error(transparent)]
+    Write(#[from] WriteContentError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error(
+        "image {0:?} exists already and is another one: take another name (--name), or remove it \
+         first (ctr image rm)"
+    )]
+    Taken(String),
+    #[error("failed to write containerd's index")]
+    Index(#[from] serde_json::Error),
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+impl ProvideError {
+    /// Returns the rule that refused, when it was one.
+    fn refused_by(&self) -> Option<RefusedBy> {
+        let integrity = |yes: bool| yes.then_some(RefusedBy::Integrity);
+        match self {
+            Self::Admission(error) => error.refused_by(),
+            Self::Materialise(error) => error.refused_by(),
+            Self::Refused(refusal) => Some(refusal.by),
+            Self::Export(ExportError::Impossible { .. }) => Some(RefusedBy::Compatibility),
+            Self::Export(ExportError::Store(error)) => integrity(error.kind.is_about_content()),
+            Self::Image(error) => integrity(error.is_integrity()),
+            Self::Write(error) => integrity(error.is_integrity()),
+            _ => None,
+        }
+    }
+}
+
+/// Provides a checkpoint. After a failure nothing is left of it. Returns how it went; `None` when the
+/// next agent has to see to its end.
+pub(crate) async fn run(
+    app: &Arc<App>,
+    driver: &Driver,
+    order: Order,
+    cancel: CancellationToken,
+) -> Option<Conclusion> {
+    let mut providing = Providing { app, driver, order: &order, staged: None };
+    let steps = driver.unless_stopped(&cancel, providing.steps());
+    let provided = match driver.tell_while(Box::pin(steps)).await {
+        Ok(sizes) => keep(driver).await.map(|()| sizes).map_err(ProvideError::from),
+        Err(error) => Err(error),
+    };
+    let conclusion = driver.ends(match provided {
+        Ok(sizes) => Conclusion::done(sizes),
+        Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
+    });
+    let namespace = &order.admission.namespace;
+    let undoing = Undoing { namespace, container: "", conclusion: &conclusion };
+    undo(app, driver, undoing, &cancel).await.then_some(conclusion)
+}
+
+struct Providing<'a> {
+    app: &'a Arc<App>,
+    driver: &'a Driver,
+    order: &'a Order,
+    /// The dump, when it was staged: it stays until it was read.
+    staged: Option<Use>,
+}
+
+impl Providing<'_> {
+    async fn steps(&mut self) -> Result<Sizes, ProvideError> {
+        let (app, driver, order) = (self.app, self.driver, self.order);
+        let admitted = admit(app, driver, &order.admission).await?;
+        let Admitted { store, checkpoint } = &admitted;
+        self.fits(&admitted)?;
+        let parts = Parts::find(store, checkpoint).await?;
+        let digest = &checkpoint.stored.descriptor.digest;
+        let image = self.image(digest);
+        let name = image.name.clone();
+        driver.update(|record| record.image = name).await?;
+        let plain = app.containerd.namespace(&order.admission.namespace);
+        let sizes = Sizes::of(&checkpoint.config.sizes);
+        match look(&plain, &image).await? {
+            Found::Same => return Ok(sizes),
+            Found::Other => return Err(ProvideError::Taken(image.name)),
+            Found::Nothing => {}
+        }
+        self.staged = app.staging.take(digest, driver.id()).await;
+        let directory = self.place(&admitted, &parts).await?;
+        let images = self.dump(&admitted, &directory).await?;
+        let lease = format!("kybernate-{}", driver.id());
+        driver.will_make(Made::Lease(lease.clone())).await?;
+        let leased = plain.lease(&lease).await?;
+        driver.step("pull");
+        let brought = image::bring(store, &parts.image().digest, &leased, driver).await?;
+        let layer = self.layer(&admitted, &parts, &directory).await?;
+        driver.step("write");
+        let criu = self.write_dump(images, &leased).await?;
+        leased.write_blob(&layer, &self.file(directory.join(LAYER))).await?;
+        let specification = self.write_specification(&admitted, &brought, &leased).await?;
+        let index = parts.index(Blobs { criu, specification, layer }, &image.name);
+        let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
+        self.publish(Image { target, ..image }, &leased).await?;
+        Ok(sizes)
+    }
+
+    /// Refuses what containerd's index has no place for.
+    fn fits(&self, admitted: &Admitted) -> Result<(), Refusal> {
+        let allowed = &self.order.admission.allow.mounts;
+        let placeless =
+            admitted.checkpoint.volumes.iter().find(|volume| {
+                !allowed.iter().any(|mount| mount.destination == volume.destination)
+            });
+        let Some(volume) = placeless else { return Ok(()) };
+        let (format, place) = (containerd::FORMAT, &volume.destination);
+        Err(Refusal::one(
+            RefusedBy::Compatibility,
+            format!(
+                "{format} has no place for what was in {place:?}: a directory of this node can take \
+                 its place, without that (allow.mounts, --allow-mount SOURCE:{place})"
+            ),
+        ))
+    }
+
+    /// Returns the image's record, but for what it leads to.
+    fn image(&self, checkpoint: &Digest) -> Image {
+        let labels = [
+            (CHECKPOINT_LABEL, checkpoint.to_string()),
+            (OPERATION_LABEL, self.driver.id().to_owned()),
+            (REQUEST_LABEL, self.order.fingerprint().to_string()),
+            (THEIR_LABEL, "true".to_owned()),
+        ];
+        Image {
+            name: self.order.image(checkpoint),
+            target: Descriptor::of(media_type::OCI_INDEX, b""),
+            labels: labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        }
+    }
+
+    /// Makes a directory for the dump, unless that is staged, and for the container's layer.
+    async fn place(&self, admitted: &Admitted, parts: &Parts) -> Result<PathBuf, ProvideError> {
+        let dump = if self.staged.is_some() { 0 } else { materialise::bytes(&admitted.checkpoint) };
+        // gzip packs not quite as well as zstd.
+        let bytes = dump.saturating_add(parts.layer_bytes().saturating_mul(2));
+        let app = Arc::clone(self.app);
+        let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
+        let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
+        let directory = directory.join(self.driver.id());
+        self.driver.will_make(Made::Directory(directory.clone())).await?;
+        let images = directory.join(IMAGES);
+        let made = tokio::task::spawn_blocking(move || stage::make(&images)).await;
+        made.map_err(io::Error::other).and_then(|made| made).map_err(ProvideError::Place)?;
+        Ok(directory)
+    }
+
+    /// Puts the dump on this node, unless it is staged, and lets the gate judge it as for a restore.
+    /// Returns where it is.
+    async fn dump(&self, admitted: &Admitted, directory: &Path) -> Result<PathBuf, ProvideError> {
+        let (app, driver) = (self.app, self.driver);
+        let report = app.report().await;
+        let allow = &self.order.admission.allow;
+        let expected = spec::expected(allow, &[], &app.config, &report.facts.lsm);
+        let (images, summary) = if let Some(staged) = &self.staged {
+            let tier = staged.tier;
+            driver.update(|record| record.tier = Some(tier)).await?;
+            driver.step("gate");
+            let images = staged.images();
+            let summary = materialise::inspect(&images, Some(&expected)).await?;
+            (images, summary)
+        } else {
+            let images = directory.join(IMAGES);
+            let summary = materialise(admitted, &images, driver, Some(&expected)).await?;
+            (images, summary)
+        };
+        let looks = images.clone();
+        let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
+        let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
+        if !warnings.is_empty() {
+            driver.update(|record| record.warnings.extend(warnings)).await?;
+        }
+        Ok(images)
+    }
+
+    /// Writes what the container had written into a file.
+    async fn layer(
+        &self,
+        admitted: &Admitted,
+        parts: &Parts,
+        directory: &Path,
+    ) -> Result<Descriptor, ProvideError> {
+        Ok(parts.layer_file(&admitted.store, directory.join(LAYER)).await?)
+    }
+
+    fn file(&self, path: PathBuf) -> Local {
+        Local::new(move || fs::File::open(&path), &self.driver.progress)
+    }
+
+    /// Writes the dump into the content store. It is read twice: first for its digest, by which
+    /// containerd knows whether it has it, and proves it when it has not.
+    async fn write_dump(
+        &self,
+        images: PathBuf,
+        leased: &Namespace,
+    ) -> Result<Descriptor, ProvideError> {
+        let progress = self.driver.progress.clone();
+        // Ends the reading when nobody waits for it any more.
+        let given_up = CancellationToken::new();
+        let _waits = given_up.clone().drop_guard();
+        let read = tokio::task::spawn_blocking(move || {
+            let tar = DumpTar::of(&images)?;
+            progress.expect(tar.bytes().saturating_mul(2));
+            let advance = |bytes| {
+                progress.advance(bytes);
+                if given_up.is_cancelled() { Err(io::Error::other("given up")) } else { Ok(()) }
+            };
+            let criu = tar.describe(advance)?;
+            Ok((tar, criu))
+        });
+        let read = read.await.map_err(io::Error::other).and_then(|read| read);
+        let (tar, criu) = read.map_err(ProvideError::Dump)?;
+        let source = Local::new(move || Ok(tar.reader()), &self.driver.progress);
+        leased.write_blob(&criu, &source).await?;
+        Ok(criu)
+    }
+
+    /// Writes the specification that a restore here would make: of containerd's defaults, the image's
+    /// config and what the request allows, and of nothing that the checkpoint says.
+    async fn write_specification(
+        &self,
+        admitted: &Admitted,
+        brought: &Brought,
+        leased: &Namespace,
+    ) -> Result<Descriptor, ProvideError> {
+        let (driver, order) = (self.driver, &self.order.admission);
+        let key = format!("kybernate-{}-user", driver.id());
+        let (snapshotter, snapshot) = (SNAPSHOTTER.to_owned(), key.clone());
+        driver.will_make(Made::Snapshot { snapshotter, key: snapshot }).await?;
+        let rootfs = leased.prepare(SNAPSHOTTER, &key, brought.chain.as_ref()).await?;
+        let (text, paths) = (brought.config.user.clone(), order.allow.devices.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let devices = spec::devices(&paths).map_err(LaunchError::Devices)?;
+            Ok::<_, LaunchError>((user::resolve(&text, &rootfs)?, devices))
+        });
+        let looked = looked.await.map_err(|error| LaunchError::Devices(io::Error::other(error)));
+        let (user, devices) = looked??;
+        leased.remove_snapshot(SNAPSHOTTER, &key).await?;
+        let source = &admitted.checkpoint.config.source;
+        let container = source.container.as_deref().filter(|name| super::is_name(name));
+        let digest = admitted.checkpoint.stored.descriptor.digest.hex();
+        // Not the source's, which may run here: whoever freezes or ends that would mean both.
+        let cgroup = format!(
+            "/{}/{}-{}",
+            order.namespace,
+            container.unwrap_or("checkpoint"),
+            digest.chars().take(CGROUP_DIGEST).collect::<String>()
+        );
+        let (specification, content) = containerd::specification(&spec::build(&Ingredients {
+            image: &brought.config,
+            user: &user,
+            allow: &order.allow,
+            devices: &devices,
+            volumes: &[],
+            cgroup: &cgroup,
+            criu_config: None,
+        }));
+        leased.write_blob(&specification, &Held(content)).await?;
+        Ok(specification)
+    }
+
+    /// Gives everything the one name that keeps it.
+    async fn publish(&self, image: Image, leased: &Namespace) -> Result<(), ProvideError> {
+        let driver = self.driver;
+        driver.step("publish");
+        driver.will_make(Made::Image(image.name.clone())).await?;
+        driver.commit(COMMITTED)?;
+        // Another request for the same may have been quicker: then it is that one's.
+        if leased.create_image(&image).await? || look(leased, &image).await? == Found::Same {
+            return Ok(());
+        }
+        Err(ProvideError::Taken(image.name))
+    }
+}
+
+/// Tells what containerd's own restore loses, or does not do, unless CRIU is told on the node.
+fn lost(summary: &Summary, images: &Path) -> Vec<String> {
+    let has = |begin: &str| summary.names.iter().any(|name| name.starts_with(begin));
+    let locks = fs::metadata(images.join("filelocks.img"));
+    let mut told = Vec::new();
+    if summary.tcp_close || has("tcp-stream-") {
+        let option = if summary.tcp_close { "tcp-close" } else { "tcp-established" };
+        told.push(format!(
+            "it has TCP connections: containerd's own restore wants {option} in /etc/criu/runc.conf"
+        ));
+    }
+    if locks.is_ok_and(|found| found.len() > EMPTY_IMAGE_BYTES) {
+        let text = "it holds file locks: containerd's own restore loses them unless \
+                    /etc/criu/runc.conf says file-locks";
+        told.push(text.to_owned());
+    }
+    told
+}

@@ -1,0 +1,188 @@
+//! Checkpoints that become images of containerd's: its own restore takes them without us, and what
+//! it took them from goes with the image.
+
+use std::process::{Child, Stdio};
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Agent, Scenario, counter};
+use serde_json::Value;
+
+use crate::failures::deaths::{END_LIMIT, catch};
+use crate::harness::{checkpoint, said, start};
+
+/// Where containerd keeps what is not whole yet.
+const INGEST: &str = "/var/lib/containerd/io.containerd.content.v1.content/ingest";
+/// How much of a dump has to be there for its writing to be in its middle.
+const MIDDLE_BYTES: u64 = 4 << 20;
+
+/// Takes a checkpoint on a node and removes its source, the source's image too. Returns where it is
+/// and what the workload said.
+fn taken(scenario: &Scenario, node: &Node, mib: u32) -> (String, Value) {
+    scenario.run_workload(node, "job", mib, &[]).unwrap();
+    let before = scenario.wait_for_ticks(node, "job").unwrap();
+    let reference = scenario.reference(&format!("provided/{}:v1", node.name()));
+    checkpoint(scenario, node, "job", &reference);
+    scenario.remove(node, "job").unwrap();
+    node.run(&["ctr", "image", "rm", "--sync", &scenario.image()]).unwrap();
+    (reference, before)
+}
+
+/// Returns everything that containerd keeps.
+fn kept(node: &Node) -> String {
+    let script = "ctr image ls -q; ctr content ls -q | sort; ctr content active; \
+        ctr snapshot ls; ctr leases ls; ls /var/lib/kybernate/stage /run/kybernate/stage";
+    said(&node.output(&["sh", "-c", script]).unwrap())
+}
+
+fn provide(scenario: &Scenario, node: &Node, reference: &str) -> Value {
+    scenario.kyb_json(node, &["provide", reference, "--plain-http"]).unwrap()
+}
+
+/// Lets containerd restore an image by itself, and looks at what goes on.
+fn containerd_restores(scenario: &Scenario, node: &Node, image: &str, before: &Value) {
+    node.run(&["ctr", "container", "restore", "--rw", "--live", "again", image]).unwrap();
+    let after = scenario.wait_for_ticks(node, "again").unwrap();
+    assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
+    assert!(counter(&after) > counter(before), "{after}");
+    for fact in ["checksum_ok", "pipe_ok", "shm_ok", "log_ok"] {
+        assert_eq!(after[fact], true, "{after}");
+    }
+    scenario.remove(node, "again").unwrap();
+}
+
+#[test]
+fn containerd_restores_what_was_provided_and_lets_it_go() {
+    let mut scenario = start();
+    let agents = [scenario.agent_a.take(), scenario.agent_b.take()];
+    let nodes = [&scenario.testbed.a, &scenario.testbed.b];
+    for (node, agent) in nodes.into_iter().zip(agents) {
+        let (reference, before) = taken(&scenario, node, 24);
+        let empty = kept(node);
+        let told = provide(&scenario, node, &reference);
+        let image = told["image"].as_str().unwrap();
+        assert_eq!(image, format!("{reference}-containerd"));
+        let full = kept(node);
+        assert_ne!(full, empty);
+        // Once more is nothing more.
+        let again = provide(&scenario, node, &reference);
+        assert_eq!((&again["image"], &again["digest"]), (&told["image"], &told["digest"]));
+        assert!(again["timesMicroseconds"].get("materialise").is_none(), "{again}");
+        assert_eq!(kept(node), full);
+        // For another name the dump is there already.
+        let words = ["provide", &reference, "--plain-http", "--name", "example.com/other:1"];
+        let other = scenario.kyb_json(node, &words).unwrap();
+        assert_eq!(other["image"], "example.com/other:1");
+        let largest = "ctr content ls | awk '{ print $2 }' | sort -h | uniq -c | tail -1";
+        let largest = node.run(&["sh", "-c", largest]).unwrap();
+        assert!(largest.trim_start().starts_with("1 "), "one dump, and not two: {largest}");
+        node.run(&["ctr", "image", "rm", "--sync", "example.com/other:1"]).unwrap();
+        assert_eq!(kept(node), full);
+
+        // Nothing of ours is needed any more.
+        drop(agent);
+        containerd_restores(&scenario, node, image, &before);
+        node.run(&["ctr", "image", "rm", "--sync", image]).unwrap();
+        assert_eq!(kept(node), empty);
+    }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn what_is_not_provided_leaves_nothing() {
+    let scenario = start();
+    let b = &scenario.testbed.b;
+    let refused = |words: &[&str], code: i32, reason: &str| {
+        let before = kept(b);
+        let words = [&["provide"], words, &["--plain-http"]].concat();
+        let output = scenario.kyb(b, &words).unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains(reason), "{text:?} does not mention {reason:?}");
+        assert_eq!(kept(b), before);
+    };
+    scenario.run_workload(b, "job", 24, &[]).unwrap();
+    let unsigned = scenario.reference("provided/unsigned:v1");
+    let words = ["checkpoint", "job", &unsigned, "--plain-http", "--unsigned"];
+    scenario.kyb_json(b, &words).unwrap();
+    refused(&[&unsigned], 2, "not signed");
+    let strange = scenario.reference("provided/strange:v1");
+    let key = "/srv/share/stranger.key";
+    let words = ["checkpoint", "job", &strange, "--plain-http", "--sign-key", key];
+    scenario.kyb_json(b, &words).unwrap();
+    refused(&[&strange], 2, "key");
+
+    // The gate is the restore's: what it lets in must be allowed by name.
+    scenario.run_workload(b, "more", 24, &["--cap-add", "CAP_SYS_PTRACE"]).unwrap();
+    let more = scenario.reference("provided/more:v1");
+    checkpoint(&scenario, b, "more", &more);
+    refused(&[&more], 2, "--allow-cap");
+    let words = ["provide", &more, "--plain-http", "--allow-cap", "CAP_SYS_PTRACE"];
+    let told = scenario.kyb_json(b, &words).unwrap();
+    // That is another image than one without.
+    let image = told["image"].as_str().unwrap();
+    refused(&[&more], 1, "exists already");
+    // Nobody's name is taken.
+    let good = scenario.reference("provided/good:v1");
+    checkpoint(&scenario, b, "job", &good);
+    refused(&[&good, "--name", &scenario.image()], 1, "exists already");
+    refused(&[&good, "--name", image], 1, "exists already");
+    scenario.end().unwrap();
+}
+
+/// Begins to provide a checkpoint and returns when a part of it is in containerd's content store.
+fn begun(node: &Node, reference: &str) -> Child {
+    let mut kyb = node.command(&["kyb", "provide", reference, "--plain-http"]);
+    let kyb = kyb.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let place = node.path(INGEST);
+    let written = || {
+        let entries = fs::read_dir(&place).into_iter().flatten().filter_map(Result::ok);
+        let mut sizes = entries.filter_map(|entry| fs::metadata(entry.path().join("data")).ok());
+        sizes.any(|data| data.len() > MIDDLE_BYTES)
+    };
+    assert!(catch(written), "nothing is written: {}", kept(node));
+    kyb
+}
+
+/// Ends operations of a node in their middle, and looks for what is left.
+fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
+    let (reference, before) = taken(scenario, node, 192);
+    let empty = kept(node);
+
+    let mut kyb = begun(node, &reference);
+    let words = ["ps", "--operations", "--state", "running"];
+    let operations = scenario.kyb_json(node, &words).unwrap();
+    let id = operations["operations"][0]["id"].as_str().unwrap();
+    scenario.kyb_json(node, &["cancel", id]).unwrap();
+    assert!(!kyb.wait().unwrap().success());
+    assert_eq!(kept(node), empty, "what was cancelled is not gone");
+
+    let mut kyb = begun(node, &reference);
+    agent.kill();
+    kyb.kill().unwrap();
+    kyb.wait().unwrap();
+    // If nobody came back, containerd would let it go by itself.
+    let leases = node.run(&["ctr", "leases", "ls"]).unwrap();
+    assert!(leases.contains("containerd.io/gc.expire="), "{leases}");
+    let _agent = scenario.start_agent(node, "").unwrap();
+    let gone = wait_until(END_LIMIT, || kept(node) == empty);
+    assert!(gone, "what a dead agent wrote is not gone: {}\n{empty}", kept(node));
+
+    let told = provide(scenario, node, &reference);
+    containerd_restores(scenario, node, told["image"].as_str().unwrap(), &before);
+}
+
+#[test]
+fn what_is_cut_short_is_gone_and_the_next_one_works() {
+    let mut scenario = start();
+    let agents = [scenario.agent_a.take().unwrap(), scenario.agent_b.take().unwrap()];
+    std::thread::scope(|scope| {
+        let scenario = &scenario;
+        let nodes = [&scenario.testbed.a, &scenario.testbed.b];
+        for (node, agent) in nodes.into_iter().zip(agents) {
+            scope.spawn(move || ends_early(scenario, node, agent));
+        }
+    });
+    scenario.end().unwrap();
+}
