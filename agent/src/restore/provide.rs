@@ -53,9 +53,6 @@ const IMAGES: &str = "images";
 /// Where the container's layer is in an operation's directory.
 const LAYER: &str = "layer";
 
-/// How much of a checkpoint's digest is in the name of a cgroup.
-const CGROUP_DIGEST: usize = 12;
-
 /// Label of an image: what was asked for when it was made.
 pub(super) const REQUEST_LABEL: &str = "io.kybernate.provided-as";
 
@@ -183,7 +180,7 @@ impl Providing<'_> {
         driver.step("write");
         let criu = self.write_dump(images, &leased).await?;
         leased.write_blob(&layer, &self.file(directory.join(LAYER))).await?;
-        let specification = self.write_specification(&admitted, &brought, &leased).await?;
+        let specification = self.write_specification(&brought, &leased).await?;
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
         let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
         self.publish(Image { target, ..image }, &leased).await?;
@@ -313,7 +310,6 @@ impl Providing<'_> {
     /// config and what the request allows, and of nothing that the checkpoint says.
     async fn write_specification(
         &self,
-        admitted: &Admitted,
         brought: &Brought,
         leased: &Namespace,
     ) -> Result<Descriptor, ProvideError> {
@@ -330,23 +326,15 @@ impl Providing<'_> {
         let looked = looked.await.map_err(|error| LaunchError::Devices(io::Error::other(error)));
         let (user, devices) = looked??;
         leased.remove_snapshot(SNAPSHOTTER, &key).await?;
-        let source = &admitted.checkpoint.config.source;
-        let container = source.container.as_deref().filter(|name| super::is_name(name));
-        let digest = admitted.checkpoint.stored.descriptor.digest.hex();
-        // Not the source's, which may run here: whoever freezes or ends that would mean both.
-        let cgroup = format!(
-            "/{}/{}-{}",
-            order.namespace,
-            container.unwrap_or("checkpoint"),
-            digest.chars().take(CGROUP_DIGEST).collect::<String>()
-        );
         let (specification, content) = containerd::specification(&spec::build(&Ingredients {
             image: &brought.config,
             user: &user,
             allow: &order.allow,
             devices: &devices,
             volumes: &[],
-            cgroup: &cgroup,
+            // None, so that runc names it after the container, whose name is not known yet: two in one
+            // cgroup, the source or another one restored of the image, would be frozen and ended as one.
+            cgroup: "",
             criu_config: None,
         }));
         leased.write_blob(&specification, &Held(content)).await?;

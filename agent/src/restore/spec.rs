@@ -39,6 +39,7 @@ pub(super) struct Ingredients<'a> {
     pub(super) devices: &'a [Device],
     /// Mounts that the agent itself provides.
     pub(super) volumes: &'a [AllowedMount],
+    /// Empty: one beneath containerd's, named after the container.
     pub(super) cgroup: &'a str,
     /// The agent's own options for CRIU, where it is the agent that restores.
     pub(super) criu_config: Option<&'a Path>,

@@ -41,15 +41,14 @@ fn provide(scenario: &Scenario, node: &Node, reference: &str) -> Value {
 }
 
 /// Lets containerd restore an image by itself, and looks at what goes on.
-fn containerd_restores(scenario: &Scenario, node: &Node, image: &str, before: &Value) {
-    node.run(&["ctr", "container", "restore", "--rw", "--live", "again", image]).unwrap();
-    let after = scenario.wait_for_ticks(node, "again").unwrap();
-    assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
-    assert!(counter(&after) > counter(before), "{after}");
+fn containerd_restores(node: &Node, (scenario, name): (&Scenario, &str), image: &str, old: &Value) {
+    node.run(&["ctr", "container", "restore", "--rw", "--live", name, image]).unwrap();
+    let new = scenario.wait_for_ticks(node, name).unwrap();
+    assert_eq!(new["boot_id_of_process"], old["boot_id_of_process"]);
+    assert!(counter(&new) > counter(old), "{new}");
     for fact in ["checksum_ok", "pipe_ok", "shm_ok", "log_ok"] {
-        assert_eq!(after[fact], true, "{after}");
+        assert_eq!(new[fact], true, "{new}");
     }
-    scenario.remove(node, "again").unwrap();
 }
 
 #[test]
@@ -82,7 +81,12 @@ fn containerd_restores_what_was_provided_and_lets_it_go() {
 
         // Nothing of ours is needed any more.
         drop(agent);
-        containerd_restores(&scenario, node, image, &before);
+        for name in ["one", "two"] {
+            containerd_restores(node, (&scenario, name), image, &before);
+        }
+        scenario.remove(node, "one").unwrap();
+        scenario.wait_for_ticks(node, "two").unwrap();
+        scenario.remove(node, "two").unwrap();
         node.run(&["ctr", "image", "rm", "--sync", image]).unwrap();
         assert_eq!(kept(node), empty);
     }
@@ -170,7 +174,8 @@ fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
     assert!(gone, "what a dead agent wrote is not gone: {}\n{empty}", kept(node));
 
     let told = provide(scenario, node, &reference);
-    containerd_restores(scenario, node, told["image"].as_str().unwrap(), &before);
+    let image = told["image"].as_str().unwrap();
+    containerd_restores(node, (scenario, "again"), image, &before);
 }
 
 #[test]
