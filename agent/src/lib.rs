@@ -23,6 +23,7 @@ pub mod gate;
 pub mod gpu;
 pub mod guardian;
 pub mod hooks;
+pub mod memory;
 pub mod metrics;
 mod network;
 mod node;

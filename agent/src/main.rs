@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use kybernate_agent::config::{Config, LogFormat, ServeArgs};
 use kybernate_agent::guardian::GuardianArgs;
-use kybernate_agent::{gate, gpu, guardian, serve};
+use kybernate_agent::{gate, gpu, guardian, memory, serve};
 use kybernate_packager::spans::Spans;
 use kybernate_spec::chain;
 use tracing_subscriber::EnvFilter;
@@ -53,6 +53,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    memory::share();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
