@@ -3,14 +3,14 @@
 //! `org.criu.config`, for a dump and for a restore. Nothing of it comes from an artifact.
 
 use std::io::{self, Write as _};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
 use crate::config::Config;
 use crate::gate::Summary;
-use crate::preflight::TcpPolicy;
+use crate::preflight::{DEFAULT_FILE, TcpPolicy};
 use crate::stage;
 
 /// What every restored container's CRIU is told. Its cgroups are the new container's, never what
@@ -32,12 +32,21 @@ pub(crate) fn is_own(config: &Config, file: &Path) -> bool {
     plain && [config.criu_configs(), config.volumes()].iter().any(|own| file.starts_with(own))
 }
 
+/// Returns the file of a container whose specification in containerd names none: kybernate-runc
+/// names it in the bundle, which runc reads, and the agent in what it restores for kybernate-runc.
+/// `volumes` is [`Config::volumes`].
+pub(crate) fn given(volumes: &Path, namespace: &str, container: &str) -> PathBuf {
+    volumes.join(namespace).join(container).join("criu.conf")
+}
+
 /// Makes CRIU do with TCP connections as `tcp` says, for the dump that comes. Keeping them is an
 /// option of containerd's own.
 pub(crate) fn prepare(file: &Path, tcp: TcpPolicy) -> io::Result<()> {
-    let option = match tcp {
-        TcpPolicy::Close => Some("tcp-close"),
-        TcpPolicy::Keep | TcpPolicy::Refuse => None,
+    // A connection that comes while the container is paused is not accepted any more: it ends as
+    // those do that are closed, and must not end the dump.
+    let options: &[&str] = match tcp {
+        TcpPolicy::Close => &["tcp-close", "skip-in-flight"],
+        TcpPolicy::Keep | TcpPolicy::Refuse => &[],
     };
     let before = match fs::read_to_string(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -45,14 +54,24 @@ pub(crate) fn prepare(file: &Path, tcp: TcpPolicy) -> io::Result<()> {
     };
     let mut text: String =
         before.split_inclusive('\n').filter(|line| !line.contains(MARK)).collect();
-    if let Some(option) = option {
-        if !text.is_empty() && !text.ends_with('\n') {
-            text.push('\n');
-        }
+    if !options.is_empty() && !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    for option in options {
         text.extend([option, " ", MARK, "\n"]);
     }
     // One that is missing is made: not every runc does without.
     if text == before && file.exists() { Ok(()) } else { write(file, &text) }
+}
+
+/// Writes the file of a container that is created: with what CRIU is told about all containers of
+/// this node, which runc does not read for one that has a file of its own.
+pub(crate) fn write_created(file: &Path) -> io::Result<()> {
+    let told = match fs::read_to_string(DEFAULT_FILE) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read?,
+    };
+    write(file, &told)
 }
 
 /// Writes the file of a container that is to be restored: with what its dump wants to be told, for
@@ -96,7 +115,7 @@ mod tests {
             .unwrap();
         let lines = || fs::read_to_string(&file).unwrap().lines().count();
         prepare(&file, TcpPolicy::Close).unwrap();
-        assert_eq!(lines(), 2);
+        assert_eq!(lines(), 3);
         prepare(&file, TcpPolicy::Keep).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "ghost-limit 4M\n");
     }

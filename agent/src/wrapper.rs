@@ -33,6 +33,7 @@ use self::claim::{Answer, ClaimError, Subject, claim, settle};
 use self::mark::{Mark, State};
 use self::run::RunError;
 use self::settings::Settings;
+use crate::criu_config;
 
 /// Why a container was not created.
 #[derive(Debug, thiserror::Error)]
@@ -137,11 +138,15 @@ impl Wrapper {
         // What is wrong with a bundle is the runtime's to say.
         let Ok(mut bundle) = Bundle::read(&create.bundle) else { return self.pass(words) };
         let Some(wish) = bundle.wish().map_err(WrapperError::Wish)? else {
+            self.give_options(call, create, &mut bundle);
             return self.pass(words);
         };
         let error = match self.restore(call, create, &mut bundle, &wish)? {
             Outcome::Restored => return Ok(()),
-            Outcome::Fresh => return self.pass(words),
+            Outcome::Fresh => {
+                self.give_options(call, create, &mut bundle);
+                return self.pass(words);
+            }
             Outcome::Failed(error) => error,
         };
         let is_refusal = matches!(
@@ -151,9 +156,31 @@ impl Wrapper {
         );
         if wish.on_failure == OnFailure::Cold && !is_refusal {
             tell(Some(call), &format!("kybernate-runc: started afresh: {}", chain(&error)));
+            self.give_options(call, create, &mut bundle);
             return self.pass(words);
         }
         Err(error)
+    }
+
+    /// Gives a pod's container a file with CRIU's options, so that each checkpoint of it can have
+    /// options of its own. A container without one runs as well.
+    fn give_options(&self, call: &Call<'_>, create: &Create, bundle: &mut Bundle) {
+        let file = self.options(call, &create.id);
+        // One that was to be restored has one already, which may be gone.
+        if !bundle.is_container() || bundle.has_criu_config_but(&file) {
+            return;
+        }
+        let given = criu_config::write_created(&file)
+            .and_then(|()| bundle.set_criu_config(&file.display().to_string()));
+        if let Err(error) = given {
+            let text = "no checkpoint of it can close its connections";
+            tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
+        }
+    }
+
+    /// Returns where a container's file with CRIU's options is.
+    fn options(&self, call: &Call<'_>, id: &str) -> PathBuf {
+        criu_config::given(&self.settings.volumes, call.namespace(), id)
     }
 
     /// Restores a container. An error is none that a fresh start would get around.
@@ -171,9 +198,7 @@ impl Wrapper {
             return Ok(Outcome::Fresh);
         }
         self.end(call, &create.id, &mark)?;
-        // containerd keeps its containers below a directory of their namespace.
-        let namespace = call.root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let subject = Subject { namespace, container: &create.id };
+        let subject = Subject { namespace: call.namespace(), container: &create.id };
         let reference = wish.reference.clone();
         let dump = match claim(&self.settings, subject, &reference, bundle.text()) {
             Ok(Answer::Restore(dump)) => dump,
@@ -219,6 +244,12 @@ impl Wrapper {
     /// Before `kill` and `delete`: ends what a restore has left whose wrapper was killed.
     fn end_interrupted(&self, call: &Call<'_>, command: &str) -> Result<(), WrapperError> {
         let Some(id) = call.id() else { return Ok(()) };
+        if command == "delete" {
+            // The agent removes what is left, and what it has put there itself.
+            let file = self.options(call, id);
+            fs::remove_file(&file).unwrap_or_default();
+            file.parent().map_or(Ok(()), fs::remove_dir).unwrap_or_default();
+        }
         let mark = Mark::of(&self.settings, call, id);
         match mark.read() {
             Ok(None) => Ok(()),

@@ -14,6 +14,7 @@ mod ours;
 pub(crate) mod pack;
 pub(crate) mod registry;
 mod report;
+pub(crate) mod runc;
 mod spread;
 
 use std::io;

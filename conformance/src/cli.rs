@@ -92,6 +92,9 @@ enum BenchCommand {
     /// Measures how long a container is frozen and how it comes back, beside runc alone.
     #[command(after_help = "Example: kybernate-conformance bench node --upper 0,200")]
     Node(bench::node::Plan),
+    /// Measures what kybernate-runc adds to runc's calls.
+    #[command(after_help = "Example: kybernate-conformance bench runc --calls 50")]
+    Runc(bench::runc::Plan),
     /// Tests our registry and others against the distribution specification.
     #[command(after_help = "Example: kybernate-conformance bench oci --json")]
     Oci {
@@ -189,6 +192,10 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Bench { only: Some(BenchCommand::Node(plan)), .. } => {
             preflight()?;
             bench::node::run(&programs()?, &plan)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Bench { only: Some(BenchCommand::Runc(plan)), .. } => {
+            bench::runc::run(&programs()?, plan)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Bench { only: Some(BenchCommand::Oci { json }), .. } => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use containerd_client::services::v1::Container;
@@ -65,6 +65,8 @@ pub(crate) struct Examined {
 
 /// What a dump has beside the memory of the processes.
 struct Place {
+    /// What CRIU is told, when the container has a file of its own.
+    told: Option<PathBuf>,
     /// The upper directory of its root file system.
     upper: Option<PathBuf>,
     /// What comes from GPUs.
@@ -122,8 +124,8 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let container = namespace.container(&wanted.container).await?;
     let cannot =
         |reason: String| Rejection::Container { container: wanted.container.clone(), reason };
-    let spec = spec_of(&container)
-        .map_err(|error| cannot(format!("its specification cannot be read: {error}")))?;
+    let unread = |error| cannot(format!("its specification cannot be read: {error}"));
+    let spec = spec_of(&container).map_err(unread)?;
     let mut findings = of_spec(&spec);
     let task = namespace.task(&wanted.container).await?;
     let whom = suspend::Wanted {
@@ -148,11 +150,11 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         Some(known) => known.gpu,
         None => gpu::find(app, task.pid).await.map_err(&cannot)?,
     };
-    let from = Place { upper: upper.clone(), gpu_bytes: gpu::bytes(&gpu) };
+    let told = criu_config_of(app, wanted, &spec).await;
+    let from = Place { upper: upper.clone(), gpu_bytes: gpu::bytes(&gpu), told: told.clone() };
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
-    let measured =
-        measured.map_err(|error| cannot(format!("its processes cannot be looked at: {error}")))?;
-    let Measured { born, freezer, stage, memory, findings: more } = measured;
+    let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
+    let Measured { born, freezer, stage, memory, findings: more } = measured.map_err(unseen)?;
     findings.extend(more);
     let stage = match stage {
         Ok(stage) => {
@@ -171,7 +173,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let refused = findings.iter().any(Finding::refuses);
     let source = match (upper, stage) {
         (Some(upper), Some(stage)) if !refused => Some(Source {
-            criu_config: own_config(app, &spec),
+            criu_config: told.filter(|file| criu_config::is_own(&app.config, file)),
             namespace,
             container,
             spec,
@@ -210,19 +212,20 @@ async fn measure(
     from: Place,
 ) -> Result<io::Result<Measured>, Rejection> {
     let report = app.report().await;
+    let Place { told, upper, gpu_bytes } = from;
+    let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
     let mut subject = preflight::Subject {
         init: task.pid,
         pids: Vec::new(),
         policy: wanted.policy,
         mount_points: spec.mount_points(),
-        criu_config: spec.criu_config().unwrap_or(Path::new(preflight::DEFAULT_FILE)).to_owned(),
-        own_options: own_config(app, spec).is_some(),
+        criu_config: told.unwrap_or_else(|| preflight::DEFAULT_FILE.into()),
+        own_options,
         kernel: numbers(&report.facts.kernel),
         criu: numbers(&report.facts.criu),
         execs: namespace.execs(&wanted.container).await?,
         gpus: app.gpus.clone(),
     };
-    let Place { upper, gpu_bytes } = from;
     let (app, shared) = (Arc::clone(app), spec.shared_memory().map(PathBuf::from));
     let measured = tokio::task::spawn_blocking(move || {
         let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
@@ -238,8 +241,13 @@ async fn measure(
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
 }
 
-/// Returns CRIU's configuration file for a container, when that is the agent's to write.
-fn own_config(app: &App, spec: &SourceSpec) -> Option<PathBuf> {
-    let file = spec.criu_config()?;
-    criu_config::is_own(&app.config, file).then(|| file.to_owned())
+/// Returns the file that runc makes CRIU read for this container alone, if there is one.
+async fn criu_config_of(app: &App, wanted: &Wanted, spec: &SourceSpec) -> Option<PathBuf> {
+    if let Some(named) = spec.criu_config() {
+        return Some(named.to_owned());
+    }
+    let given = criu_config::given(&app.config.volumes(), &wanted.namespace, &wanted.container);
+    let looked = given.clone();
+    let exists = tokio::task::spawn_blocking(move || looked.is_file()).await;
+    exists.unwrap_or_default().then_some(given)
 }

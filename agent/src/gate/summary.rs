@@ -22,6 +22,11 @@ const ENTRIES_MAX: usize = 1 << 16;
 const DEAD: u32 = 2;
 const ZOMBIE: u32 = 6;
 
+/// `SECCOMP_MODE_FILTER`.
+const FILTERED: i32 = 2;
+/// `SECCOMP_FILTER_FLAG_TSYNC`.
+const FOR_ALL_THREADS: u32 = 1;
+
 /// What the images say about identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Summary {
@@ -97,7 +102,16 @@ pub(crate) struct Builder {
     inventory: Option<Inventory>,
     cores: BTreeMap<u32, Core>,
     ids: BTreeMap<u32, Ids>,
-    filters: Option<Vec<bool>>,
+    filters: Option<Vec<Filter>>,
+}
+
+/// What matters of a seccomp filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Filter {
+    /// Whether it has a program.
+    known: bool,
+    /// Whether it is installed for all threads of a process at once.
+    synced: bool,
 }
 
 /// Images of which there is one for each process or mount namespace.
@@ -182,8 +196,7 @@ impl Builder {
                 "files.img" => self.files(content)?,
                 "seccomp.img" => {
                     let seccomp: Seccomp = one(content, SECCOMP)?;
-                    let known = |filter: &SeccompFilter| !filter.program.is_empty();
-                    self.filters = Some(seccomp.filters.iter().map(known).collect());
+                    self.filters = Some(seccomp.filters.iter().map(Filter::of).collect());
                 }
                 _ => {}
             }
@@ -251,11 +264,13 @@ impl Builder {
         for process in tree {
             let leader = self.cores.get(&process.pid).and_then(|core| core.process.clone());
             let leader = leader.unwrap_or_default();
+            let shared = self.is_shared(process.pid);
             for tid in process.threads.iter().chain([&process.pid]) {
                 let thread = self.cores.get(tid).and_then(|core| core.thread.clone());
                 let thread = thread.unwrap_or_default();
                 if let Some(credentials) = &thread.credentials {
-                    let identity = self.identity(*tid, credentials, &thread, &leader)?;
+                    let mut identity = self.identity(*tid, credentials, &thread, &leader)?;
+                    identity.seccomp |= shared;
                     self.summary.identities.insert(identity);
                     bounded(self.summary.identities.len(), "identities")?;
                 } else if leader.state != DEAD && leader.state != ZOMBIE {
@@ -264,6 +279,22 @@ impl Builder {
             }
         }
         Ok(())
+    }
+
+    /// Whether a process's first thread brings its seccomp filters to all the others. CRIU writes
+    /// them with that thread alone when all have the same, and restores them so.
+    fn is_shared(&self, pid: u32) -> bool {
+        let first = self.cores.get(&pid).and_then(|core| core.thread.as_ref());
+        first.is_some_and(|first| {
+            first.seccomp_mode == Some(FILTERED)
+                && self.filter(first).is_some_and(|filter| filter.synced)
+        })
+    }
+
+    /// Returns the filter that a thread got last.
+    fn filter(&self, thread: &ThreadCore) -> Option<Filter> {
+        let number = usize::try_from(thread.seccomp_filter.unwrap_or(0)).ok()?;
+        self.filters.as_ref()?.get(number).copied()
     }
 
     fn identity(
@@ -275,14 +306,11 @@ impl Builder {
     ) -> Result<ThreadIdentity, SummaryError> {
         let of = credentials;
         let mode = thread.seccomp_mode.or(leader.old_seccomp_mode).unwrap_or(0);
-        if mode == 2 {
+        if mode == FILTERED && !self.filter(thread).is_some_and(|filter| filter.known) {
             let number = thread.seccomp_filter.unwrap_or(0);
-            let filter = usize::try_from(number).ok().and_then(|n| self.filters.as_ref()?.get(n));
-            if filter != Some(&true) {
-                return contradiction(format!(
-                    "thread {tid} names seccomp filter {number}, which is not there"
-                ));
-            }
+            return contradiction(format!(
+                "thread {tid} names seccomp filter {number}, which is not there"
+            ));
         }
         let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
         let profile = of.lsm_profile.clone().or_else(|| of.lsm_socket.clone());
@@ -328,6 +356,15 @@ impl Builder {
             }
         }
         Ok(())
+    }
+}
+
+impl Filter {
+    fn of(filter: &SeccompFilter) -> Self {
+        Self {
+            known: !filter.program.is_empty(),
+            synced: filter.flags.unwrap_or(0) & FOR_ALL_THREADS != 0,
+        }
     }
 }
 

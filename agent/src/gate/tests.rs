@@ -254,10 +254,35 @@ fn a_seccomp_filter_must_be_there() {
             expected.seccomp = true;
         }
     };
-    let real = SeccompFilter { program: vec![6, 0], previous: None };
+    let real = SeccompFilter { program: vec![6, 0], ..SeccompFilter::default() };
     assert_eq!(check(filtered(vec![real])), "");
     assert_refused("seccomp filter 0", filtered(Vec::new()));
     assert_refused("seccomp filter 0", filtered(vec![SeccompFilter::default()]));
+}
+
+/// When all threads have the same filters, CRIU writes them with the first, for all.
+#[test]
+fn a_seccomp_filter_may_be_that_of_all_threads() {
+    let threads = |flags: Option<u32>, mode: Option<i32>| {
+        move |dump: &mut Dump, expected: &mut Expected| {
+            let program = vec![6, 0];
+            let filter = SeccompFilter { program, flags, ..SeccompFilter::default() };
+            dump.seccomp = Some(Seccomp { filters: vec![filter] });
+            let mut other = dump.cores[&1].clone();
+            (other.process, other.thread.as_mut().unwrap().seccomp_mode) = (None, None);
+            dump.cores.insert(2, other);
+            dump.tree[0].threads.push(2);
+            let first = dump.cores.get_mut(&1).unwrap().thread.as_mut().unwrap();
+            (first.seccomp_mode, first.seccomp_filter) = (mode, Some(0));
+            expected.seccomp = true;
+        }
+    };
+    assert_eq!(check(threads(Some(1), Some(2))), "");
+    for flags in [None, Some(0), Some(2)] {
+        assert_refused("no seccomp filter", threads(flags, Some(2)));
+    }
+    assert_refused("no seccomp filter", threads(Some(1), Some(0)));
+    assert_refused("no seccomp filter", threads(Some(1), None));
 }
 
 #[test]

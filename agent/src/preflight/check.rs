@@ -330,13 +330,13 @@ impl Check {
             Self::TcpInFlight => refuse(
                 "tcp-in-flight",
                 "a TCP connection has not been accepted yet, and CRIU cannot dump it",
-                "try again, or set skip-in-flight in the CRIU configuration",
+                "try again, say --tcp close, or set skip-in-flight in the CRIU configuration",
             ),
             Self::TcpClose => refuse(
                 "tcp-close",
                 "its TCP connections can be closed only through a CRIU configuration file of its own",
-                "run it with the annotation org.criu.config=FILE, a file in the directory criu of \
-                 the agent's root, or say --tcp keep",
+                "run it with kybernate-runc or with the annotation org.criu.config=FILE, a file in \
+                 the directory criu of the agent's root, or say --tcp keep",
             ),
             Self::ListenerAddress => warn(
                 "listener-address",

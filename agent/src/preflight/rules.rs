@@ -380,9 +380,11 @@ fn of_tcp(view: &View, world: &World<'_>, context: &Context, say: &mut impl FnMu
             _ => {}
         }
     }
-    for one in all.iter().filter(|one| one.is_in_flight()) {
+    let closed = context.policy.tcp == TcpPolicy::Close && context.own_options;
+    let skipped = closed || options.has("skip-in-flight");
+    for one in all.iter().filter(|one| one.is_in_flight() && !skipped) {
         let waits = |listener: &&Tcp| listener.local.port() == one.local.port();
-        if listeners.iter().any(waits) && !options.has("skip-in-flight") {
+        if listeners.iter().any(waits) {
             say(Check::TcpInFlight, format!("{} to {}", one.remote, one.local));
         }
     }

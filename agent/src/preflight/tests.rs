@@ -230,11 +230,16 @@ fn established_connections_need_a_choice() {
 
 #[test]
 fn a_connection_that_nobody_has_accepted_is_found() {
-    let tree = Tree::new();
+    let mut tree = Tree::new();
     tree.open(10, 3, "socket:[7]", "");
     let listener = "00000000:0FA0 00000000:0000 0A 7";
     tree.tcp(&[listener, "0100007F:0FA0 0100007F:C350 01 0", "0100007F:0FA1 0100007F:C351 01 0"]);
     tree.finds("tcp-in-flight: 127.0.0.1:50000 to 127.0.0.1:4000");
+    // It ends with the others.
+    tree.subject.policy.tcp = TcpPolicy::Close;
+    tree.finds("tcp-in-flight: 127.0.0.1:50000 to 127.0.0.1:4000");
+    tree.subject.own_options = true;
+    assert_eq!(tree.found(), [""; 0]);
 }
 
 #[test]

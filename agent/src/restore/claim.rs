@@ -42,6 +42,9 @@ const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
 /// How much longer than the restore may take its end is waited for.
 const GRACE: Duration = Duration::from_mins(1);
 
+/// How long the rules may take to say that no staging would help.
+const RULES_LIMIT: Duration = Duration::from_secs(10);
+
 /// How long the end of an earlier claim for the same container may take.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -291,11 +294,13 @@ async fn prepare(
     pod: &Pod,
 ) -> Result<Prepared, ClaimError> {
     driver.commit(COMMITTED).map_err(|_cancelled| ClaimError::ShuttingDown)?;
-    let staged = app.staging.take(&claim.digest, driver.id()).await;
-    let staged = staged.ok_or_else(|| ClaimError::NotStaged(claim.digest.clone()))?;
+    let order = claim.order(app, pod);
+    let Some(staged) = app.staging.take(&claim.digest, driver.id()).await else {
+        return Err(unstaged(app, driver, claim, &order).await);
+    };
     let tier = staged.tier;
     driver.update(|record| record.tier = Some(tier)).await?;
-    let admitted = admit(app, driver, &claim.order(app, pod)).await?;
+    let admitted = admit(app, driver, &order).await?;
     let checkpoint = &admitted.checkpoint;
     gpu::pod(app, checkpoint)?;
     claim.image(app, checkpoint).await?;
@@ -328,6 +333,15 @@ async fn prepare(
     Ok(Prepared { answer, _staged: staged, sizes, filled, note })
 }
 
+/// Says why a checkpoint that is not staged is not restored. What a rule refuses cannot be staged
+/// here, so that rule is the reason, and one that a pod cannot get around by a fresh start.
+async fn unstaged(app: &Arc<App>, driver: &Driver, claim: &Claim, order: &Order) -> ClaimError {
+    match tokio::time::timeout(RULES_LIMIT, admit(app, driver, order)).await {
+        Ok(Err(error)) if error.refused_by().is_some() => error.into(),
+        _ => ClaimError::NotStaged(claim.digest.clone()),
+    }
+}
+
 /// Makes the directory for CRIU's log.
 async fn work(app: &App, driver: &Driver) -> Result<PathBuf, ClaimError> {
     let directory = app.config.disk_stage().join(driver.id());
@@ -348,7 +362,7 @@ async fn criu_config(
     volume::sweep(app).await;
     let directory = volume::directory(app, &claim.namespace, &claim.container);
     driver.will_make(Made::Volume(directory.clone())).await?;
-    let file = directory.join("criu.conf");
+    let file = criu_config::given(&app.config.volumes(), &claim.namespace, &claim.container);
     let path = file.clone();
     let written =
         tokio::task::spawn_blocking(move || criu_config::write_restored(&path, &summary)).await;

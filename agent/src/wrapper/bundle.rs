@@ -60,7 +60,7 @@ impl Bundle {
 
     /// Returns what the pod wishes for this container, if anything. An error names the annotation.
     pub(super) fn wish(&self) -> Result<Option<Wish>, String> {
-        if self.annotation(CONTAINER_TYPE) != Some("container") {
+        if !self.is_container() {
             return Ok(None);
         }
         let Some(name) = self.annotation(CONTAINER_NAME) else { return Ok(None) };
@@ -76,6 +76,16 @@ impl Bundle {
             }
         };
         Ok(Some(Wish { reference: reference.to_owned(), on_failure }))
+    }
+
+    /// Whether it is one of a pod's containers, and not what holds the pod's namespaces.
+    pub(super) fn is_container(&self) -> bool {
+        self.annotation(CONTAINER_TYPE) == Some("container")
+    }
+
+    /// Whether CRIU has a configuration file for it already that is not this one.
+    pub(super) fn has_criu_config_but(&self, file: &Path) -> bool {
+        self.annotation(CRIU_CONFIG).is_some_and(|named| Path::new(named) != file)
     }
 
     /// Returns the container's cgroup, as a path in the hierarchy.
@@ -162,6 +172,8 @@ mod tests {
         bundle.set_criu_config("/run/x.conf").unwrap();
         let again = Bundle::read(directory.path()).unwrap();
         assert_eq!(again.annotation("org.criu.config"), Some("/run/x.conf"));
+        assert!(again.has_criu_config_but(Path::new("/run/y.conf")) && !again.is_container());
+        assert!(!again.has_criu_config_but(Path::new("/run/x.conf")));
         assert_eq!(again.annotation("kept"), Some("yes"));
         assert_eq!(again.cgroup().as_deref(), Some("/k/c"));
     }

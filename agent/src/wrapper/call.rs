@@ -68,6 +68,11 @@ impl<'a> Call<'a> {
         id.to_str().filter(|id| is_id(id))
     }
 
+    /// Returns containerd's namespace: it keeps its containers below a directory of that name.
+    pub(super) fn namespace(&self) -> &str {
+        self.root.file_name().and_then(OsStr::to_str).unwrap_or_default()
+    }
+
     /// Understands the words of `create`.
     pub(super) fn create(&self) -> Option<Create> {
         let split = Words::split(self.rest, CREATE);
@@ -142,6 +147,7 @@ mod tests {
         let call = Call::parse(&line).unwrap();
         assert_eq!((call.command, call.globals.len()), (OsStr::new("create"), 7));
         assert_eq!(call.root, PathBuf::from("/run/containerd/runc/k8s.io"));
+        assert_eq!(call.namespace(), "k8s.io");
         assert_eq!(call.log, Some(("/run/b/log.json".into(), true)));
         let create = call.create().unwrap();
         assert_eq!((&*create.id, create.no_pivot), ("c1", true));

@@ -26,6 +26,8 @@ pub(super) struct Settings {
     /// What has been restored, until it is deleted; lost when the machine restarts, as the
     /// containers are.
     pub(super) state: PathBuf,
+    /// Where the agent looks for what CRIU is told about a container: `volumes` beside its tmpfs.
+    pub(super) volumes: PathBuf,
 }
 
 impl Default for Settings {
@@ -34,6 +36,7 @@ impl Default for Settings {
             runtime: None,
             agent_socket: AGENT_SOCKET.into(),
             state: "/run/kybernate/runc".into(),
+            volumes: "/run/kybernate/volumes".into(),
         }
     }
 }
@@ -88,6 +91,8 @@ mod tests {
         let settings = Settings::parse("runtime = \"/opt/crun\"\n").unwrap();
         assert_eq!(settings.runtime().unwrap(), Path::new("/opt/crun"));
         assert_eq!(settings.agent_socket, Path::new(AGENT_SOCKET));
+        let agent = crate::config::ServeArgs::default().validate().unwrap();
+        assert_eq!(settings.volumes, agent.volumes());
         let wrong = Settings::parse("runtme = \"/opt/crun\"\n").unwrap_err().to_string();
         assert!(wrong.contains(FILE) && wrong.contains("runtme"), "{wrong}");
     }

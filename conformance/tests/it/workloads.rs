@@ -2,11 +2,11 @@
 //! restored ones are taken and brought back once more. The table in the agent's README is made of
 //! what is run here.
 
-mod client;
-mod own;
-mod programs;
-mod proof;
-mod servers;
+pub(crate) mod client;
+pub(crate) mod own;
+pub(crate) mod programs;
+pub(crate) mod proof;
+pub(crate) mod servers;
 mod table;
 
 use kybernate_conformance::command::wait_until;
@@ -18,18 +18,18 @@ use crate::harness::said;
 
 /// A container whose processes say of themselves that nothing about them is wrong.
 #[derive(Clone, Copy, Debug)]
-struct Workload {
+pub(crate) struct Workload {
     /// Name of the container and of its checkpoints.
-    id: &'static str,
+    pub(crate) id: &'static str,
     /// What the table calls it.
     name: &'static str,
     /// What the table says is the same afterwards.
     proven: &'static str,
     /// More for `ctr run`.
     options: &'static [&'static str],
-    command: &'static [&'static str],
+    pub(crate) command: &'static [&'static str],
     /// Where it says how it is, in its own root.
-    state: &'static str,
+    pub(crate) state: &'static str,
     /// More for `kyb restore`.
     allow: &'static [&'static str],
     /// A finding, and when the workload is refused for it.
@@ -38,10 +38,12 @@ struct Workload {
 
 /// A node, its container, and where that says how it is.
 #[derive(Clone, Copy, Debug)]
-struct Place<'a> {
-    node: &'a Node,
-    id: &'a str,
-    state: &'a str,
+pub(crate) struct Place<'a> {
+    pub(crate) node: &'a Node,
+    /// containerd's namespace.
+    pub(crate) namespace: &'a str,
+    pub(crate) id: &'a str,
+    pub(crate) state: &'a str,
 }
 
 /// Waits until a container has what it is refused for: a program that starts takes its time.
@@ -57,7 +59,7 @@ fn refuses(scenario: &Scenario, node: &Node, id: &str, finding: &str) {
 
 impl Workload {
     const fn on<'a>(&'a self, node: &'a Node) -> Place<'a> {
-        Place { node, id: self.id, state: self.state }
+        Place { node, namespace: "default", id: self.id, state: self.state }
     }
 
     /// Takes it on one node, restores it on another, takes that and restores it again. After each

@@ -199,6 +199,9 @@ pub struct SeccompFilter {
     /// The filter installed before this one.
     #[prost(uint32, optional, tag = "2")]
     pub previous: Option<u32>,
+    /// How it is installed (`SECCOMP_FILTER_FLAG_…`).
+    #[prost(uint32, optional, tag = "3")]
+    pub flags: Option<u32>,
 }
 
 /// One mount.

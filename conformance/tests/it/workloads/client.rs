@@ -18,7 +18,7 @@ use super::Place;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs `work` on a thread that has the network of a container.
-pub(super) fn inside<T: Send + 'static>(
+pub(crate) fn inside<T: Send + 'static>(
     place: Place<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
@@ -33,11 +33,11 @@ pub(super) fn inside<T: Send + 'static>(
 
 /// A connection on which each line is answered.
 #[derive(Debug)]
-pub(super) struct Line(BufReader<TcpStream>);
+pub(crate) struct Line(BufReader<TcpStream>);
 
 impl Line {
     /// Connects as soon as somebody listens.
-    pub(super) fn connect(port: u16) -> Self {
+    pub(crate) fn connect(port: u16) -> Self {
         let mut stream = Err(io::Error::other("nobody tried"));
         wait_until(LIMIT, || {
             stream = TcpStream::connect(("127.0.0.1", port));
@@ -49,13 +49,13 @@ impl Line {
     }
 
     /// Sends some lines and returns the first line of the answer.
-    pub(super) fn ask(&mut self, words: &str) -> io::Result<String> {
+    pub(crate) fn ask(&mut self, words: &str) -> io::Result<String> {
         self.0.get_mut().write_all(words.as_bytes())?;
         self.read()
     }
 
     /// Returns one more line of the answer.
-    pub(super) fn read(&mut self) -> io::Result<String> {
+    pub(crate) fn read(&mut self) -> io::Result<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -64,21 +64,21 @@ impl Line {
     }
 
     /// Returns the answer's lines up to the end of the connection.
-    pub(super) fn rest(&mut self) -> Vec<String> {
+    pub(crate) fn rest(&mut self) -> Vec<String> {
         std::iter::from_fn(|| self.read().ok()).collect()
     }
 }
 
 /// Clients that go on until the server is gone.
 #[derive(Debug)]
-pub(super) struct Load {
+pub(crate) struct Load {
     ends: Arc<AtomicBool>,
     clients: Vec<JoinHandle<u64>>,
 }
 
 impl Load {
     /// Starts clients; each calls `step` with its own number and 1, 2, 3, … until that fails.
-    pub(super) fn start(
+    pub(crate) fn start(
         place: Place<'_>,
         port: u16,
         clients: usize,
@@ -100,7 +100,7 @@ impl Load {
     }
 
     /// Ends it, and returns how many steps of each client were answered.
-    pub(super) fn end(self) -> Vec<u64> {
+    pub(crate) fn end(self) -> Vec<u64> {
         self.ends.store(true, Ordering::Relaxed);
         self.clients.into_iter().map(|client| client.join().unwrap()).collect()
     }

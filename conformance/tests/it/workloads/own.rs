@@ -12,7 +12,7 @@ const KEEP: &[&str] = &["/workload", "keep", "--state", "/state"];
 /// What is kept where the root cannot be written to.
 const TMPFS: &str = "type=tmpfs,src=tmpfs,dst=/state,options=rw:nosuid:size=16m:mode=1777";
 
-pub(super) const WORKLOADS: &[Workload] = &[
+pub(crate) const WORKLOADS: &[Workload] = &[
     Workload {
         id: "linux",
         name: "what Linux gives to processes",
@@ -109,7 +109,7 @@ pub(super) const HEAP: (&str, &str) = ("a heap of 2 GiB", "sums over all of it")
 const HEAP_MIB: u32 = 2048;
 
 /// Whether CRIU may ask for what belongs to other users: `CAP_SYS_RESOURCE`, bit 24.
-fn may_ask_others(node: &Node) -> bool {
+pub(crate) fn may_ask_others(node: &Node) -> bool {
     let status = node.run(&["cat", "/proc/self/status"]).unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
     u64::from_str_radix(mask, 16).unwrap() & (1 << 24) != 0

@@ -8,26 +8,32 @@ use kybernate_conformance::programs;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
-use super::Workload;
 use super::proof::LIMIT;
+use super::{Place, Workload};
 use crate::harness::start as start_bare;
 
 /// A seccomp profile of little use but for this: programs then do without.
 const NO_IO_URING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
     {"names": ["io_uring_setup"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
 
-/// Starts everything, with the image of programs pulled on both nodes.
-pub(super) fn start() -> (Scenario, String) {
+/// Pushes the image of programs, and returns its reference.
+pub(crate) fn push(scenario: &Scenario) -> String {
     let layout = programs::ensure(&|text| println!("{text}")).unwrap();
-    let scenario = start_bare();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    let share = scenario.testbed.share();
-    fs::write(share.join("no-io-uring.json"), NO_IO_URING).unwrap();
-    let shared = share.join("programs");
+    let shared = scenario.testbed.share().join("programs");
     run(Command::new("cp").arg("-r").arg(layout).arg(shared)).unwrap();
     let image = scenario.reference("workloads/all:base");
     let words = ["oras", "copy", "--from-oci-layout", "--to-plain-http"];
-    b.run(&[&words[..], &["/srv/share/programs:base", &image]].concat()).unwrap();
+    let words = [&words[..], &["/srv/share/programs:base", &image]].concat();
+    scenario.testbed.b.run(&words).unwrap();
+    image
+}
+
+/// Starts everything, with the image of programs pulled on both nodes.
+pub(super) fn start() -> (Scenario, String) {
+    let scenario = start_bare();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    fs::write(scenario.testbed.share().join("no-io-uring.json"), NO_IO_URING).unwrap();
+    let image = push(&scenario);
     std::thread::scope(|scope| {
         for node in [a, b] {
             let pull = ["ctr", "image", "pull", "--plain-http", &image];
@@ -37,7 +43,7 @@ pub(super) fn start() -> (Scenario, String) {
     (scenario, image)
 }
 
-pub(super) const WORKLOADS: &[Workload] = &[
+pub(crate) const WORKLOADS: &[Workload] = &[
     Workload {
         id: "python",
         name: "Python",
@@ -103,20 +109,23 @@ fn languages_and_databases_move() {
             Workload { options: &[], ..*workload }.is_refused(&scenario, &image, a, finding);
         }
         workload.moves(&scenario, &image, [a, b], &|place| {
-            if place.id != SQLITE.id {
-                return;
+            if place.id == SQLITE.id {
+                commits(place);
             }
-            // What was begun on the other node ends here.
-            let begun = super::proof::goes_on(place, None).count;
-            let path = format!("/proc/{}/root/state/commit", place.pid().unwrap());
-            fs::write(place.node.path(&path), "").unwrap();
-            let committed = || {
-                let said = place.read(place.state).unwrap_or_default();
-                let said: Value = serde_json::from_str(&said).unwrap_or_default();
-                said["committed"].as_u64() > Some(begun)
-            };
-            assert!(wait_until(LIMIT, committed), "nothing is committed");
         });
     }
     scenario.end().unwrap();
+}
+
+/// The transaction that was begun on the other node ends here.
+pub(crate) fn commits(place: Place<'_>) {
+    let begun = super::proof::goes_on(place, None).count;
+    let path = format!("/proc/{}/root/state/commit", place.pid().unwrap());
+    fs::write(place.node.path(&path), "").unwrap();
+    let committed = || {
+        let said = place.read(place.state).unwrap_or_default();
+        let said: Value = serde_json::from_str(&said).unwrap_or_default();
+        said["committed"].as_u64() > Some(begun)
+    };
+    assert!(wait_until(LIMIT, committed), "nothing is committed");
 }

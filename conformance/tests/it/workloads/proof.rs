@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::Place;
 
 /// How long a container may take to count on: two cores run many of them.
-pub(super) const LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
 /// Lines of `/proc/PID/status` that say what a process may do.
 const FIELDS: [&str; 13] = [
@@ -31,26 +31,26 @@ const FIELDS: [&str; 13] = [
 
 /// What a workload says of itself.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Status {
+pub(crate) struct Status {
     /// Made when it began.
-    pub(super) boot: u64,
-    pub(super) count: u64,
-    pub(super) threads: u64,
+    pub(crate) boot: u64,
+    pub(crate) count: u64,
+    pub(crate) threads: u64,
     /// Nothing, or what it found to be wrong first.
     wrong: String,
 }
 
 /// What the kernel says of a container's first process: its rights, and what it sees mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     rights: BTreeMap<String, String>,
     mounts: Vec<String>,
 }
 
 impl Place<'_> {
     /// Returns the first process, as the node sees it.
-    pub(super) fn pid(&self) -> Option<u32> {
-        let tasks = self.node.run(&["ctr", "task", "ls"]).ok()?;
+    pub(crate) fn pid(&self) -> Option<u32> {
+        let tasks = self.node.run(&["ctr", "-n", self.namespace, "task", "ls"]).ok()?;
         let mut lines = tasks.lines().map(str::split_whitespace);
         lines.find_map(|mut words| {
             let (id, pid) = (words.next()?, words.next()?);
@@ -59,7 +59,7 @@ impl Place<'_> {
     }
 
     /// Reads a file of the container.
-    pub(super) fn read(&self, path: &str) -> Option<String> {
+    pub(crate) fn read(&self, path: &str) -> Option<String> {
         let path = self.node.path(&format!("/proc/{}/root{path}", self.pid()?));
         fs::read_to_string(path).ok()
     }
@@ -67,7 +67,7 @@ impl Place<'_> {
 
 /// Waits until a workload counts on, and returns what it says: it must be as far as `before`, and
 /// nothing about it wrong.
-pub(super) fn goes_on(place: Place<'_>, before: Option<&Status>) -> Status {
+pub(crate) fn goes_on(place: Place<'_>, before: Option<&Status>) -> Status {
     let Some(pid) = place.pid() else { panic!("{}: there is no such task", place.id) };
     let file = place.node.path(&format!("/proc/{pid}/root{}", place.state));
     let mut last = String::new();
@@ -91,7 +91,7 @@ pub(super) fn goes_on(place: Place<'_>, before: Option<&Status>) -> Status {
 }
 
 impl Identity {
-    pub(super) fn of(place: Place<'_>) -> Self {
+    pub(crate) fn of(place: Place<'_>) -> Self {
         let pid = place.pid().unwrap();
         let read = |name: &str| {
             fs::read_to_string(place.node.path(&format!("/proc/{pid}/{name}"))).unwrap()

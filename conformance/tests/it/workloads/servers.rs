@@ -15,14 +15,14 @@ use crate::harness::{restore, said};
 
 /// A server, and what the table says of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Server {
-    id: &'static str,
+pub(crate) struct Server {
+    pub(crate) id: &'static str,
     pub(super) name: &'static str,
     pub(super) proven: &'static str,
-    command: &'static [&'static str],
+    pub(crate) command: &'static [&'static str],
 }
 
-pub(super) const REDIS: Server = Server {
+pub(crate) const REDIS: Server = Server {
     id: "redis",
     name: "redis under load",
     proven: "no write is lost that was acknowledged before the cut; clients connect again",
@@ -39,7 +39,7 @@ pub(super) const REDIS: Server = Server {
     ],
 };
 
-pub(super) const NGINX: Server = Server {
+pub(crate) const NGINX: Server = Server {
     id: "nginx",
     name: "nginx with two workers",
     proven: "the same processes; the count of requests, which the workers share, goes on",
@@ -71,7 +71,7 @@ pub(super) const REFUSED: &str = "inet-socket";
 
 impl Server {
     fn on<'a>(&'a self, node: &'a Node) -> Place<'a> {
-        Place { node, id: self.id, state: "" }
+        Place { node, namespace: "default", id: self.id, state: "" }
     }
 
     fn start(&self, node: &Node, image: &str) {
@@ -127,13 +127,13 @@ fn servers_come_back_and_their_clients_too() {
 }
 
 /// One write, which counts when it was answered.
-fn write(line: &mut Line, client: usize, number: u64) -> io::Result<()> {
+pub(crate) fn write(line: &mut Line, client: usize, number: u64) -> io::Result<()> {
     let answer = line.ask(&format!("SET {client}:{number} {number}\r\n"))?;
     if answer == "+OK" { Ok(()) } else { Err(io::Error::other(answer)) }
 }
 
 /// Returns how many of a client's first writes are there.
-fn held(client: usize, acknowledged: u64) -> u64 {
+pub(crate) fn held(client: usize, acknowledged: u64) -> u64 {
     let mut line = Line::connect(REDIS_PORT);
     let keys: Vec<String> = (1..=acknowledged).map(|number| format!("{client}:{number}")).collect();
     // A line has 64 KiB at most.
@@ -141,7 +141,7 @@ fn held(client: usize, acknowledged: u64) -> u64 {
     asked.map(|words| line.ask(&words).unwrap()[1..].parse::<u64>().unwrap()).sum()
 }
 
-const REDIS_PORT: u16 = 6379;
+pub(crate) const REDIS_PORT: u16 = 6379;
 
 fn redis(scenario: &Scenario, b: &Node, image: &str) {
     const CLIENTS: usize = 4;
@@ -162,40 +162,42 @@ fn redis(scenario: &Scenario, b: &Node, image: &str) {
 }
 
 /// Returns the ids that the processes of a container have in it.
-fn processes(place: Place<'_>) -> BTreeSet<u32> {
+pub(crate) fn processes(place: Place<'_>) -> BTreeSet<u32> {
     let directory = place.node.path(&format!("/proc/{}/root/proc", place.pid().unwrap()));
     let names = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
+pub(crate) const NGINX_PORT: u16 = 8080;
+
+/// Returns what a worker says of all: `ACCEPTED HANDLED REQUESTS`, on the third line of four.
+pub(crate) fn requests(place: Place<'_>) -> u64 {
+    let answer = inside(place, || {
+        let mut line = Line::connect(NGINX_PORT);
+        line.ask("GET / HTTP/1.0\r\n\r\n").map(|_| line.rest()).unwrap()
+    });
+    let lines = answer.join().unwrap();
+    let counts = lines.iter().rev().nth(1).unwrap();
+    counts.split_whitespace().nth(2).unwrap().parse().unwrap()
+}
+
 fn nginx(scenario: &Scenario, b: &Node, image: &str) {
-    const PORT: u16 = 8080;
-    /// Returns what a worker says of all: `ACCEPTED HANDLED REQUESTS`, on the third line of four.
-    fn requests(b: &Node) -> u64 {
-        let answer = inside(NGINX.on(b), || {
-            let mut line = Line::connect(PORT);
-            line.ask("GET / HTTP/1.0\r\n\r\n").map(|_| line.rest()).unwrap()
-        });
-        let lines = answer.join().unwrap();
-        let counts = lines.iter().rev().nth(1).unwrap();
-        counts.split_whitespace().nth(2).unwrap().parse().unwrap()
-    }
     NGINX.start(b, image);
     for _ in 0..20 {
-        requests(b);
+        requests(NGINX.on(b));
     }
     for tag in ["1", "2"] {
         // A connection that is kept open, and that the cut ends.
         let kept = inside(NGINX.on(b), || {
-            let mut line = Line::connect(PORT);
+            let mut line = Line::connect(NGINX_PORT);
             line.ask("GET / HTTP/1.1\r\nHost: x\r\n\r\n").map(|_| line)
         });
         let kept = kept.join().unwrap().unwrap();
-        let (before, had) = (requests(b), processes(NGINX.on(b)));
+        let (before, had) = (requests(NGINX.on(b)), processes(NGINX.on(b)));
         assert_eq!(had.len(), 3, "{had:?}");
         NGINX.comes_back(scenario, tag);
         drop(kept);
-        assert_eq!(requests(b), before + 1);
+        assert_eq!(requests(NGINX.on(b)), before + 1);
         assert_eq!(processes(NGINX.on(b)), had);
     }
     scenario.remove(b, NGINX.id).unwrap();

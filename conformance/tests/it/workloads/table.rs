@@ -5,6 +5,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use super::{own, programs, servers};
+use crate::cluster::guests::through_a_pod;
 
 const BEGIN: &str = "<!-- workloads -->\n";
 const END: &str = "<!-- end of workloads -->\n";
@@ -12,19 +13,25 @@ const END: &str = "<!-- end of workloads -->\n";
 /// The table is made of what is run: `UPDATE=1 cargo test` writes it.
 #[test]
 fn the_readme_lists_every_workload() {
-    let mut table = "| workload | taken, restored | the same afterwards | refused |\n".to_owned();
-    table += "|---|---|---|---|\n";
-    let mut line = |name: &str, places: &str, proven: &str, refused: &str| {
-        table.extend(["| ", name, " | ", places, " | ", proven, " | ", refused, " |\n"]);
+    let mut table =
+        "| workload | taken, restored | through a Pod | the same afterwards | refused |\n"
+            .to_owned();
+    table += "|---|---|---|---|---|\n";
+    let mut line = |name: &str, places: [&str; 2], proven: &str, refused: &str| {
+        let [places, pods] = places;
+        table.extend([
+            "| ", name, " | ", places, " | ", pods, " | ", proven, " | ", refused, " |\n",
+        ]);
     };
     for workload in own::WORKLOADS.iter().chain(programs::WORKLOADS) {
         let unless = workload.unless.map(|(finding, when)| format!("{when} (`{finding}`)"));
-        line(workload.name, "a, b", workload.proven, &unless.unwrap_or_default());
+        let places = ["a, b", through_a_pod(workload.id)];
+        line(workload.name, places, workload.proven, &unless.unwrap_or_default());
     }
-    line(own::HEAP.0, "a, b", own::HEAP.1, "");
+    line(own::HEAP.0, ["a, b", ""], own::HEAP.1, "");
     let refused = format!("on a, with Linux 6.16 and later (`{}`)", servers::REFUSED);
     for server in servers::ALL {
-        line(server.name, "b, b", server.proven, &refused);
+        line(server.name, ["b, b", through_a_pod(server.id)], server.proven, &refused);
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/README.md");
     let text = fs::read_to_string(&path).unwrap();

@@ -1,0 +1,63 @@
+//! Restored pods are taken again, and restored once more: from node to node as far as CRIU's versions
+//! allow.
+
+use serde_json::Value;
+
+use super::pod::Wanted;
+use super::story::Story;
+use crate::harness::said;
+
+/// Restored pods, and the checkpoints that were taken of them.
+pub(super) struct Second {
+    /// Taken on a, of one that was restored on a: reference, and what it said.
+    of_a: (String, Value),
+    /// The same of b.
+    of_b: (String, Value),
+}
+
+/// Starts the pod that goes on on the node where it was taken.
+pub(super) fn begin(story: &Story) {
+    story.apply(&[Wanted { node: "a", ..Wanted::restored("home", &story.pinned) }]);
+}
+
+impl Second {
+    /// Takes the restored pods again, and restores what is taken.
+    pub(super) fn take(story: &Story) -> Self {
+        let (a, b) = (&story.scenario.testbed.a, &story.scenario.testbed.b);
+        let of_b = story.goes_on("restored", &story.before);
+        let second = story.take(b, &story.container("restored"), "pods/source:b", &[]);
+        // It is not the worse for it.
+        story.goes_on("restored", &of_b);
+        story.stage(b, &second);
+        let of_a = story.goes_on("home", &story.before);
+        let home = story.take(a, &story.container("home"), "pods/source:a", &[]);
+        story.goes_on("home", &of_a);
+        story.stage(b, &home);
+        story.delete("default", &["home"]);
+
+        // What a newer CRIU has written is not even staged where an older one is.
+        let words = ["stage", &second, "--tier", "ram", "--plain-http"];
+        let output = story.scenario.kyb(a, &words).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        story.apply(&[
+            Wanted::restored("b-b", &second),
+            Wanted::restored("a-b", &home),
+            Wanted { node: "a", ..Wanted::restored("b-a", &second) },
+        ]);
+        Self { of_a: (home, of_a), of_b: (second, of_b) }
+    }
+
+    /// The same process in the third pod, and in the fourth.
+    pub(super) fn go_on(&self, story: &Story) {
+        let told = story.wait_told("default", "b-a", &["refused (compatibility)"]);
+        assert!(told.contains("CRIU"), "{told}");
+        story.delete("default", &["b-a"]);
+        assert_ne!(self.of_a.0, self.of_b.0);
+        story.goes_on("a-b", &self.of_a.1);
+        let third = story.goes_on("b-b", &self.of_b.1);
+        let b = &story.scenario.testbed.b;
+        story.take(b, &story.container("b-b"), "pods/source:bb", &[]);
+        story.goes_on("b-b", &third);
+        story.delete("default", &["a-b", "b-b"]);
+    }
+}

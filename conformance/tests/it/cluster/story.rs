@@ -1,0 +1,238 @@
+//! A cluster, a checkpoint that was taken of one of its pods, and what is asked of others.
+
+use std::collections::BTreeSet;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use kybernate_conformance::cluster::{Cluster, platform};
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::node::containerd::Serves;
+use kybernate_conformance::preflight::preflight;
+use kybernate_conformance::scenario::{Scenario, counter};
+use serde_json::{Value, json};
+
+use super::pod::{Wanted, secret};
+use crate::harness::{bin, said};
+use crate::nodes::Probe;
+use crate::workloads::programs;
+
+/// What a pod may take to get where it is wanted, on a machine that compiles meanwhile.
+pub(super) const LIMIT: Duration = Duration::from_mins(2);
+pub(super) const READY: &str = "--timeout=120s";
+
+/// containerd's namespace for kubelets.
+pub(super) const PODS: &str = "k8s.io";
+
+/// The cluster, and a checkpoint of a pod of node a that is staged on both nodes.
+pub(super) struct Story {
+    pub(super) scenario: Scenario,
+    pub(super) cluster: Cluster,
+    /// `host/name:tag@digest`.
+    pub(super) pinned: String,
+    /// What the source said last.
+    pub(super) before: Value,
+    /// The image of other people's programs.
+    pub(super) programs: String,
+}
+
+impl Story {
+    /// Starts the cluster and a pod on node a, takes its checkpoint, ends it, stages on both nodes.
+    pub(super) fn begin() -> Self {
+        preflight().unwrap();
+        let say = |text: &str| println!("{text}");
+        let mut scenario = Scenario::start_for(Serves::Kubelet, &bin(), &say).unwrap();
+        drop((scenario.agent_a.take(), scenario.agent_b.take()));
+        scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, platform::PODS).unwrap());
+        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, platform::PODS).unwrap());
+        let state = scenario.testbed.state();
+        let (cluster, programs) = std::thread::scope(|scope| {
+            let pushed = scope.spawn(|| programs::push(&scenario));
+            (Cluster::start(&state, &say).unwrap(), pushed.join().unwrap())
+        });
+        let (pinned, before) = (String::new(), Value::Null);
+        let mut story = Self { scenario, cluster, pinned, before, programs };
+        story.take_source();
+        story
+    }
+
+    /// Its kubelet asks it how it is all the time, and somebody has a session in it.
+    fn take_source(&mut self) {
+        let image = self.scenario.image();
+        let slow = ["sh", "-c", "sleep 0.3; /workload status --state /state"];
+        let liveness = json!({
+            "exec": { "command": slow }, "periodSeconds": 1, "timeoutSeconds": 20,
+        });
+        let source =
+            Wanted { node: "a", memory: "200Mi", liveness, ..Wanted::new("source", &image) };
+        self.cluster.apply(&[secret("default", "old"), source.pod()]).unwrap();
+        self.wait_ready("source");
+        self.before = self.wait_for("source", |status| counter(status) > Some(5));
+        let session = self.open_session("source");
+        let began = Instant::now();
+        let a = &self.scenario.testbed.a;
+        self.pinned = self.take(a, &self.container("source"), "pods/source:v1", &[]);
+        println!("checkpoint of a pod's container: {:.1} s", began.elapsed().as_secs_f64());
+        // It has not noticed, and nor has whoever was in it.
+        let seen = counter(&self.before);
+        self.wait_for("source", |status| counter(status) > seen);
+        assert!(self.programs_of("source").contains(&"tail".to_owned()));
+        let source = self.cluster.get("pod", "source").unwrap();
+        assert_eq!(source["status"]["containerStatuses"][0]["restartCount"], 0, "{source}");
+        self.delete("default", &["source"]);
+        end_session(session);
+        for node in [a, &self.scenario.testbed.b] {
+            self.stage(node, &self.pinned);
+        }
+    }
+
+    /// Begins `kubectl exec`, and waits until the preflight says what becomes of it.
+    fn open_session(&self, name: &str) -> Child {
+        let mut session = self.cluster.command(&["exec", name, "--", "tail", "-f", "/secret/word"]);
+        let session = session.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let (a, id) = (&self.scenario.testbed.a, self.container(name));
+        let mut told = String::new();
+        let warned = wait_until(LIMIT, || {
+            let words = ["preflight", &id, "--namespace", PODS];
+            let output = self.scenario.kyb(a, &words).unwrap();
+            told = said(&output);
+            output.status.success()
+                && told.contains("warn exec-session")
+                && self.programs_of(name).contains(&"tail".to_owned())
+        });
+        assert!(warned, "{told}");
+        session
+    }
+
+    pub(super) fn end(self) {
+        for (name, mib) in self.cluster.memory().unwrap() {
+            println!("{name}: {mib} MiB");
+        }
+        let probe = Probe::new(&self.scenario.testbed.state());
+        self.scenario.end().unwrap();
+        assert_eq!(probe.traces(), BTreeSet::new());
+    }
+
+    /// Takes a checkpoint of a container, and returns `host/name:tag@digest`.
+    pub(super) fn take(&self, node: &Node, id: &str, path: &str, more: &[&str]) -> String {
+        let (reference, key) = (self.scenario.reference(path), format!("node-{}", node.name()));
+        let words = ["checkpoint", id, &reference, "--plain-http", "--namespace", PODS];
+        let words = [&words[..], &["--sign-key", &key], more].concat();
+        let taken = self.scenario.kyb_json(node, &words).unwrap();
+        format!("{reference}@{}", taken["digest"].as_str().unwrap())
+    }
+
+    pub(super) fn stage(&self, node: &Node, pinned: &str) {
+        let words = ["stage", pinned, "--tier", "ram", "--plain-http"];
+        let output = self.scenario.kyb(node, &words).unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    pub(super) fn apply(&self, pods: &[Wanted<'_>]) {
+        let pods: Vec<Value> = pods.iter().map(Wanted::pod).collect();
+        self.cluster.apply(&pods).unwrap();
+    }
+
+    /// Has pods deleted, and does not wait for it.
+    pub(super) fn delete(&self, namespace: &str, names: &[&str]) {
+        let words = ["delete", "pod", "--wait=false", "-n", namespace];
+        self.cluster.kubectl(&[&words[..], names].concat()).unwrap();
+    }
+
+    pub(super) fn wait_ready(&self, name: &str) {
+        let words = ["wait", "--for=condition=Ready", READY, "pod", name];
+        let output = self.cluster.output(&words).unwrap();
+        assert!(output.status.success(), "{}\n{}", said(&output), self.describe("default", name));
+    }
+
+    pub(super) fn describe(&self, namespace: &str, name: &str) -> String {
+        said(&self.cluster.output(&["describe", "pod", "-n", namespace, name]).unwrap())
+    }
+
+    /// Waits until `kubectl describe` tells all of this about a pod, and returns what it tells.
+    pub(super) fn wait_told(&self, namespace: &str, name: &str, wanted: &[&str]) -> String {
+        let mut told = String::new();
+        let is_told = wait_until(LIMIT, || {
+            told = self.describe(namespace, name);
+            wanted.iter().all(|words| told.contains(words))
+        });
+        assert!(is_told, "{wanted:?}: {told}");
+        told
+    }
+
+    /// Runs a program in a pod of the default namespace.
+    pub(super) fn exec(&self, name: &str, words: &[&str]) -> String {
+        self.cluster.kubectl(&[&["exec", name, "--"], words].concat()).unwrap()
+    }
+
+    /// Returns the names of the programs that run in a pod's container.
+    pub(super) fn programs_of(&self, name: &str) -> Vec<String> {
+        let found = self.exec(name, &["sh", "-c", "cat /proc/[0-9]*/comm"]);
+        found.lines().map(str::to_owned).collect()
+    }
+
+    pub(super) fn wait_for(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let words = ["exec", name, "--", "/workload", "status", "--state", "/state"];
+        let held = wait_until(LIMIT, || {
+            let output = self.cluster.output(&words).unwrap();
+            last = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            output.status.success() && wanted(&last)
+        });
+        assert!(held, "{name}: {last}\n{}", self.describe("default", name));
+        last
+    }
+
+    /// A pod counts on from where `before` was said, is the same process, and has lost nothing.
+    pub(super) fn goes_on(&self, name: &str, before: &Value) -> Value {
+        self.wait_ready(name);
+        let first = self.wait_for(name, |status| counter(status) > counter(before));
+        let after = self.wait_for(name, |status| counter(status) > counter(&first));
+        assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"], "{name}");
+        for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+            assert_eq!(after[fact], true, "{name}: {after}");
+        }
+        after
+    }
+
+    /// A pod's container is another process than the source was.
+    pub(super) fn is_fresh(&self, name: &str) {
+        self.wait_ready(name);
+        let fresh = self.wait_for(name, |status| counter(status) > Some(1));
+        assert_ne!(fresh["boot_id_of_process"], self.before["boot_id_of_process"], "{name}");
+    }
+
+    /// Waits until a pod's container was started again.
+    pub(super) fn wait_restarted(&self, name: &str) {
+        let restarts = || {
+            let pod = self.cluster.get("pod", name).unwrap();
+            pod["status"]["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
+        };
+        assert!(wait_until(LIMIT, restarts), "{}", self.describe("default", name));
+    }
+
+    /// Ends a container of a pod on node b as a fault of its own would.
+    pub(super) fn kill(&self, name: &str) {
+        let script = "kill -9 $(ctr -n k8s.io task ls | awk -v id=\"$1\" '$1 == id { print $2 }')";
+        let b = &self.scenario.testbed.b;
+        b.run(&["sh", "-c", script, "sh", &self.container(name)]).unwrap();
+    }
+
+    /// Returns containerd's id of a pod's container.
+    pub(super) fn container(&self, name: &str) -> String {
+        let pod = self.cluster.get("pod", name).unwrap();
+        container_of(&pod)
+    }
+}
+
+/// Returns containerd's id of a pod's container.
+pub(super) fn container_of(pod: &Value) -> String {
+    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str();
+    id.and_then(|id| id.strip_prefix("containerd://")).unwrap().to_owned()
+}
+
+/// The pod is gone, so it ends by itself.
+fn end_session(mut session: Child) {
+    let ended = wait_until(LIMIT, || session.try_wait().unwrap().is_some());
+    assert!(ended, "kubectl exec goes on");
+}
