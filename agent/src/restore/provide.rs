@@ -373,3 +373,26 @@ fn lost(summary: &Summary, images: &Path) -> Vec<String> {
     }
     told
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_are_told_what_containerd_loses() {
+        let images = tempfile::tempdir().unwrap();
+        let locks = images.path().join("filelocks.img");
+        let of = |names: &[&str], tcp_close: bool| {
+            let names = names.iter().map(ToString::to_string).collect();
+            lost(&Summary { tcp_close, names, ..Summary::default() }, images.path())
+        };
+        assert!(of(&["core-1.img"], false).is_empty());
+        fs::write(&locks, [0; 8]).unwrap();
+        assert!(of(&["filelocks.img"], false).is_empty(), "there are none in it");
+        fs::write(&locks, [0; 9]).unwrap();
+        assert!(of(&["filelocks.img"], false)[0].contains("says file-locks"));
+        fs::remove_file(&locks).unwrap();
+        assert!(of(&["tcp-stream-1.img"], false)[0].contains("tcp-established"));
+        assert!(of(&["tcp-stream-1.img"], true)[0].contains("tcp-close"));
+    }
+}

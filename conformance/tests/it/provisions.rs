@@ -10,7 +10,7 @@ use kybernate_conformance::scenario::{Agent, Scenario, counter};
 use serde_json::Value;
 
 use crate::failures::deaths::{END_LIMIT, catch};
-use crate::harness::{checkpoint, said, start};
+use crate::harness::{checkpoint, restore, said, start};
 
 /// Where containerd keeps what is not whole yet.
 const INGEST: &str = "/var/lib/containerd/io.containerd.content.v1.content/ingest";
@@ -169,13 +169,23 @@ fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
     // If nobody came back, containerd would let it go by itself.
     let leases = node.run(&["ctr", "leases", "ls"]).unwrap();
     assert!(leases.contains("containerd.io/gc.expire="), "{leases}");
-    let _agent = scenario.start_agent(node, "").unwrap();
+    let _agent = scenario.start_agent(node, "[staging.ram]\nbudget = \"1GiB\"\n").unwrap();
     let gone = wait_until(END_LIMIT, || kept(node) == empty);
     assert!(gone, "what a dead agent wrote is not gone: {}\n{empty}", kept(node));
 
+    // A dump that is staged is read where it lies.
+    scenario.kyb_json(node, &["stage", &reference, "--tier=ram", "--plain-http"]).unwrap();
     let told = provide(scenario, node, &reference);
+    assert_eq!(told["staged"], "ram", "{told}");
+    assert!(told["timesMicroseconds"].get("materialise").is_none(), "{told}");
     let image = told["image"].as_str().unwrap();
     containerd_restores(node, (scenario, "again"), image, &before);
+    // What containerd restored can be taken by us.
+    let next = scenario.reference(&format!("provided/{}:v2", node.name()));
+    checkpoint(scenario, node, "again", &next);
+    let output = restore(scenario, node, &next, "third", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(node, "third").unwrap();
 }
 
 #[test]
@@ -189,5 +199,57 @@ fn what_is_cut_short_is_gone_and_the_next_one_works() {
             scope.spawn(move || ends_early(scenario, node, agent));
         }
     });
+    scenario.end().unwrap();
+}
+
+/// Waits until a program that looks after itself has counted beyond `count`, and returns what it says.
+fn counts(node: &Node, file: &str, count: u64) -> Value {
+    let mut last = Value::Null;
+    let read = || fs::read_to_string(node.path(file)).ok();
+    let counted = wait_until(END_LIMIT, || {
+        last = read().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        last["count"].as_u64() > Some(count)
+    });
+    assert!(counted, "it was to count beyond {count}, and says {last}");
+    last
+}
+
+#[test]
+fn people_are_told_what_containerd_would_lose() {
+    let scenario = start();
+    for (node, told) in [(&scenario.testbed.a, false), (&scenario.testbed.b, true)] {
+        let image = scenario.image();
+        node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+        let bound = format!("/srv/share/bound-{}", node.name());
+        fs::create_dir(node.path(&bound)).unwrap();
+        let mount = format!("type=bind,src={bound},dst=/bound,options=rbind:rw");
+        let program = ["/workload", "keep", "--state", "/bound"];
+        let run = ["ctr", "run", "-d", "--mount", &mount, &image, "keeps"];
+        node.run(&[&run[..], &program].concat()).unwrap();
+        let file = format!("{bound}/keep");
+        let before = counts(node, &file, 0);
+        let reference = scenario.reference(&format!("provided/keeps:{}", node.name()));
+        checkpoint(&scenario, node, "keeps", &reference);
+        scenario.remove(node, "keeps").unwrap();
+
+        let words = ["provide", &reference, "--plain-http"];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(":/bound"), "{}", said(&output));
+        let allow = ["--allow-mount", &format!("{bound}:/bound")];
+        let provided = scenario.kyb_json(node, &[&words[..], &allow].concat()).unwrap();
+        assert!(provided["warnings"].to_string().contains("file locks"), "{provided}");
+        if told {
+            fs::create_dir_all(node.path("/etc/criu")).unwrap();
+            fs::write(node.path("/etc/criu/runc.conf"), "file-locks\n").unwrap();
+        }
+        let image = provided["image"].as_str().unwrap();
+        node.run(&["ctr", "container", "restore", "--rw", "--live", "kept", image]).unwrap();
+        let after = counts(node, &file, before["count"].as_u64().unwrap() + 5);
+        assert_eq!(after["boot"], before["boot"]);
+        let wrong = if told { "" } else { "somebody else got the flock" };
+        assert_eq!(after["wrong"], wrong, "{after}");
+        scenario.remove(node, "kept").unwrap();
+    }
     scenario.end().unwrap();
 }
