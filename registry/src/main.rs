@@ -1,7 +1,8 @@
 //! `kybernate-registry`: parse, build, serve, drain.
 
-use std::io::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
@@ -16,7 +17,7 @@ use kybernate_registry::trace::Traces;
 use kybernate_spec::chain;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// `EX_USAGE` of sysexits(3): the operator must change something, a restart will not help.
 const EXIT_USAGE: u8 = 64;
@@ -74,9 +75,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 Ok(config) => match Files::read(&config) {
                     Ok(good) => {
                         for doubt in config.doubts().into_iter().chain(good.doubts()) {
-                            writeln!(std::io::stderr(), "warning: {doubt}")?;
+                            writeln!(io::stderr(), "warning: {doubt}")?;
                         }
-                        writeln!(std::io::stdout(), "{}: good", file.display())?;
+                        writeln!(io::stdout(), "{}: good", file.display())?;
                     }
                     Err(wrong) => return Ok(wrong_usage(&wrong)),
                 },
@@ -86,7 +87,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Schema => {
             let schema = serde_json::to_string_pretty(&Config::schema())?;
-            writeln!(std::io::stdout(), "{schema}")?;
+            writeln!(io::stdout(), "{schema}")?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -113,7 +114,7 @@ fn maintain_store(
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("failed to start the runtime")?;
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     let outcome = runtime.block_on(maintain(&config, &request(&config), json, &mut out));
     let outcome = match outcome {
         Err(error) if error.is_usage() => return Ok(wrong_usage(&[error])),
@@ -159,23 +160,13 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
             started => started.context("failed to serve")?,
         };
         if let Some(listener) = operations {
+            tracing::info!(address = %listener.local_addr()?, "serving figures and health");
             server.serve_operations(listener);
         }
-        let (mut term, mut int) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        writeln!(std::io::stdout(), "listening on {}", server.address())?;
+        let signals = Signals::take()?;
+        writeln!(io::stdout(), "listening on {}", server.address())?;
         tracing::info!(address = %server.address(), root = ?config.root, "serving");
-        tokio::select! {
-            _ = term.recv() => {
-                server.announce_end();
-                let announce = config.connections.announce.0;
-                tracing::info!(?announce, "not ready any more");
-                let again = async { tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} } };
-                let _over_or_asked_again = tokio::time::timeout(announce, again).await;
-            }
-            // Somebody at a terminal: nobody has to be told.
-            _ = int.recv() => {}
-        }
+        signals.end(&server, config.connections.announce.0).await;
         tracing::info!("draining");
         let drained = server.shut_down(config.connections.drain.0).await;
         if let Some(traces) = traces {
@@ -184,6 +175,45 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         tracing::info!(drained, "stopped");
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// What a registry is told while it serves.
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn take() -> io::Result<Self> {
+        let [term, int, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self { term: term?, int: int?, hangup: hangup? })
+    }
+
+    /// Returns when the registry is to accept nothing more.
+    async fn end(self, server: &Server, announce: Duration) {
+        let Self { mut term, mut int, mut hangup } = self;
+        loop {
+            tokio::select! {
+                _ = term.recv() => break,
+                // Somebody at a terminal: nobody has to be told.
+                _ = int.recv() => return,
+                // Such a one has closed it; or somebody has replaced a file and wants it read.
+                _ = hangup.recv() => if io::stdin().is_terminal() {
+                    return;
+                } else {
+                    tracing::info!("a hang-up changes nothing: files are read again when they change");
+                }
+            }
+        }
+        server.announce_end();
+        tracing::info!(?announce, "not ready any more");
+        let again = async {
+            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        };
+        let _over_or_asked_again = tokio::time::timeout(announce, again).await;
+    }
 }
 
 /// Takes the registry's address, and that of figures where they have their own.

@@ -54,6 +54,20 @@ async fn nothing_is_announced_where_that_is_not_wanted() {
     assert_eq!(process.end(Signal::INT).await.status.code(), Some(0));
 }
 
+/// Many services read their files again when they are told so in this way, and so it is tried.
+#[tokio::test]
+async fn a_hang_up_ends_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &[]).await;
+    let upload = process.remote.begin("a").await;
+    process.signal(Signal::HUP);
+    assert_eq!(process.remote.patch(&upload, 0, b"content").await.status, 202);
+    let output = process.terminate().await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("drained=true"), "{log}");
+}
+
 #[tokio::test]
 async fn figures_and_health_are_served_until_the_last_request_is_answered() {
     let mut config = Config::default();
