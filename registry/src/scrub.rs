@@ -23,6 +23,10 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// Bytes after which a pass rests, so that no rest is long.
 const STRIDE: u64 = 1 << 20;
 
+/// What looking at a manifest and for its parts counts as, of the bytes that may be read in a second:
+/// 16 looks at the disk.
+const LOOK_BYTES: u64 = 64 << 10;
+
 /// How far a pass is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
@@ -237,6 +241,7 @@ impl Run<'_> {
         let mut found = Pass::default();
         for manifest in self.store.manifests_of(repository)? {
             found.manifests += 1;
+            pace.bytes += LOOK_BYTES;
             match self.store.lacks(repository, &manifest) {
                 Ok(lacking) if lacking.is_empty() => {}
                 Ok(lacking) => {
