@@ -1,15 +1,24 @@
 //! Reused buffers of one chunk, so that bulk traffic allocates nothing.
 //!
 //! A chunk's buffer begins at a multiple of [`ALIGNMENT`], as writes past the page cache want it.
+//!
+//! Large ones are mapped, each by itself: what was in use while very many transfers were under way
+//! goes back to the system with the last of them. The allocator would keep it for ever, 0.9 GiB where
+//! it was measured.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use memmap2::MmapMut;
 
 use super::checksum::CHUNK_BYTES;
 
 /// Free buffers kept for reuse: what eight pulls with two chunks each use, 16 MiB.
 const KEPT_MAX: usize = 16;
+
+/// From this length on a buffer is mapped; what is shorter is soon used again.
+const MAPPED_MIN: usize = 128 << 10;
 
 /// Room for a chunk wherever the allocation begins.
 const POOLED_BYTES: usize = CHUNK_BYTES + ALIGNMENT;
@@ -20,13 +29,20 @@ pub(crate) const ALIGNMENT: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool {
     // Held for a push or pop only, never across an `.await`, hence not a tokio mutex.
-    free: Mutex<Vec<Box<[u8]>>>,
+    free: Mutex<Vec<Memory>>,
+}
+
+/// Where a buffer's bytes are.
+#[derive(Debug)]
+enum Memory {
+    Allocated(Box<[u8]>),
+    Mapped(MmapMut),
 }
 
 /// A buffer of one chunk, or less where less was asked for.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    bytes: Box<[u8]>,
+    bytes: Memory,
     /// Where the usable part begins and ends.
     start: usize,
     end: usize,
@@ -40,19 +56,52 @@ impl BufferPool {
     pub(crate) fn take(self: &Arc<Self>, capacity: usize) -> Buffer {
         let pool = Arc::clone(self);
         if capacity != CHUNK_BYTES {
-            let bytes = vec![0; capacity].into_boxed_slice();
+            let bytes = Memory::new(capacity);
             return Buffer { bytes, start: 0, end: capacity, filled: 0, pool };
         }
         let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let bytes = reused.unwrap_or_else(|| vec![0; POOLED_BYTES].into_boxed_slice());
+        let bytes = reused.unwrap_or_else(|| Memory::new(POOLED_BYTES));
         let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Buffer { bytes, start, end: start + CHUNK_BYTES, filled: start, pool }
     }
 
-    fn give_back(&self, bytes: Box<[u8]>) {
+    fn give_back(&self, bytes: Memory) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes.len() == POOLED_BYTES && free.len() < KEPT_MAX {
             free.push(bytes);
+        }
+    }
+}
+
+impl Memory {
+    fn new(length: usize) -> Self {
+        let mapped = if length < MAPPED_MIN { None } else { MmapMut::map_anon(length).ok() };
+        mapped.map_or_else(|| Self::Allocated(vec![0; length].into_boxed_slice()), Self::Mapped)
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::Allocated(Box::default())
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::harness::{Remote, TestRegistry, image, noise};
+use crate::harness::{Remote, TestRegistry, image, noise, wait_until};
 use crate::process::Process;
 
 /// A server that says nothing for so long has lost the request.
@@ -339,6 +339,41 @@ async fn many_tags_at_once_have_a_bound() {
     let reply = registry.send(Method::PUT, &path, &headers, content).await;
     assert!(matches!(reply.status, 400 | 414), "{reply:?}");
     assert_eq!(registry.head("/v2/a/manifests/t0").await.status, 404, "none of them is set");
+}
+
+/// What very many transfers have taken goes back to the system with them.
+#[tokio::test]
+async fn memory_does_not_stay_with_who_needed_it_once() {
+    const PULLS: usize = 60;
+    let root = tempfile::tempdir().unwrap();
+    let process = Process::start(root.path(), &["--log-filter", "warn"]).await;
+    // More than the sockets hold.
+    let digest = process.remote.push("a", &noise(32 << 20, 1)).await;
+    let resident = async || {
+        let page = process.remote.get("/metrics").await.body;
+        let page = String::from_utf8(page.to_vec()).unwrap();
+        let line =
+            page.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
+        line.unwrap().parse::<usize>().unwrap()
+    };
+    let before = resident().await;
+    let pull = format!("GET /v2/a/blobs/{digest} HTTP/1.1\r\nHost: r\r\n\r\n");
+    // The first ones teach an allocator what sizes to keep.
+    for _ in 0..3 {
+        let mut pulls = Vec::new();
+        for _ in 0..PULLS {
+            let mut stream = connect(&process.remote).await;
+            stream.write_all(pull.as_bytes()).await.unwrap();
+            stream.read_exact(&mut [0; 12]).await.unwrap();
+            pulls.push(stream);
+        }
+        let taken = async || resident().await > before + (PULLS << 20);
+        wait_until("each holds a mebibyte or two", taken).await;
+        drop(pulls);
+        let given_back = async || resident().await < before + (32 << 20);
+        wait_until("they are given back", given_back).await;
+    }
+    process.terminate().await;
 }
 
 /// Whoever opens connections and says nothing takes them from those who wait.
