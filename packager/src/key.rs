@@ -20,11 +20,13 @@ use sigstore::crypto::signing_key::ed25519::{Ed25519Keys, Ed25519Signer};
 use sigstore::crypto::verification_key::CosignVerificationKey;
 use sigstore::errors::SigstoreError;
 
+mod kind;
+
+pub use self::kind::WrongKind;
+use self::kind::{Content, Wanted};
+
 /// Largest key file read. Real ones have less than 1 KiB, RSA public keys included.
 const KEY_BYTES_MAX: u64 = 64 << 10;
-
-/// The line a private key in the clear begins with.
-const CLEAR: &str = "-----BEGIN PRIVATE KEY-----";
 
 /// A private key that signs: P-256 or Ed25519.
 pub struct SigningKey {
@@ -66,14 +68,22 @@ pub struct KeyError {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyErrorKind {
     /// The password does not open it.
-    #[error("the password is wrong")]
+    #[error(
+        "the password is wrong: it comes from COSIGN_PASSWORD, or is asked for in a terminal where that is not set"
+    )]
     Password,
     /// It is encrypted, and no password was given.
     #[error("it is encrypted: set COSIGN_PASSWORD, or run in a terminal")]
     NoPassword,
     /// It is no key, or of a kind that cannot do this.
-    #[error("it is not usable: {0}")]
+    #[error("it is not usable: damaged, or of a kind that signs no checkpoints")]
     Unusable(#[source] SigstoreError),
+    /// It is something else than what was needed.
+    #[error("{0}")]
+    WrongKind(WrongKind),
+    /// It is a directory.
+    #[error("it is a directory: name the file in it")]
+    Directory,
     /// The file is too large to be a key.
     #[error("it has more than {KEY_BYTES_MAX} bytes")]
     TooLarge,
@@ -103,6 +113,11 @@ impl SigningKey {
     /// Opens a key in cosign's encrypted PEM, or in PKCS #8 PEM in the clear.
     pub fn from_pem(pem: &[u8], password: &[u8]) -> Result<Self, KeyError> {
         const WHICH: &str = "the private key";
+        check_kind(pem, Wanted::Private).map_err(|kind| KeyError {
+            operation: "open",
+            key: WHICH.to_owned(),
+            kind,
+        })?;
         let opened = if is_encrypted(pem) {
             // What it is shows only once it is open; the second derivation costs 0.1 s.
             either(EcdsaKeys::from_encrypted_pem(pem, password), || {
@@ -128,6 +143,8 @@ impl SigningKey {
     ) -> Result<Self, KeyError> {
         let wrong = |kind| of_file("open", path, kind);
         let pem = read_file(path)?;
+        // Before a password is asked for in vain.
+        check_kind(&pem, Wanted::Private).map_err(wrong)?;
         if !is_encrypted(&pem) {
             return Self::from_pem(&pem, &[]).map_err(|error| wrong(error.kind));
         }
@@ -188,6 +205,11 @@ impl SigningKey {
 impl PublicKey {
     /// Reads a key in SPKI PEM.
     pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
+        check_kind(pem, Wanted::Public).map_err(|kind| KeyError {
+            operation: "read",
+            key: "the public key".to_owned(),
+            kind,
+        })?;
         let key = CosignVerificationKey::try_from_pem(pem)
             .map_err(|error| unusable("read", "the public key", error))?;
         let spki = match &key {
@@ -281,13 +303,19 @@ fn either(
     }
 }
 
+/// Refuses what is something else than is wanted.
+fn check_kind(pem: &[u8], wanted: Wanted) -> Result<(), KeyErrorKind> {
+    WrongKind::of(pem, wanted).map_or(Ok(()), |wrong| Err(KeyErrorKind::WrongKind(wrong)))
+}
+
 fn is_encrypted(pem: &[u8]) -> bool {
-    !String::from_utf8_lossy(pem).contains(CLEAR)
+    Content::of(pem) == Content::Encrypted
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, KeyError> {
     read_bounded(path, KEY_BYTES_MAX).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => of_file("read", path, KeyErrorKind::TooLarge),
+        io::ErrorKind::IsADirectory => of_file("read", path, KeyErrorKind::Directory),
         _ => of_file("read", path, KeyErrorKind::Io(error)),
     })
 }

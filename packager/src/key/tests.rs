@@ -33,7 +33,7 @@ fn a_wrong_password_is_told_apart() {
         assert!(matches!(error.kind, KeyErrorKind::Password), "{error:?}");
     }
     let error = SigningKey::from_pem(b"no key", b"").unwrap_err();
-    assert!(matches!(error.kind, KeyErrorKind::Unusable(_)), "{error:?}");
+    assert!(matches!(error.kind, KeyErrorKind::WrongKind(_)), "{error:?}");
 }
 
 #[test]
@@ -75,4 +75,74 @@ fn an_ed25519_key_in_the_clear_is_read() {
     assert_eq!((signature.len(), &signature), (64, &key.sign(b"message").unwrap()));
     let public = PublicKey::from_pem(public.as_bytes()).unwrap();
     assert!(public.verifies(&signature, b"message") && !public.verifies(&signature, b"massage"));
+}
+
+/// Writes a PEM text whose key names its algorithm as real ones do.
+fn pem(label: &str, algorithm: &[u8]) -> String {
+    let der = [&[0x30, 0x59, 0x30, 0x13], algorithm, &[0; 40]].concat();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", BASE64.encode(der))
+}
+
+#[test]
+fn a_file_that_is_no_such_key_is_told_for_what_it_is() {
+    let made = SigningKey::generate().unwrap();
+    let (private, public) = (made.to_encrypted_pem(b"x").unwrap(), made.public().to_pem());
+    let rsa = [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
+    let p384 = [0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x22];
+    let ed448 = [0x06, 0x03, 0x2b, 0x65, 0x71];
+    let label = |label: &str| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
+    let both = [
+        (String::new(), "it is empty", "`kyb keygen NAME`"),
+        (" \n".to_owned(), "it is empty", "`kyb keygen NAME`"),
+        ("ssh-ed25519 AAAAC3Nz me@work".to_owned(), "public key of ssh", "`kyb keygen NAME`"),
+        (label("OPENSSH PRIVATE KEY"), "private key of ssh", "`kyb keygen NAME`"),
+        (label("PGP PRIVATE KEY BLOCK"), "it is of PGP", "`kyb keygen NAME`"),
+        (label("X"), "calls itself \"X\"", "`kyb keygen NAME`"),
+        (label("CERTIFICATE REQUEST"), "a request for a certificate", "`kyb keygen NAME`"),
+        ("[[rule]]".to_owned(), "it is no key in PEM", "`kyb keygen NAME`"),
+        (pem("PRIVATE KEY", &ed448), "a private Ed448 key", ""),
+        (pem("PUBLIC KEY", &ed448), "a public Ed448 key", ""),
+        (label("CERTIFICATE"), "it is a certificate, not a key", ""),
+        (label("EC PRIVATE KEY"), "in the form of SEC 1", "`openssl p"),
+        (label("ENCRYPTED PRIVATE KEY"), "that OpenSSL encrypted", ""),
+        (label("RSA PUBLIC KEY"), "a public RSA key in the form of PKCS #1", ""),
+        (label("RSA PRIVATE KEY"), "a private RSA key in the form of PKCS #1", ""),
+    ];
+    let signing = [
+        (public, "it is a public P-256 key", "NAME.key beside NAME.pub"),
+        (pem("PRIVATE KEY", &rsa), "a private RSA key", "`kyb keygen NAME`"),
+        (pem("PRIVATE KEY", &p384), "a private P-384 key", "`kyb keygen NAME`"),
+        (label("ENCRYPTED PRIVATE KEY"), "OpenSSL", "`cosign import-key-pair --key FILE`"),
+    ];
+    let checking = [
+        (private, "it is a private key, encrypted", "NAME.pub beside it"),
+        (pem("PRIVATE KEY", &p384), "a private P-384 key", "`openssl pkey -in FILE -pubout`"),
+        (label("CERTIFICATE"), "a certificate", "`openssl x509 -in FILE -noout -pubkey`"),
+        (label("RSA PUBLIC KEY"), "PKCS #1", "`openssl rsa -RSAPublicKey_in"),
+    ];
+    for (file, is, remedy) in both.iter().chain(&signing) {
+        let told = SigningKey::from_pem(file.as_bytes(), b"").unwrap_err().kind.to_string();
+        assert!(told.contains(is) && told.contains(remedy), "{told}");
+        assert!(told.contains("a private key was needed"), "{told}");
+    }
+    for (file, is, remedy) in both.iter().chain(&checking) {
+        let told = PublicKey::from_pem(file.as_bytes()).unwrap_err().kind.to_string();
+        assert!(told.contains(is) && told.contains(remedy), "{told}");
+        assert!(told.contains("a public key was needed"), "{told}");
+    }
+    let der = SigningKey::from_pem(&[0x30, 0x82, 0xff, 0x00], b"").unwrap_err();
+    assert!(der.kind.to_string().contains("binary, maybe DER"), "{der:?}");
+}
+
+#[test]
+fn no_password_is_asked_for_a_file_that_is_no_private_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let made = SigningKey::generate().unwrap();
+    let [private, public] = made.write_files(&directory.path().join("k"), b"x").unwrap();
+    let wrong = SigningKey::from_file(&public, || panic!("it asks for a password")).unwrap_err();
+    assert!(matches!(wrong.kind, KeyErrorKind::WrongKind(_)), "{wrong:?}");
+    let none = SigningKey::from_file(&private, || Ok(None)).unwrap_err();
+    assert!(matches!(none.kind, KeyErrorKind::NoPassword), "{none:?}");
+    let bad = SigningKey::from_file(directory.path(), || Ok(None)).unwrap_err();
+    assert!(matches!(bad.kind, KeyErrorKind::Directory), "{bad:?}");
 }
