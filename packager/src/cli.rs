@@ -4,11 +4,13 @@ mod agent;
 mod cancel;
 mod checkpoint;
 mod compat;
+mod connection;
 mod copy;
 mod diff;
 mod export;
 mod facts;
 mod failure;
+mod help;
 mod identifier;
 mod import;
 mod inspect;
@@ -33,13 +35,12 @@ mod trust;
 mod unpack;
 mod verify;
 
-use std::path::PathBuf;
-
-use clap::{Args, Parser, Subcommand};
-use kybernate_packager::store::{ConnectOptions, Store, StoreError};
+use clap::{Parser, Subcommand};
 use kybernate_spec::{Location, Tag};
 
+use self::connection::Connection;
 pub(crate) use self::failure::{Failure, Rule};
+pub(crate) use self::help::better;
 pub(crate) use self::page::{Page, Sheet};
 use crate::terminal::Terminal;
 
@@ -58,7 +59,7 @@ With --json, stdout holds one JSON document, also when a command fails: \
 /// Takes, moves, inspects and restores checkpoints of containers.
 #[derive(Debug, Parser)]
 #[command(name = "kyb", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(long_about = ABOUT)]
+#[command(long_about = ABOUT, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     /// Print facts as JSON.
     #[arg(long, global = true)]
@@ -99,20 +100,21 @@ enum Command {
     Logout(login::Logout),
     Completion(shell::Completion),
     Man(shell::Man),
-}
-
-/// How to reach a registry.
-#[derive(Clone, Copy, Debug, Args)]
-struct Connection {
-    /// Speak plain HTTP also to registries that are not on this machine: to all that are named.
-    #[arg(long)]
-    plain_http: bool,
+    Help(help::Help),
 }
 
 impl Cli {
     /// Whether results are printed as JSON.
     pub(crate) const fn json(&self) -> bool {
         self.json
+    }
+
+    /// Returns the page that was asked for, when that is what was asked for.
+    pub(crate) fn help(&self) -> Option<clap::Error> {
+        match &self.command {
+            Command::Help(help) => Some(help.page()),
+            _ => None,
+        }
     }
 
     /// Runs the command.
@@ -148,23 +150,9 @@ impl Cli {
             Command::Logout(command) => command.run(terminal).await,
             Command::Completion(command) => command.run(terminal),
             Command::Man(command) => command.run(terminal),
+            Command::Help(command) => Err(Failure::usage(command.page())),
         }
     }
-}
-
-impl Connection {
-    async fn open(self, location: &Location) -> Result<Store, StoreError> {
-        let options = ConnectOptions { plain_http: self.plain_http, notes: notes() };
-        Store::open(location, &options).await
-    }
-}
-
-/// Returns where uploads under way are noted: in the user's cache (XDG Base Directory
-/// Specification).
-fn notes() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(cache.join("kybernate/uploads"))
 }
 
 /// Returns the tag that something new gets: the one written, or `latest`, as for images.

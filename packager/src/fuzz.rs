@@ -171,7 +171,7 @@ pub fn archive(bytes: &[u8]) {
     let Some((directory, archive)) = file(bytes, "archive") else { return };
     let facts = CheckpointConfig::default();
     let scratch = Some(directory.path().to_owned());
-    let request = cri::ImportRequest { archive, facts, image: None, scratch };
+    let request = cri::ImportRequest { archive, previous: None, facts, image: None, scratch };
     imported(async { cri::import(request, &Progress::default()).await });
 }
 

@@ -1,15 +1,20 @@
-//! What a checkpoint says about itself and what is inside, without moving its pages.
+//! What a checkpoint says about itself and what is inside, without moving its pages: all but the
+//! few KB in which the first process has its arguments.
+
+mod command;
 
 use std::io;
 
 use kybernate_spec::checkpoint::CheckpointConfig;
-use kybernate_spec::{Descriptor, Digest, Location, annotation, media_type};
+use kybernate_spec::{Descriptor, Digest, Location, annotation, chain, media_type};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use self::command::Arguments;
+pub use self::command::{KnownFrom, Ran};
 use crate::artifact::{ArtifactError, Checkpoint};
 use crate::checked::collect;
-use crate::inside::{Inside, secret};
+use crate::inside::{Inside, Problem, secret};
 use crate::outline::Outline;
 use crate::pack::upload::blocking;
 use crate::progress::Progress;
@@ -60,6 +65,9 @@ pub struct Inspected {
     /// The layers of the runnable image; absent when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runnable: Option<Vec<Part>>,
+    /// What the container ran, and how that is known; absent when nothing is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ran: Option<Ran>,
     /// How the runnable image starts, from its config; absent when there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub starts: Option<Starts>,
@@ -134,7 +142,13 @@ pub async fn inspect(
             (Some(layers), starts(store, &outline, look).await?)
         }
     };
-    let inside = if look.facts_only { None } else { Some(look_inside(store, &checkpoint).await?) };
+    let (inside, arguments) = if look.facts_only {
+        (None, Vec::new())
+    } else {
+        let (mut inside, arguments) = look_inside(store, &checkpoint).await?;
+        let arguments = fetch(arguments, store, &checkpoint, &mut inside).await;
+        (Some(inside), arguments)
+    };
     let layers = parts(&checkpoint.manifest.layers);
     Ok(Inspected {
         subject: checkpoint.index.subject.map(|subject| subject.digest),
@@ -143,6 +157,7 @@ pub async fn inspect(
         runnable_bytes: runnable.as_deref().map_or(0, sum),
         layers,
         runnable,
+        ran: command::ran(arguments, inside.as_ref(), starts.as_ref(), look),
         starts,
         unverified_signatures: list_signatures(store, &digest)
             .await
@@ -158,8 +173,26 @@ async fn runnable_image(store: &Store, runnable: &Descriptor) -> Result<Outline,
         .map_err(|error| ArtifactError::Malformed("runnable image", error))
 }
 
+/// Fetches the arguments of the first process. What else there is is shown also without them.
+async fn fetch(
+    arguments: Option<Arguments>,
+    store: &Store,
+    checkpoint: &Checkpoint,
+    inside: &mut Inside,
+) -> Vec<String> {
+    let Some(arguments) = arguments else { return Vec::new() };
+    arguments.fetch(store, checkpoint).await.unwrap_or_else(|error| {
+        let message = format!("the arguments of the first process: {}", chain(&error));
+        inside.problems.push(Problem { image: "pages".to_owned(), message });
+        Vec::new()
+    })
+}
+
 /// Fetches the images, without pages, and decodes them.
-async fn look_inside(store: &Store, checkpoint: &Checkpoint) -> Result<Inside, InspectError> {
+async fn look_inside(
+    store: &Store,
+    checkpoint: &Checkpoint,
+) -> Result<(Inside, Option<Arguments>), InspectError> {
     let failed = |what| move |error| InspectError::Io(what, error);
     let made = || {
         let scratch = tempfile::tempdir()?;
@@ -172,8 +205,9 @@ async fn look_inside(store: &Store, checkpoint: &Checkpoint) -> Result<Inside, I
     let read = move || {
         let stored = StoredPages::scan(&images, index).map_err(io::Error::other)?;
         let inside = Inside::read(&images, &stored)?;
+        let arguments = Arguments::find(&inside, &stored).map_err(io::Error::other)?;
         scratch.close()?;
-        Ok(inside)
+        Ok((inside, arguments))
     };
     blocking(read).await.map_err(failed("read the images"))
 }

@@ -26,9 +26,9 @@ pub use self::source::{Archive, ForeignSource};
 use crate::artifact::{ArtifactError, Checkpoint};
 use crate::leftovers::Scratch;
 use crate::pack::PackRequest;
-use crate::pack::upload::blocking;
 use crate::store::StoreError;
 use crate::unpack::UnpackError;
+use crate::wanted::{self, Wanted};
 
 /// A foreign checkpoint that was read, and can be packed.
 #[derive(Debug)]
@@ -109,9 +109,9 @@ fn exportable(
 /// Runs `work` where blocking is allowed. A store's error that ended a stream is told as itself.
 async fn local<T: Send + 'static>(
     what: &'static str,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    work: impl FnOnce(&Wanted) -> io::Result<T> + Send + 'static,
 ) -> Result<T, ExportError> {
-    blocking(work).await.map_err(|error| match error.downcast() {
+    wanted::blocking(work).await.map_err(|error| match error.downcast() {
         Ok(error) => ExportError::Store(error),
         Err(error) => ExportError::Io(what, error),
     })

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use fs_err as fs;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -17,9 +18,15 @@ use tempfile::{NamedTempFile, TempDir};
 /// for a left-over.
 const ATTEMPTS: usize = 16;
 
-/// A directory under construction. It goes with all that is in it when it is dropped.
-#[derive(Debug)]
+/// A directory under construction. It goes with all that is in it when its last clone is dropped: so
+/// whoever still writes there has one.
+#[derive(Clone, Debug)]
 pub(crate) struct Scratch {
+    held: Arc<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
     directory: TempDir,
     _lock: File,
 }
@@ -34,7 +41,7 @@ impl Scratch {
             if let Some(lock) = open(directory.path())?
                 && hold(&lock, directory.path())?
             {
-                return Ok(Self { directory, _lock: lock });
+                return Ok(Self { held: Arc::new(Held { directory, _lock: lock }) });
             }
         }
         Err(taken())
@@ -42,7 +49,7 @@ impl Scratch {
 
     /// Returns where it is.
     pub(crate) fn path(&self) -> &Path {
-        self.directory.path()
+        self.held.directory.path()
     }
 }
 

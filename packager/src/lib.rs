@@ -43,3 +43,4 @@ pub mod trace_parent;
 pub mod unpack;
 pub mod verify;
 pub mod walk;
+mod wanted;

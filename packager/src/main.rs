@@ -4,7 +4,7 @@ mod cli;
 mod interrupt;
 mod terminal;
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,11 +14,15 @@ use kybernate_packager::trace_parent::TraceParent;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{Cli, Failure};
+use crate::cli::{Cli, Failure, better};
 use crate::terminal::Terminal;
 
 /// How long work on other threads may take to clean up after an interruption.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Exit code when nobody reads stdout any more: that of a program that SIGPIPE has ended, as shells
+/// tell it. Ours ends by itself, after what it has under way.
+const UNREAD: u8 = 141;
 
 /// What is logged.
 const LOG: &str = "KYB_LOG";
@@ -34,10 +38,10 @@ fn main() -> ExitCode {
             (terminal, ended)
         }
         Err(told) => {
-            // Nobody is left to tell when printing fails. Help goes to stdout and succeeds.
-            let _printed = told.print();
+            // Help goes to stdout and succeeds.
+            let printed = told.print().and_then(|()| std::io::stdout().flush());
             if !told.use_stderr() {
-                return ExitCode::SUCCESS;
+                return if printed.is_err() { UNREAD.into() } else { ExitCode::SUCCESS };
             }
             // What was wrong may have come before what was right.
             let json = std::env::args_os().any(|argument| argument == "--json");
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
+        Err(_) if terminal.is_unread() => UNREAD.into(),
         Err(failure) => {
             terminal.fail(&failure);
             ExitCode::from(failure.code())
@@ -57,9 +62,10 @@ fn main() -> ExitCode {
 
 /// Understands the command line. Returns also what its span is called.
 fn parse() -> Result<(Cli, String), clap::Error> {
-    let matches = Cli::command().try_get_matches()?;
+    let matches = Cli::command().try_get_matches().map_err(better)?;
     let name = format!("kyb {}", matches.subcommand_name().unwrap_or_default());
-    Ok((Cli::from_arg_matches(&matches)?, name))
+    let cli = Cli::from_arg_matches(&matches).map_err(better)?;
+    cli.help().map_or(Ok((cli, name)), Err)
 }
 
 fn start(cli: Cli, name: String, terminal: &Terminal) -> Result<(), Failure> {
@@ -74,6 +80,8 @@ fn start(cli: Cli, name: String, terminal: &Terminal) -> Result<(), Failure> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
+        // Nobody is left to tell when nobody reads stderr.
+        .log_internal_errors(false)
         .init();
     kybernate_packager::open_files::raise_limit();
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::failed)?;

@@ -25,6 +25,7 @@ mod memory_keys;
 pub(crate) mod pagemap;
 mod pages;
 mod parents;
+mod place;
 mod runnable;
 mod shards;
 pub(crate) mod upload;
@@ -43,6 +44,7 @@ use crate::leftovers::Scratch;
 use crate::progress::Progress;
 use crate::store::{Store, StoreError};
 use crate::unpack::UnpackError;
+use crate::wanted;
 
 /// Dumps below this size are cut into smaller shards, so that more than one is in flight.
 const SMALL_DUMP_BYTES: u64 = 4 << 30;
@@ -137,6 +139,16 @@ pub enum PackError {
     /// A fact that should be a time is none.
     #[error("{0:?} among the facts is no time: RFC 3339 is wanted, as 2026-11-21T14:00:00Z")]
     Time(String, #[source] jiff::Error),
+    /// It would be written into the dump, or be read from there.
+    #[error(
+        "{what} {place:?} lies inside the dump, which is packed as a whole: name a place outside"
+    )]
+    InDump {
+        /// What it is for.
+        what: &'static str,
+        /// The directory.
+        place: PathBuf,
+    },
     /// What would become of it breaks a rule of the format.
     #[error("no reader would take what would become of it")]
     Unreadable(#[source] Box<ArtifactError>),
@@ -179,11 +191,24 @@ async fn pack_all(
     progress: &Progress,
 ) -> Result<Packed, PackError> {
     progress.step("pack");
+    let (directory, places) = (request.dump.clone(), place::places(&request, store));
+    run(move || place::check(&directory, &places)).await?;
     for tar in request.volumes.iter().map(|volume| &volume.tar).chain(&request.rootfs_diff) {
         volumes::check_tar(tar).await?;
     }
     let scratch = scratch(request.scratch.clone()).await?;
-    let (directory, place) = (request.dump.clone(), scratch.path().to_owned());
+    wanted::keeping(scratch.clone(), Box::pin(pack_in(request, scratch.path(), store, progress)))
+        .await
+}
+
+/// Packs with a directory for what is made on the way.
+async fn pack_in(
+    request: PackRequest,
+    scratch: &Path,
+    store: &Store,
+    progress: &Progress,
+) -> Result<Packed, PackError> {
+    let (directory, place) = (request.dump.clone(), scratch.to_owned());
     let (dump, shard_bytes) = run(move || {
         let listing = Listing::of(&directory, &place)?;
         let is_small = listing.bulk_bytes() < SMALL_DUMP_BYTES;
@@ -196,13 +221,12 @@ async fn pack_all(
     progress.expect(dump.bytes());
 
     let base = match &request.base {
-        Some(base) => Some(OpenBase::open(base, scratch.path(), progress).await?),
+        Some(base) => Some(OpenBase::open(base, scratch, progress).await?),
         None => None,
     };
-    let pages =
-        Pages { dump: &dump, shard_bytes, hashes: request.page_hashes, scratch: scratch.path() };
+    let pages = Pages { dump: &dump, shard_bytes, hashes: request.page_hashes, scratch };
     let (pushed, lineage) = push_pages(&pages, base, store, progress).await?;
-    let images = push_images(&dump, scratch.path(), store, progress).await?;
+    let images = push_images(&dump, scratch, store, progress).await?;
     let sizes = Sizes {
         processes: dump.processes,
         threads: dump.threads,
@@ -224,7 +248,7 @@ async fn pack_all(
         ..request.config.clone()
     };
     let checkpoint = push_checkpoint(&config, layers, store, progress).await?;
-    let image = runnable::push(&request, scratch.path(), store, progress).await?;
+    let image = runnable::push(&request, scratch, store, progress).await?;
     let runnable = image.is_some();
     let index = push_index(&request, image, checkpoint, store).await?;
     Ok(Packed { index, sizes, runnable, lineage, added_bytes: pushed.added_bytes })
@@ -265,12 +289,13 @@ async fn push_images(
     let path = scratch.join("images");
     let written = {
         let (dump, path) = (Arc::clone(dump), path.clone());
-        blocking(move || {
+        wanted::blocking(move |wanted| {
             let file = std::io::BufWriter::new(fs_err::File::create(&path)?);
             let mut out = HashingWriter::new(file);
             let files = u32::try_from(dump.small.len()).map_err(std::io::Error::other)?;
             images_pack::write_header(&mut out, files)?;
             for (name, _) in &dump.small {
+                wanted.check()?;
                 let content = fs_err::read(dump.path(name))?;
                 images_pack::write_file(&mut out, name, &content)?;
             }
@@ -382,7 +407,7 @@ async fn scratch(directory: Option<PathBuf>) -> Result<Scratch, PackError> {
 async fn run<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PackError> + Send + 'static,
 ) -> Result<T, PackError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_cancelled| PackError::Interrupted)?
+    wanted::spawn(|_| work()).end().await.map_err(|_cancelled| PackError::Interrupted)?
 }
 
 #[cfg(test)]

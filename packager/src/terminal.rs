@@ -1,7 +1,8 @@
 //! What people and scripts see: results on stdout, progress and complaints on stderr.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{IsTerminal as _, StdoutLock, Write as _};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(crate) struct Terminal {
     bars: bool,
     /// What a failure from now on leaves behind. Held for an assignment only.
     note: Mutex<String>,
+    /// Whether somebody has closed the other end of stdout.
+    unread: AtomicBool,
     interrupts: Interrupts,
 }
 
@@ -36,7 +39,13 @@ impl Terminal {
     /// Looks at what kind of place stderr is.
     pub(crate) fn new(json: bool) -> Self {
         let (bars, interrupts) = (std::io::stderr().is_terminal(), Interrupts::new());
-        Self { json, bars, note: Mutex::default(), interrupts }
+        Self { json, bars, note: Mutex::default(), unread: AtomicBool::new(false), interrupts }
+    }
+
+    /// Whether a result could not be printed because nobody reads it any more, as after
+    /// `kyb ps | head`. That is no failure to speak of.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.unread.load(Ordering::Relaxed)
     }
 
     /// Whether results are printed as JSON.
@@ -51,12 +60,13 @@ impl Terminal {
 
     /// Prints a result: `text` for people, or `value` as one JSON document.
     pub(crate) fn print(&self, value: &impl Serialize, text: &str) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
-        if self.json {
-            serde_json::to_writer_pretty(&mut out, value)?;
-            return writeln!(out);
-        }
-        writeln!(out, "{}", plain(text.trim_end()))
+        self.write(|out| {
+            if self.json {
+                serde_json::to_writer_pretty(&mut *out, value)?;
+                return writeln!(out);
+            }
+            writeln!(out, "{}", plain(text.trim_end()))
+        })
     }
 
     /// Prints a script of our own making as it is, or `value` as one JSON document.
@@ -64,7 +74,7 @@ impl Terminal {
         if self.json {
             return self.print(value, "");
         }
-        std::io::stdout().lock().write_all(script.as_bytes())
+        self.write(|out| out.write_all(script.as_bytes()))
     }
 
     /// Prints a result: `page` for people, or `value` as one JSON document.
@@ -73,7 +83,21 @@ impl Terminal {
             return self.print(value, "");
         }
         let text = page.render(sheet());
-        writeln!(std::io::stdout().lock(), "{}", text.trim_end())
+        self.write(|out| writeln!(out, "{}", text.trim_end()))
+    }
+
+    /// Writes to stdout, all of it, and remembers when nobody reads it.
+    fn write(
+        &self,
+        write: impl FnOnce(&mut StdoutLock<'_>) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        let written = write(&mut out).and_then(|()| out.flush());
+        let closed = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+        if written.as_ref().is_err_and(closed) {
+            self.unread.store(true, Ordering::Relaxed);
+        }
+        written
     }
 
     /// Says why it did not work: to people on stderr, to scripts as the only document on stdout.

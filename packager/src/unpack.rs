@@ -13,7 +13,6 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use futures::stream::{self, TryStreamExt as _};
 use kybernate_spec::page_index::{PageIndexError, index_bytes_max};
 use kybernate_spec::{Descriptor, Digest, Reason};
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 pub mod deep;
 pub(crate) mod pages;
@@ -30,6 +29,7 @@ use crate::images_pack::{self, ImagesPackError};
 use crate::pack::upload::blocking;
 use crate::progress::Progress;
 use crate::store::{Store, StoreError};
+use crate::wanted;
 
 /// Most bytes of images that are too large for the pack, where they are only looked at: all
 /// mappings and open files of thousands of large processes.
@@ -143,8 +143,11 @@ pub async fn unpack(
         io::ErrorKind::DirectoryNotEmpty => UnpackError::NotEmpty(directory.to_owned()),
         _ => UnpackError::Io("make the directory", error),
     })?;
-    unpack_images(store, checkpoint, place.staging(), progress).await?;
-    unpack_pages(store, checkpoint, place.staging(), limits, progress).await?;
+    let fill = async {
+        unpack_images(store, checkpoint, place.staging(), progress).await?;
+        unpack_pages(store, checkpoint, place.staging(), limits, progress).await
+    };
+    wanted::keeping(place.kept(), Box::pin(fill)).await?;
     blocking(move || place.publish())
         .await
         .map_err(|error| UnpackError::Io("move the dump into place", error))
@@ -195,12 +198,13 @@ async fn read_images<T: Send + 'static>(
     each: fn(&mut T, &str, &[u8]) -> io::Result<()>,
 ) -> Result<T, UnpackError> {
     let stream = store.blob(&checkpoint.images).await?;
-    let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
-    let read = tokio::task::spawn_blocking(move || {
-        let read = images_pack::read(bytes, |name, content| each(&mut state, name, content));
+    let read = wanted::spawn(move |wanted| {
+        let read = images_pack::read(wanted.stream(stream), |name, content| {
+            each(&mut state, name, content)
+        });
         read.map(|bytes| (state, bytes))
     });
-    let read = read.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))?;
+    let read = read.end().await.map_err(|error| UnpackError::Io("unpack", error))?;
     let (state, image_bytes) = read.map_err(images_error)?;
     let sizes = &checkpoint.config.sizes;
     if image_bytes.checked_add(sizes.bulk_bytes) != Some(sizes.dump_bytes) {
@@ -299,9 +303,9 @@ async fn plan(
     progress.transfer(checkpoint.page_index.size);
     let plan = {
         let checkpoint = checkpoint.clone();
-        tokio::task::spawn_blocking(move || Plan::read(index, &checkpoint, keep))
+        wanted::spawn(move |wanted| Plan::read(index, &checkpoint, keep, wanted))
     };
-    let plan = plan.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??;
+    let plan = plan.end().await.map_err(|error| UnpackError::Io("unpack", error))??;
     Ok(Arc::new(plan))
 }
 
@@ -359,12 +363,11 @@ fn create(path: &Path) -> io::Result<fs::File> {
 /// Reads a blob into a file without a name beside the dump's files.
 async fn download(store: &Store, blob: &Descriptor, directory: &Path) -> Result<File, UnpackError> {
     let stream = store.blob(blob).await?;
-    let mut bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     // Beside the directory, not in it: CRIU's directory holds CRIU's files only.
     let parent = directory.parent().unwrap_or(directory).to_owned();
-    let copied = blocking(move || {
+    let copied = wanted::blocking(move |wanted| {
         let mut file = tempfile::tempfile_in(parent)?;
-        io::copy(&mut bytes, &mut file)?;
+        io::copy(&mut wanted.stream(stream), &mut file)?;
         Ok(file)
     });
     copied.await.map_err(|error| match as_store_error(error) {

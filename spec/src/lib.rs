@@ -26,6 +26,6 @@ pub use self::manifest::{Annotations, Descriptor, Index, MANIFEST_BYTES_MAX, Man
 pub use self::name::{NameError, RepositoryName, Tag, TagError};
 pub use self::reason::Reason;
 pub use self::reference::{
-    LayoutReference, Location, Reference, ReferenceError, ReferenceErrorKind,
+    LayoutReference, Location, Reference, ReferenceError, ReferenceErrorKind, without_credentials,
 };
 pub use self::report::chain;

@@ -6,6 +6,13 @@ use std::str::FromStr;
 
 use crate::{Digest, DigestError, NameError, RepositoryName, Tag, TagError};
 
+mod credentials;
+
+pub use self::credentials::without_credentials;
+
+/// What ends the scheme of a URL.
+const SCHEME_END: &str = "://";
+
 /// `host[:port]/name[:tag][@digest]`: something in a registry.
 ///
 /// The host is always written: there is no default registry, so that a checkpoint is never pushed
@@ -42,7 +49,8 @@ pub enum Location {
     Layout(LayoutReference),
 }
 
-/// Why a text is not a [`Reference`], [`LayoutReference`] or [`Location`].
+/// Why a text is not a [`Reference`], [`LayoutReference`] or [`Location`]. Credentials that somebody
+/// wrote into it are not repeated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a reference (host[:port]/name[:tag][@digest] or oci:DIR[:tag])")]
 pub struct ReferenceError {
@@ -69,6 +77,15 @@ pub enum ReferenceErrorKind {
     /// The digest does not parse.
     #[error(transparent)]
     Digest(#[from] DigestError),
+    /// It is a URL.
+    #[error("it is a URL: leave out {0:?}")]
+    Scheme(Box<str>),
+    /// It holds the name of a user, with a password maybe.
+    #[error(
+        "it holds credentials, which other users of the machine can read on a command line: \
+         leave them out and keep them with `kyb login {0}`; a password that was shown is best changed"
+    )]
+    Credentials(Box<str>),
     /// The directory of a layout is empty.
     #[error("there is no directory after \"oci:\"")]
     MissingDirectory,
@@ -91,12 +108,17 @@ impl Reference {
         }
     }
 
-    /// Whether the host is this machine's loopback interface, where plain HTTP is the custom.
-    pub fn is_loopback(&self) -> bool {
-        let host = match self.registry.rsplit_once(':') {
+    /// Returns the host without its port.
+    pub fn host(&self) -> &str {
+        match self.registry.rsplit_once(':') {
             Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
             _ => &self.registry,
-        };
+        }
+    }
+
+    /// Whether the host is this machine's loopback interface, where plain HTTP is the custom.
+    pub fn is_loopback(&self) -> bool {
+        let host = self.host();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         host == "localhost"
             || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -138,7 +160,7 @@ impl FromStr for Reference {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse_registry(text).map_err(|kind| ReferenceError { text: text.into(), kind })
+        parse_registry(text).map_err(|kind| ReferenceError::of(text, kind))
     }
 }
 
@@ -146,7 +168,7 @@ impl FromStr for Location {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = |kind| ReferenceError { text: text.into(), kind };
+        let wrong = |kind| ReferenceError::of(text, kind);
         match text.strip_prefix("oci:") {
             Some(layout) => parse_layout(layout).map(Self::Layout).map_err(wrong),
             None => text.parse().map(Self::Registry),
@@ -154,7 +176,22 @@ impl FromStr for Location {
     }
 }
 
+impl ReferenceError {
+    fn of(text: &str, kind: ReferenceErrorKind) -> Self {
+        Self { text: without_credentials(text).into(), kind }
+    }
+}
+
 fn parse_registry(text: &str) -> Result<Reference, ReferenceErrorKind> {
+    if let Some(range) = credentials::credentials(text) {
+        let host = text.get(range.end + 1..).unwrap_or_default().split('/').next();
+        let host = host.filter(|host| host.bytes().all(is_of_a_host));
+        let host = host.filter(|host| !host.is_empty()).unwrap_or("REGISTRY");
+        return Err(ReferenceErrorKind::Credentials(host.into()));
+    }
+    if let Some((scheme, _)) = text.split_once(SCHEME_END) {
+        return Err(ReferenceErrorKind::Scheme(format!("{scheme}{SCHEME_END}").into()));
+    }
     let (rest, digest) = split_digest(text)?;
     let missing = || ReferenceErrorKind::MissingHost(rest.into());
     let (registry, path) = rest.split_once('/').ok_or_else(missing)?;
@@ -162,12 +199,15 @@ fn parse_registry(text: &str) -> Result<Reference, ReferenceErrorKind> {
     if !looks_like_host {
         return Err(missing());
     }
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b".-:[]".contains(&b);
-    if !registry.bytes().all(plain) || registry.starts_with(':') || registry.ends_with(':') {
+    if !registry.bytes().all(is_of_a_host) || registry.starts_with(':') || registry.ends_with(':') {
         return Err(ReferenceErrorKind::MalformedHost(registry.into()));
     }
     let (name, tag) = split_tag(path)?;
     Ok(Reference { registry: registry.into(), repository: name.parse()?, tag, digest })
+}
+
+fn is_of_a_host(letter: u8) -> bool {
+    letter.is_ascii_alphanumeric() || b".-:[]".contains(&letter)
 }
 
 fn parse_layout(text: &str) -> Result<LayoutReference, ReferenceErrorKind> {

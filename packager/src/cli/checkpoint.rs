@@ -9,7 +9,7 @@ use kybernate_packager::agent_api::{
 };
 use kybernate_packager::key::SigningKey;
 use kybernate_packager::sign::sign;
-use kybernate_spec::{Digest, Location, Tag};
+use kybernate_spec::{Digest, Location, Reference, Tag};
 use serde_json::json;
 
 use super::agent::{AgentSocket, refused, time_out, times};
@@ -114,8 +114,18 @@ impl Checkpoint {
         let Location::Registry(reference) = &self.reference else {
             return Err(Failure::usage("the agent pushes to registries, not to layouts"));
         };
-        if matches!(self.base, Some(Location::Layout { .. })) {
-            return Err(Failure::usage("the agent takes a base from registries, not from layouts"));
+        let plain_http = self.connection.is_plain(reference);
+        match &self.base {
+            Some(Location::Layout(_)) => {
+                let text = "the agent takes a base from registries, not from layouts";
+                return Err(Failure::usage(text));
+            }
+            Some(Location::Registry(base)) if self.connection.is_plain(base) != plain_http => {
+                let text = "the agent speaks to the registries of REF and --base in one way: both \
+                            over TLS, or both with --plain-http";
+                return Err(Failure::usage(text));
+            }
+            Some(Location::Registry(_)) | None => {}
         }
         let mut client = self.agent.connect().await?;
         let signer = match (&self.sign_key, self.unsigned) {
@@ -129,13 +139,13 @@ impl Checkpoint {
                 Signer::Agent(only_key(node.sign_keys)?)
             }
         };
-        let tagged = kybernate_spec::Reference { tag: Some(tag.clone()), ..reference.clone() };
-        let request = self.request(tagged.to_string(), &signer)?;
+        let tagged = Reference { tag: Some(tag.clone()), ..reference.clone() };
+        let request = self.request(&tagged, &signer)?;
         let begun = client.checkpoint(request).await.map_err(refused)?.into_inner();
         let done = self.agent.follow(terminal, begun).await?;
         if let Signer::Us(key) = &signer {
             // Whatever ends us from here on, people must know what there is.
-            let untagged = kybernate_spec::Reference { tag: None, ..reference.clone() };
+            let untagged = Reference { tag: None, ..reference.clone() };
             let digest = &done.digest;
             let tags = if self.stop { "it has its tag" } else { "the tag is not written" };
             terminal.note(format!(
@@ -162,7 +172,11 @@ impl Checkpoint {
         Ok(store.tag(&index, tag).await?)
     }
 
-    fn request(&self, reference: String, signer: &Signer) -> Result<CheckpointRequest, Failure> {
+    fn request(
+        &self,
+        reference: &Reference,
+        signer: &Signer,
+    ) -> Result<CheckpointRequest, Failure> {
         let after = if self.stop { AfterCheckpoint::Stop } else { AfterCheckpoint::LeaveRunning };
         let runnable = match self.runnable {
             When::Auto => Runnable::Auto,
@@ -172,7 +186,7 @@ impl Checkpoint {
         Ok(CheckpointRequest {
             container: self.container.clone(),
             containerd_namespace: self.namespace.clone(),
-            reference,
+            reference: reference.to_string(),
             after: after.into(),
             sign_key: match signer {
                 Signer::Agent(name) => name.clone(),
@@ -180,7 +194,7 @@ impl Checkpoint {
             },
             runnable: runnable.into(),
             no_subject: self.no_subject,
-            plain_http: self.connection.plain_http,
+            plain_http: self.connection.is_plain(reference),
             pause_deadline_seconds: u32::try_from(self.pause_deadline.as_secs())
                 .map_err(Failure::usage)?,
             unsigned: matches!(signer, Signer::Nobody),

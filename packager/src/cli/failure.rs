@@ -317,6 +317,7 @@ impl From<PackError> for Failure {
     fn from(error: PackError) -> Self {
         match error {
             PackError::Store(error) => error.into(),
+            error @ PackError::InDump { .. } => Self::Usage(error.into()),
             error => Self::failed(error),
         }
     }

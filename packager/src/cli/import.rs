@@ -10,7 +10,7 @@ use kybernate_packager::pack::{PackError, SourceImage, pack};
 use kybernate_packager::progress::Progress;
 use kybernate_packager::sign::sign;
 use kybernate_spec::checkpoint::CheckpointConfig;
-use kybernate_spec::{Location, RepositoryName};
+use kybernate_spec::{Location, ReferenceError, RepositoryName, chain, without_credentials};
 use serde_json::json;
 
 use super::export::Format;
@@ -29,7 +29,8 @@ use crate::terminal::{Terminal, bytes};
 /// `ctr image push`, in an image layout, or in a tar of one.
 ///
 /// cri: the archive that kubelet's checkpoint API leaves with CRI-O or containerd. podman: the file
-/// of `podman container checkpoint --export`. Neither holds the container image: name it with
+/// of `podman container checkpoint --export`; for one taken with --with-previous, name that of its
+/// pre-checkpoint with --previous. Neither holds the container image: name it with
 /// --image, or the checkpoint is not runnable.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  \
@@ -45,6 +46,10 @@ pub(super) struct Import {
     /// Whose format.
     #[arg(long)]
     format: Format,
+    /// The file of the pre-checkpoint that it was taken upon (`podman container checkpoint
+    /// --pre-checkpoint`, then `--with-previous`).
+    #[arg(long, value_name = "FILE")]
+    previous: Option<PathBuf>,
     /// Which checkpoint of a file that holds several.
     #[arg(long, value_name = "NAME")]
     entry: Option<String>,
@@ -80,7 +85,7 @@ impl Import {
         let config = self.config()?;
         let image = match &self.image {
             Some(image) => {
-                Some(source_image(image, &self.reference, &config, self.connection).await?)
+                Some(source_image(image, &self.reference, &config, &self.connection).await?)
             }
             None => None,
         };
@@ -133,11 +138,15 @@ impl Import {
         progress: &Progress,
     ) -> Result<Imported, Failure> {
         if self.format == Format::Containerd {
+            if self.previous.is_some() {
+                return Err(Failure::usage("--previous is for --format podman"));
+            }
             let request = self.request(facts, image).await?;
             return Ok(containerd::import(request, progress).await?);
         }
         let archive = PathBuf::from(&self.source);
-        let request = cri::ImportRequest { archive, facts, image, scratch: self.scratch.clone() };
+        let (previous, scratch) = (self.previous.clone(), self.scratch.clone());
+        let request = cri::ImportRequest { archive, previous, facts, image, scratch };
         Ok(cri::import(request, progress).await?)
     }
 
@@ -153,9 +162,9 @@ impl Import {
             let archive = opened.map_err(Failure::failed)?.map_err(ImportError::from)?;
             (ForeignSource::Archive(Arc::new(archive)), None)
         } else {
-            let location: Location = self.source.parse().map_err(|error| {
-                let source = &self.source;
-                Failure::usage(format!("{source:?} is no file, and no reference either: {error}"))
+            let location: Location = self.source.parse().map_err(|error: ReferenceError| {
+                let (source, why) = (without_credentials(&self.source), chain(&error));
+                Failure::usage(format!("{source:?} is no file, and no reference either: {why}"))
             })?;
             let store = self.connection.open(&location).await?;
             (ForeignSource::Store(store), Some(location))

@@ -3,7 +3,7 @@
 mod inside;
 
 use clap::Args;
-use kybernate_packager::inspect::{Inspected, Look, Starts, inspect};
+use kybernate_packager::inspect::{Inspected, KnownFrom, Look, Starts, inspect};
 use kybernate_spec::Location;
 
 pub(super) use self::inside::memory_kind;
@@ -17,8 +17,8 @@ const ROWS: usize = 24;
 /// Show what a checkpoint says about itself, and what is inside.
 ///
 /// Facts, sizes and signatures; processes, threads, memory by kind, open files, sockets,
-/// namespaces, mounts, locks, from CRIU's images. Pages are not moved, and no signature is verified:
-/// `kyb verify` does that.
+/// namespaces, mounts, locks, from CRIU's images. Pages are not moved, but for those that hold the
+/// first process's arguments, and nothing is verified: `kyb verify` does that.
 ///
 /// Values of the environment and arguments that look like secrets are masked.
 #[derive(Debug, Args)]
@@ -122,8 +122,30 @@ fn facts(page: &mut Page, inspected: &Inspected) {
         count => Cell::new(&format!("{count}, not verified here"), Tone::Plain),
     };
     page.fact("signatures", signatures);
-    if let Some(starts) = inspected.starts.as_ref().filter(|starts| !starts.command.is_empty()) {
-        page.fact("command", starts.command.join(" "));
+    commands(page, inspected);
+}
+
+/// Tells what ran, and what the image would run.
+fn commands(page: &mut Page, inspected: &Inspected) {
+    if let Some(ran) = &inspected.ran {
+        let command = ran.command.join(" ");
+        let told = match ran.known_from {
+            KnownFrom::Memory => Cell::new(&command, Tone::Plain),
+            KnownFrom::Program => {
+                Cell::new(&format!("{command} (its arguments are not known)"), Tone::Plain)
+            }
+            KnownFrom::Image => {
+                let text = format!("{command} (the image's; what ran is not known)");
+                Cell::new(&text, Tone::Odd)
+            }
+        };
+        page.fact("command", told);
+    }
+    let is_new = inspected.ran.as_ref().is_some_and(|ran| ran.known_from != KnownFrom::Image);
+    if let Some(starts) = inspected.starts.as_ref().filter(|starts| !starts.command.is_empty())
+        && is_new
+    {
+        page.fact("image runs", starts.command.join(" "));
     }
 }
 
@@ -133,5 +155,5 @@ fn environment(page: &mut Page, starts: &Starts, rows: usize) {
         let tone = if variable.masked { Tone::Odd } else { Tone::Plain };
         table.row(vec![(&variable.name).into(), Cell::new(&variable.value, tone)]);
     }
-    page.table("ENVIRONMENT", table);
+    page.table("ENVIRONMENT OF THE IMAGE", table);
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use kybernate_packager::docker_config::{DockerConfig, Kept};
 use kybernate_packager::remote::login::{Accepted, check_credentials};
 use kybernate_packager::store::ConnectOptions;
-use kybernate_spec::Reference;
+use kybernate_spec::{Reference, without_credentials};
 use serde_json::json;
 
 use super::{Connection, Failure};
@@ -56,7 +56,8 @@ impl Login {
         let asked = tokio::task::spawn_blocking(move || ask(username, stdin));
         let (user, password) = asked.await.map_err(Failure::failed)??;
         let registry = self.registry.registry.to_string();
-        let options = ConnectOptions { plain_http: self.connection.plain_http, notes: None };
+        let plain_http = self.connection.is_plain(&self.registry);
+        let options = ConnectOptions { plain_http, notes: None };
         let accepted = check_credentials(&self.registry, &user, &password, &options).await?;
         let kept = config.keep(&registry, &user, &password).await.map_err(Failure::failed)?;
         let path = config.path().display().to_string();
@@ -145,7 +146,8 @@ fn piped() -> Result<String, Failure> {
 }
 
 fn registry(text: &str) -> Result<Reference, String> {
-    let wrong = || format!("{text:?} is no host of a registry, as registry.example.com:5000");
+    let shown = without_credentials(text);
+    let wrong = || format!("{shown:?} is no host of a registry, as registry.example.com:5000");
     if text.contains('/') || text.contains('@') {
         return Err(wrong());
     }

@@ -115,10 +115,10 @@ impl Pack {
             None => None,
         };
         let config = facts(self.facts.as_deref())?;
-        let base = self.base.open(self.connection, key.as_ref(), &config).await?;
+        let base = self.base.open(&self.connection, key.as_ref(), &config).await?;
         let image = match &self.image {
             Some(image) => {
-                Some(source_image(image, &self.reference, &config, self.connection).await?)
+                Some(source_image(image, &self.reference, &config, &self.connection).await?)
             }
             None => None,
         };
@@ -157,7 +157,7 @@ pub(super) async fn source_image(
     image: &Location,
     target: &Location,
     config: &CheckpointConfig,
-    connection: Connection,
+    connection: &Connection,
 ) -> Result<SourceImage, Failure> {
     let store = connection.open(image).await?;
     let manifest = platform(&store, store.resolve(image).await?, config).await?;
@@ -176,7 +176,7 @@ impl BaseArgs {
     /// Opens the base and makes sure that it can be trusted.
     async fn open(
         &self,
-        connection: Connection,
+        connection: &Connection,
         own: Option<&SigningKey>,
         facts: &CheckpointConfig,
     ) -> Result<Option<Base>, Failure> {

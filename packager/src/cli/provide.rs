@@ -66,7 +66,7 @@ impl Provide {
             containerd_namespace: self.namespace.clone(),
             image: self.name.unwrap_or_default(),
             allow: Some(self.allow.into()),
-            plain_http: self.connection.plain_http,
+            plain_http: self.connection.is_plain(reference),
             insecure_no_signature: self.insecure_no_signature,
             public_keys: keys.iter().map(PublicKey::to_pem).collect(),
             timeout_seconds: self.timeout.unwrap_or_default(),

@@ -95,7 +95,7 @@ impl Restore {
             containerd_namespace: self.namespace,
             name: self.name.unwrap_or_default(),
             allow: Some(self.allow.into()),
-            plain_http: self.connection.plain_http,
+            plain_http: self.connection.is_plain(reference),
             insecure_no_signature: self.insecure_no_signature,
             timeout_seconds: self.timeout.unwrap_or_default(),
             public_keys: keys.iter().map(kybernate_packager::key::PublicKey::to_pem).collect(),

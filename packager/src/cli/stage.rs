@@ -95,7 +95,7 @@ impl Stage {
             reference: reference.to_string(),
             tier: tier.into(),
             containerd_namespace: self.namespace,
-            plain_http: self.connection.plain_http,
+            plain_http: self.connection.is_plain(reference),
             insecure_no_signature: self.insecure_no_signature,
             public_keys: keys.iter().map(PublicKey::to_pem).collect(),
             allow_unknown_facts: self.allow_unknown_facts,

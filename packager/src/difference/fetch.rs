@@ -9,7 +9,6 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use kybernate_spec::Descriptor;
 use kybernate_spec::page_index::{CHUNK_BYTES, Chunk, ChunkHash, PAGE_BYTES};
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::DifferenceError;
 use super::side::{Hashes, Side, keep};
@@ -18,6 +17,7 @@ use crate::pack::upload::blocking;
 use crate::progress::Progress;
 use crate::unpack::UnpackError;
 use crate::unpack::pages::{Incoming, hash_of};
+use crate::wanted;
 
 /// Transfers under way at once.
 const PARALLEL: usize = 4;
@@ -51,8 +51,8 @@ impl Side {
         let bytes = self.bytes_to_fetch(needed);
         if let Some(layer) = &self.checkpoint.page_hashes {
             let stream = self.store.blob(layer).await.map_err(UnpackError::Store)?;
-            let stream = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
-            let file = blocking(move || keep(stream)).await.map_err(as_error)?;
+            let kept = wanted::blocking(move |wanted| keep(wanted.stream(stream)));
+            let file = kept.await.map_err(as_error)?;
             self.hashes = Hashes::Listed(file);
             progress.advance(bytes);
             return Ok(bytes);

@@ -32,6 +32,12 @@ pub(super) struct Memory {
     /// An address in the first thread's stack.
     #[prost(uint64, tag = "5")]
     pub(super) stack: u64,
+    /// Where the arguments begin.
+    #[prost(uint64, tag = "8")]
+    pub(super) arguments: u64,
+    /// The first address after them.
+    #[prost(uint64, tag = "9")]
+    pub(super) arguments_end: u64,
     /// The executable, as an open file.
     #[prost(uint32, tag = "12")]
     pub(super) executable: u32,

@@ -1,6 +1,7 @@
 //! Memory by kind: how much is mapped, and how much of it is stored.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
@@ -116,6 +117,8 @@ pub(super) struct Accounts<'a> {
 #[derive(Debug, Default)]
 pub(super) struct ProcessMemory {
     pub(super) executable: Option<u32>,
+    /// Where its arguments are.
+    pub(super) arguments: Option<Range<u64>>,
     pub(super) kinds: Vec<KindBytes>,
     pub(super) regions: Vec<MappedRegion>,
 }
@@ -177,7 +180,9 @@ impl<'a> Accounts<'a> {
             kinds.entry(kind).or_default().add(Bytes { mapped: 0, stored });
         }
         let executable = Some(memory.executable);
-        ProcessMemory { executable, kinds: listed(&kinds), regions }
+        let arguments = memory.arguments..memory.arguments_end;
+        let arguments = (memory.arguments > 0 && !arguments.is_empty()).then_some(arguments);
+        ProcessMemory { executable, arguments, kinds: listed(&kinds), regions }
     }
 
     /// Returns what all processes have; what several share once.

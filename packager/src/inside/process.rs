@@ -1,6 +1,7 @@
 //! Processes and their threads.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -46,6 +47,9 @@ pub struct Process {
     /// Its program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
+    /// Where in its memory its arguments are.
+    #[serde(skip)]
+    pub(crate) arguments: Option<Range<u64>>,
     /// Its working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub working_directory: Option<String>,
@@ -237,6 +241,7 @@ impl Tree {
             state,
             exit_status: (state == ProcessState::Zombie).then_some(leader.exit_code),
             executable: memory.executable.and_then(|id| files.path(id)),
+            arguments: memory.arguments,
             working_directory: place.and_then(|place| files.path(place.working_directory)),
             root_directory: place.and_then(|place| files.path(place.root)),
             threads,

@@ -149,7 +149,7 @@ fn memory_is_counted_by_kind_and_by_what_is_stored() {
     };
     // Heap and private memory; a guard that is no mapping.
     let mappings = vec![area(0x1000, 2, 1 << 5), area(0x8000, 4, 1 << 9), area(0x9000, 1, 1 << 16)];
-    let memory = Memory { stack: 0, executable: 0, mappings };
+    let memory = Memory { mappings, ..Memory::default() };
     scene.image("mm-1.img", Magic::MM, &[memory]);
     // Pages 0 and 1 are the heap's, 2 and 3 the private memory's; page 1 is zero.
     let head = PagemapHead { pages_id: 1 }.encode_to_vec();

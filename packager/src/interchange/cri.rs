@@ -7,6 +7,7 @@
 mod export;
 mod import;
 mod layer;
+mod previous;
 
 pub use self::export::{ExportRequest, Exported, export};
 pub use self::import::{ImportRequest, import};
@@ -15,6 +16,8 @@ pub use self::import::{ImportRequest, import};
 const CHECKPOINT: &str = "checkpoint/";
 /// Directory of an earlier dump that the images need.
 const PRE_CHECKPOINT: &str = "pre-checkpoint/";
+/// What makes a dump need an earlier one: a link to its directory.
+const PARENT: &str = "checkpoint/parent";
 /// What the container is called, and what it was started from.
 const CONFIG: &str = "config.dump";
 /// The runtime specification.

@@ -81,6 +81,8 @@ pub(crate) struct Members<R> {
     names: BTreeSet<String>,
     count: u32,
     kinds: Kinds,
+    /// The one symbolic link that there may be, and where it leads when it was there.
+    link: Option<(&'static str, Option<String>)>,
     /// Where the last member ends, padding counted.
     end: u64,
 }
@@ -112,6 +114,7 @@ impl<R: Read> Members<R> {
             names: BTreeSet::new(),
             count: 0,
             kinds: Kinds::Files,
+            link: None,
             end: 0,
         }
     }
@@ -119,6 +122,17 @@ impl<R: Read> Members<R> {
     /// Begins to read a layer: only its names, sizes and its end are looked at.
     pub(crate) fn of_layer(input: R) -> Self {
         Self { kinds: Kinds::Layer, ..Self::new(input) }
+    }
+
+    /// Takes note of a symbolic link of this name instead of refusing it. Nobody follows it.
+    #[must_use]
+    pub(crate) fn noting_link(self, name: &'static str) -> Self {
+        Self { link: Some((name, None)), ..self }
+    }
+
+    /// Returns where the link that was to be noted leads, when there was one.
+    pub(crate) fn noted_link(&self) -> Option<&str> {
+        self.link.as_ref().and_then(|(_, target)| target.as_deref())
     }
 
     /// Returns where the last member ends, padding counted.
@@ -172,6 +186,7 @@ impl<R: Read> Members<R> {
                 other if self.kinds == Kinds::Layer && is_of_layers(other) && bytes == 0 => {
                     continue;
                 }
+                EntryType::Symlink if bytes == 0 && self.note(&name, &header) => continue,
                 other => return Err(ForeignError::Kind { name, kind: word(other) }),
             }
             if self.kinds == Kinds::Files && !self.names.insert(name.clone()) {
@@ -180,6 +195,18 @@ impl<R: Read> Members<R> {
             self.expect(bytes)?;
             return Ok(Some(Member { name, bytes, offset: self.position }));
         }
+    }
+
+    /// Notes a link, if it is the one that is asked for and comes for the first time.
+    fn note(&mut self, name: &str, header: &Header) -> bool {
+        let Some((wanted, target @ None)) = &mut self.link else { return false };
+        let leads = header.link_name_bytes();
+        let leads = leads.and_then(|to| str::from_utf8(&to).ok().map(ToOwned::to_owned));
+        if name != *wanted || leads.is_none() {
+            return false;
+        }
+        *target = leads;
+        true
     }
 
     /// Reads the whole of the member, which must be small.

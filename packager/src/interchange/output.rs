@@ -19,6 +19,7 @@ use crate::checked::length;
 use crate::leftovers::Scratch;
 use crate::pack::upload::HashingWriter;
 use crate::unpack::{BLOCK_BYTES, padded, tar_header};
+use crate::wanted::Wanted;
 
 /// How the names of what is not finished begin.
 const PREFIX: &str = ".kybernate-export-";
@@ -196,8 +197,10 @@ impl LayoutOutput {
         blob: Blob,
         length: u64,
         media_type: &str,
+        wanted: &Wanted,
     ) -> io::Result<Descriptor> {
-        let mut reader = io::BufReader::with_capacity(PIECE, blob.slot.reader(length));
+        let reader = wanted.reader(blob.slot.reader(length));
+        let mut reader = io::BufReader::with_capacity(PIECE, reader);
         let mut sink = HashingWriter::new(io::sink());
         io::copy(&mut reader, &mut sink)?;
         let descriptor = sink.describe(media_type);
@@ -224,7 +227,7 @@ impl LayoutOutput {
     pub(crate) fn add(&mut self, media_type: &str, content: &[u8]) -> io::Result<Descriptor> {
         let blob = self.blob()?;
         blob.slot().writer().write_all(content)?;
-        self.seal(blob, length(content), media_type)
+        self.seal(blob, length(content), media_type, &Wanted::default())
     }
 
     /// Gives the layout its name.
@@ -357,7 +360,7 @@ mod tests {
         assert!(out.has(&first.digest));
         let blob = out.blob().unwrap();
         blob.slot().writer().write_all(&[7; 1000]).unwrap();
-        let second = out.seal(blob, 1000, "text/plain").unwrap();
+        let second = out.seal(blob, 1000, "text/plain", &Wanted::default()).unwrap();
         out.finish(&index(vec![first, second])).unwrap();
     }
 

@@ -11,25 +11,23 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use futures::TryStreamExt as _;
 use kybernate_spec::page_index::{
     Chunk, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Reader, Record, Run,
     index_bytes_max,
 };
 use kybernate_spec::{Descriptor, Digest, Reason};
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::PackError;
 use super::dump::{BulkFile, Dump};
 use super::memory_keys::memory_keys;
 use super::pagemap::{MemoryKey, PagemapWalk};
-use super::upload::blocking;
 use crate::artifact::Checkpoint;
 use crate::criu::{ImageReader, Magic, PagemapHead};
 use crate::progress::Progress;
 use crate::store::Store;
 use crate::unpack::pages::hash_of;
 use crate::unpack::{UnpackError, unpack_memory_images};
+use crate::wanted::{self, Wanted};
 
 /// Bytes of a page's hash: the first half of BLAKE3's 32.
 pub(crate) const PAGE_HASH_BYTES: usize = 16;
@@ -163,11 +161,12 @@ impl OpenBase {
             files: BTreeMap::new(),
             hashes,
         };
-        blocking(move || opened.scan()).await.map_err(|kind| PackError::Io("read the base", kind))
+        let scanned = wanted::blocking(move |wanted| opened.scan(wanted)).await;
+        scanned.map_err(|kind| PackError::Io("read the base", kind))
     }
 
     /// Reads the page index once and remembers where each file's segments begin.
-    fn scan(mut self) -> io::Result<Self> {
+    fn scan(mut self, wanted: &Wanted) -> io::Result<Self> {
         let pagemaps = pagemaps(&self.directory)?;
         let mut reader =
             Reader::new(BufReader::new(fs::File::open(&self.index)?)).map_err(other)?;
@@ -177,6 +176,7 @@ impl OpenBase {
         }
         let mut stored = 0;
         while let Some(record) = reader.next_record().map_err(other)? {
+            wanted.check()?;
             match record {
                 Record::Shard(chunks) => self.tables.push(chunks),
                 Record::File { name, .. } => {
@@ -321,18 +321,25 @@ impl LocalPages {
 
     fn proven(&mut self, base: &OpenBase, chunk: (u16, u16)) -> io::Result<Option<&[u8]>> {
         let known = self.chunks.iter().rposition(|proven| proven.chunk == chunk);
-        let proven = match known {
-            Some(at) => self.chunks.remove(at),
-            None => Proven { chunk, content: self.read(base, chunk)? },
+        let proven = if let Some(at) = known {
+            self.chunks.remove(at)
+        } else {
+            // The place of what goes is taken again: making room for each chunk costs a tenth.
+            let full = self.chunks.len() >= CHUNKS_KEPT;
+            let gone = full.then(|| self.chunks.remove(0)).and_then(|gone| gone.content);
+            Proven { chunk, content: self.read(base, chunk, gone.unwrap_or_default())? }
         };
-        if self.chunks.len() >= CHUNKS_KEPT {
-            self.chunks.remove(0);
-        }
         self.chunks.push(proven);
         Ok(self.chunks.last().and_then(|proven| proven.content.as_deref()))
     }
 
-    fn read(&mut self, base: &OpenBase, (shard, chunk): (u16, u16)) -> io::Result<Option<Vec<u8>>> {
+    /// Reads a chunk into `content`, whatever was in it.
+    fn read(
+        &mut self,
+        base: &OpenBase,
+        (shard, chunk): (u16, u16),
+        mut content: Vec<u8>,
+    ) -> io::Result<Option<Vec<u8>>> {
         let table = base.tables.get(usize::from(shard));
         let Some(expected) = table.and_then(|table| table.get(usize::from(chunk))) else {
             return Ok(None);
@@ -345,7 +352,7 @@ impl LocalPages {
                 None => return Ok(None),
             },
         };
-        let mut content = vec![0; usize::try_from(expected.stored_bytes).map_err(other)?];
+        content.resize(usize::try_from(expected.stored_bytes).map_err(other)?, 0);
         let whole = match file.file().read_exact_at(&mut content, expected.stored_offset) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
             Err(error) => return Err(error),
@@ -397,10 +404,9 @@ fn pagemaps(directory: &Path) -> io::Result<BTreeMap<String, (MemoryKey, String)
 async fn fetch(store: &Store, blob: &Descriptor, path: &Path) -> Result<(), PackError> {
     let stream = store.blob(blob).await?;
     // To its end: there it is compared with its digest, and more than its size is refused before.
-    let mut bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let path = path.to_owned();
-    let copied = blocking(move || {
-        io::copy(&mut bytes, &mut fs::File::create_new(path)?)?;
+    let copied = wanted::blocking(move |wanted| {
+        io::copy(&mut wanted.stream(stream), &mut fs::File::create_new(path)?)?;
         Ok(())
     });
     copied.await.map_err(|kind| PackError::Io("fetch the base", kind))

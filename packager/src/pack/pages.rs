@@ -20,6 +20,7 @@ use super::upload::{FileSource, HashingWriter, ShardSource, blocking, ensure_blo
 use crate::copy;
 use crate::progress::Progress;
 use crate::store::Store;
+use crate::wanted;
 
 /// The pages of one dump.
 #[derive(Clone, Copy, Debug)]
@@ -119,11 +120,11 @@ impl Pages<'_> {
                 (Arc::clone(self.dump), Arc::clone(&files), records.to_owned());
             let (base, shard_bytes) = (base.cloned(), self.shard_bytes);
             let hashes = self.hashes.then(|| self.hashes_file());
-            tokio::task::spawn_blocking(move || {
+            wanted::spawn(move |wanted| {
                 let hashes = hashes.map(fs::File::create).transpose()?;
                 let planner = Planner::new(&dump, &files, shard_bytes, base.as_deref(), hashes)?;
                 let mut out = io::BufWriter::new(fs::File::create(records)?);
-                let placed = planner.run(&mut out, |plan| {
+                let placed = planner.run(&mut out, wanted, |plan| {
                     let sent = sender.blocking_send(plan);
                     sent.map_err(|_closed| io::ErrorKind::BrokenPipe.into())
                 })?;
@@ -136,8 +137,11 @@ impl Pages<'_> {
             .buffer_unordered(parallel)
             .try_collect()
             .await;
-        // A failed push closes the channel, which ends the planner; the push's error is the cause.
-        let outcome = planning.await;
+        // The push's error is the cause.
+        if pushed.is_err() {
+            planning.stop();
+        }
+        let outcome = planning.end().await;
         let mut pushed = pushed?;
         let placed = outcome
             .map_err(|_cancelled| PackError::Interrupted)?
@@ -161,7 +165,7 @@ impl Pages<'_> {
         let path = self.hashes_file();
         let described = {
             let path = path.clone();
-            blocking(move || hash_file(media_type::PAGE_HASHES, &path)).await
+            wanted::blocking(move |wanted| hash_file(media_type::PAGE_HASHES, &path, wanted)).await
         };
         let layer = described.map_err(|kind| PackError::Io("read the page hashes", kind))?;
         if layer.size > SHARD_BYTES_MAX {
@@ -182,7 +186,7 @@ async fn push_shard(
     let number = plan.number;
     let source = ShardSource { plan: Arc::new(plan), files };
     let hashed = source.clone();
-    let (descriptor, chunks) = blocking(move || hashed.hash())
+    let (descriptor, chunks) = wanted::blocking(move |wanted| hashed.hash(wanted))
         .await
         .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
     ensure_blob(store, &descriptor, &source, None, progress).await?;

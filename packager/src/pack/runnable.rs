@@ -11,11 +11,12 @@ use kybernate_spec::{
 };
 use serde_json::{Map, Value, json};
 
-use super::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob};
+use super::upload::{BytesSource, FileSource, HashingWriter, ensure_blob};
 use super::{PackError, PackRequest, Runnable, to_json};
 use crate::checked;
 use crate::progress::Progress;
 use crate::store::{BlobSource, Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::wanted::{self, Wanted};
 
 /// zstd's fastest real level: on rootfs diffs higher ones cost several times the time for a few
 /// per cent (facts measured on CPU heaps and text alike).
@@ -164,7 +165,7 @@ async fn push_diff(
     let (plain, path) = (diff.to_owned(), scratch.join("rootfs-diff.zst"));
     let compressed = {
         let path = path.clone();
-        blocking(move || compress(&plain, &path))
+        wanted::blocking(move |wanted| compress(&plain, &path, wanted))
     };
     let (layer, diff_id) =
         compressed.await.map_err(|kind| PackError::Io("compress the rootfs diff", kind))?;
@@ -173,11 +174,11 @@ async fn push_diff(
     Ok((layer.with_annotation(annotation::TITLE, "rootfs-diff.tar.zst"), diff_id))
 }
 
-fn compress(plain: &Path, compressed: &Path) -> io::Result<(Descriptor, Digest)> {
+fn compress(plain: &Path, compressed: &Path, wanted: &Wanted) -> io::Result<(Descriptor, Digest)> {
     let file = io::BufWriter::new(fs_err::File::create(compressed)?);
     let encoder = zstd::Encoder::new(HashingWriter::new(file), ZSTD_LEVEL)?;
     let mut writer = HashingWriter::new(encoder);
-    io::copy(&mut fs_err::File::open(plain)?, &mut writer)?;
+    io::copy(&mut wanted.reader(fs_err::File::open(plain)?), &mut writer)?;
     let (encoder, diff_id, _) = writer.into_parts();
     let mut out = encoder.finish()?;
     out.flush()?;

@@ -16,6 +16,7 @@ use kybernate_spec::page_index::{
 use super::base::{LocalPages, Lookup, OpenBase, page_hash};
 use super::dump::{BulkFile, Dump, OwnShard, Piece};
 use super::parents::OpenParts;
+use crate::wanted::Wanted;
 
 /// An open bulk file.
 #[derive(Debug)]
@@ -209,6 +210,7 @@ impl<'a> Planner<'a> {
     pub(super) fn run(
         mut self,
         index: &mut impl Write,
+        wanted: &Wanted,
         mut emit: impl FnMut(ShardPlan) -> io::Result<()>,
     ) -> io::Result<Planned> {
         let mut buffer = vec![0; usize::try_from(SEGMENT_BYTES).map_err(io::Error::other)?];
@@ -220,6 +222,7 @@ impl<'a> Planner<'a> {
             }
             let mut walk = self.begin_file(number, bulk)?;
             for segment in 0..page_index::segments(bulk.length) {
+                wanted.check()?;
                 let offset = segment * u64::from(SEGMENT_BYTES);
                 let left = (bulk.length - offset).min(u64::from(SEGMENT_BYTES));
                 let pages = u16::try_from(left.div_ceil(u64::from(PAGE_BYTES)))

@@ -14,6 +14,7 @@ use crate::criu::{Inventory, Magic, Mapping, Memory, PagemapEntry, PagemapHead, 
 use crate::store::ConnectOptions;
 use crate::unpack::{Limits, UnpackError, unpack};
 
+mod cancelled;
 mod increments;
 mod parents;
 mod refused;

@@ -14,6 +14,7 @@ use kybernate_spec::{Algorithm, Descriptor, Hasher, RepositoryName, media_type};
 use super::shards::{OpenFile, ShardPlan};
 use crate::progress::Progress;
 use crate::store::{BlobSource, BlobStream, Store, StoreError, StoreErrorKind};
+use crate::wanted::Wanted;
 
 /// Bytes read at once while a blob is sent: large enough that the hop to a blocking thread does
 /// not show, small enough that a few uploads together stay small.
@@ -40,13 +41,14 @@ pub(crate) struct BytesSource(pub(crate) Bytes);
 
 impl ShardSource {
     /// Hashes the shard: its digest, and the hash of each chunk.
-    pub(super) fn hash(&self) -> io::Result<(Descriptor, Vec<Chunk>)> {
+    pub(super) fn hash(&self, wanted: &Wanted) -> io::Result<(Descriptor, Vec<Chunk>)> {
         let total = self.plan.bytes();
         let mut buffer = vec![0; usize::try_from(CHUNK_BYTES).map_err(io::Error::other)?];
         let mut hasher = Hasher::new(Algorithm::Sha256);
         let mut chunks = Vec::new();
         let mut offset = 0;
         while offset < total {
+            wanted.check()?;
             let length = (total - offset).min(u64::from(CHUNK_BYTES));
             let content = slice(&mut buffer, length)?;
             self.plan.read_at(&self.files, offset, content)?;
@@ -149,8 +151,8 @@ pub(crate) async fn ensure_blob(
 }
 
 /// Hashes a file without holding it.
-pub(crate) fn hash_file(media_type: &str, path: &Path) -> io::Result<Descriptor> {
-    let mut file = fs::File::open(path)?;
+pub(crate) fn hash_file(media_type: &str, path: &Path, wanted: &Wanted) -> io::Result<Descriptor> {
+    let mut file = wanted.reader(fs::File::open(path)?);
     let mut sink = HashingWriter::new(io::sink());
     io::copy(&mut file, &mut sink)?;
     Ok(sink.describe(media_type))
@@ -191,11 +193,11 @@ impl<W: io::Write> io::Write for HashingWriter<W> {
     }
 }
 
-/// Runs `work` on a thread that may block.
-pub(crate) async fn blocking<T: Send + 'static>(
+/// Runs `work` on a thread that may block: work so short that nobody stops it.
+pub(crate) fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+) -> impl Future<Output = io::Result<T>> {
+    crate::wanted::blocking(|_| work())
 }
 
 fn stream_of(

@@ -14,6 +14,7 @@ use super::{PackError, VolumeCapture};
 use crate::copy::PARALLEL;
 use crate::progress::Progress;
 use crate::store::Store;
+use crate::wanted::{self, Wanted};
 
 /// Bytes of a part: no blob of ours is larger.
 const PART_BYTES: u64 = SHARD_BYTES_MAX;
@@ -43,7 +44,9 @@ pub(super) async fn push(
         let pushed: Vec<Descriptor> = futures::stream::iter(parts)
             .map(|(offset, length)| async move {
                 let path = volume.tar.clone();
-                let layer = blocking(move || hash(&path, offset, length)).await.map_err(unread)?;
+                let layer =
+                    wanted::blocking(move |wanted| hash(&path, offset, length, wanted)).await;
+                let layer = layer.map_err(unread)?;
                 let source = FileSource { path: volume.tar.clone(), offset };
                 ensure_blob(store, &layer, &source, None, progress).await?;
                 Ok::<_, PackError>(layer)
@@ -88,11 +91,11 @@ fn parts(bytes: u64) -> Vec<(u64, u64)> {
     parts
 }
 
-fn hash(path: &Path, offset: u64, length: u64) -> io::Result<Descriptor> {
+fn hash(path: &Path, offset: u64, length: u64, wanted: &Wanted) -> io::Result<Descriptor> {
     let mut file = fs::File::open(path)?;
     file.seek(SeekFrom::Start(offset))?;
     let mut sink = HashingWriter::new(io::sink());
-    io::copy(&mut file.take(length), &mut sink)?;
+    io::copy(&mut wanted.reader(file.take(length)), &mut sink)?;
     Ok(sink.describe(media_type::VOLUME))
 }
 

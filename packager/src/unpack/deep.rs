@@ -10,7 +10,6 @@ use futures::stream::{self, TryStreamExt as _};
 use kybernate_spec::page_index::{CHUNK_BYTES, Chunk, PAGE_BYTES};
 use kybernate_spec::{Descriptor, Digest, Hasher, Manifest};
 use serde::{Deserialize, Serialize};
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::pages::{Incoming, extents_of, hash_of};
 use super::plan::{Extent, Plan};
@@ -21,8 +20,9 @@ use crate::copy::PARALLEL;
 use crate::pack::base::{PAGE_HASH_BYTES, page_hash};
 use crate::pack::upload::blocking;
 use crate::progress::Progress;
-use crate::store::{BlobStream, Store, StoreError, StoredManifest};
+use crate::store::{Store, StoreError, StoredManifest};
 use crate::walk::{Follow, Walk, WalkError};
+use crate::wanted;
 
 /// What was read and found right.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -216,7 +216,7 @@ impl Deep<'_> {
     ) -> Result<(), DeepError> {
         let Some(table) = plan.shards.get(usize::from(number)) else { return Ok(()) };
         let reading = Arc::clone(plan);
-        let extents = tokio::task::spawn_blocking(move || reading.extents(number)).await;
+        let extents = wanted::spawn(move |_| reading.extents(number)).end().await;
         let extents: Arc<[Extent]> = extents.map_err(failed)??.into();
         let mut incoming = Incoming::new(self.store.blob(shard).await?);
         for (at, chunk) in table.chunks.iter().enumerate() {
@@ -299,10 +299,11 @@ impl Deep<'_> {
         layer: &Descriptor,
         diff_id: &Digest,
     ) -> Result<Result<Digest, io::Error>, DeepError> {
-        let packed = readable(self.store.blob(layer).await?);
+        let packed = self.store.blob(layer).await?;
         let (kind, hasher) = (layer.media_type.clone(), Hasher::new(diff_id.algorithm()));
-        let unpacked = tokio::task::spawn_blocking(move || hash_unpacked(packed, &kind, hasher));
-        match unpacked.await.map_err(failed)?.map_err(as_store_error) {
+        let unpacked =
+            wanted::blocking(move |wanted| hash_unpacked(wanted.stream(packed), &kind, hasher));
+        match unpacked.await.map_err(as_store_error) {
             Ok(digest) => Ok(Ok(digest)),
             Err(Ok(error)) => Err(error.into()),
             Err(Err(error)) => Ok(Err(error)),
@@ -310,15 +311,15 @@ impl Deep<'_> {
     }
 
     async fn volume(&self, volume: &Volume) -> Result<(), DeepError> {
-        let bytes = readable(volume.read(self.store));
-        let read = tokio::task::spawn_blocking(move || {
-            let mut archive = tar::Archive::new(bytes);
+        let bytes = volume.read(self.store);
+        let read = wanted::blocking(move |wanted| {
+            let mut archive = tar::Archive::new(wanted.stream(bytes));
             for entry in archive.entries()? {
                 io::copy(&mut entry?, &mut io::sink())?;
             }
             io::copy(&mut archive.into_inner(), &mut io::sink())
         });
-        read.await.map_err(failed)?.map_err(|error| match as_store_error(error) {
+        read.await.map_err(|error| match as_store_error(error) {
             Ok(error) => error.into(),
             Err(error) => DeepError::Volume(volume.destination.clone(), error),
         })?;
@@ -378,10 +379,6 @@ fn scratch() -> std::path::PathBuf {
     tempfile::env::temp_dir().join("dump")
 }
 
-fn readable(stream: BlobStream) -> impl Read + Send + 'static {
-    SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)))
-}
-
 fn hash_unpacked(packed: impl Read, media_type: &str, hasher: Hasher) -> io::Result<Digest> {
     struct Hashing(Hasher);
     impl io::Write for Hashing {
@@ -406,8 +403,8 @@ fn hash_unpacked(packed: impl Read, media_type: &str, hasher: Hasher) -> io::Res
     Ok(hashing.0.finish())
 }
 
-fn failed(error: tokio::task::JoinError) -> DeepError {
-    DeepError::Io("read", io::Error::other(error))
+const fn failed(error: io::Error) -> DeepError {
+    DeepError::Io("read", error)
 }
 
 fn count(number: usize) -> u64 {

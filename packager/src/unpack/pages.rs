@@ -16,6 +16,7 @@ use super::{UnpackError, create};
 use crate::pack::upload::blocking;
 use crate::progress::Progress;
 use crate::store::{BlobStream, Store, StoreErrorKind};
+use crate::wanted;
 
 /// How often a shard's transfer may break off and go on at the chunk it had reached, without one
 /// chunk of progress in between.
@@ -57,9 +58,8 @@ pub(super) async fn fetch_shard(
 ) -> Result<(), UnpackError> {
     let Some(table) = plan.shards.get(usize::from(number)) else { return Ok(()) };
     let reading = Arc::clone(plan);
-    let extents = tokio::task::spawn_blocking(move || reading.extents(number));
-    let extents: Arc<[Extent]> =
-        extents.await.map_err(|error| UnpackError::Io("unpack", io::Error::other(error)))??.into();
+    let extents = wanted::spawn(move |_| reading.extents(number)).end().await;
+    let extents: Arc<[Extent]> = extents.map_err(|error| UnpackError::Io("unpack", error))??.into();
     let wanted: Vec<bool> = (0_u32..)
         .zip(&table.chunks)
         .map(|(chunk, _)| !extents_of(&extents, chunk).is_empty())

@@ -21,7 +21,7 @@ const FILE_SYSTEMS_OWN: &str = "lost+found";
 /// The directory asked for, and the one beside or in it where its files are made.
 #[derive(Debug)]
 pub(super) struct Place {
-    _scratch: Scratch,
+    scratch: Scratch,
     staging: PathBuf,
     target: PathBuf,
     /// Whether the directory is there already. Then it may be a mount point, somebody's working
@@ -59,6 +59,11 @@ impl Place {
         &self.staging
     }
 
+    /// Returns what keeps the directory, for threads that write there.
+    pub(super) fn kept(&self) -> Scratch {
+        self.scratch.clone()
+    }
+
     /// Gives the files their place. Until the last step it holds no dump.
     pub(super) fn publish(self) -> io::Result<()> {
         if !self.exists {
@@ -84,7 +89,7 @@ impl Place {
         let scratch = Scratch::begin(parent, PREFIX)?;
         let staging = scratch.path().join("dump");
         std::fs::DirBuilder::new().mode(0o700).create(&staging)?;
-        Ok(Self { _scratch: scratch, staging, target, exists })
+        Ok(Self { scratch, staging, target, exists })
     }
 }
 

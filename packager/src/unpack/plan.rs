@@ -14,6 +14,7 @@ use kybernate_spec::page_index::{
 use super::UnpackError;
 use crate::artifact::Checkpoint;
 use crate::criu::{NameClass, classify};
+use crate::wanted::Wanted;
 
 /// Bytes of the hash of one page.
 const PAGE_HASH_BYTES: u64 = 16;
@@ -83,6 +84,7 @@ impl Plan {
         index: File,
         checkpoint: &Checkpoint,
         keep: fn(&str) -> bool,
+        wanted: &Wanted,
     ) -> Result<Self, UnpackError> {
         let index = Arc::new(index);
         let mut reader = Reader::new(from(&index, 0))?;
@@ -93,6 +95,7 @@ impl Plan {
         let (mut segment, mut pages) = (0, 0_u64);
         let mut cursor = reader.cursor();
         while let Some(record) = reader.next_record()? {
+            wanted.check().map_err(|error| UnpackError::Io("unpack", error))?;
             match record {
                 Record::Shard(chunks) => plan.shards.push(ShardTable { chunks, window: None }),
                 Record::File { name, length } => {

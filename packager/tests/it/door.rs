@@ -8,7 +8,7 @@ use rcgen::{
 use tempfile::TempDir;
 
 use crate::hostile::{Scripted, TLS, log_in, reply};
-use crate::kyb::{kyb, kyb_trusting};
+use crate::kyb::{kyb, kyb_trusting, kyb_with};
 use crate::registry::{Registry, open};
 
 /// Lets the user `kyb` in by a token.
@@ -62,6 +62,36 @@ async fn a_registry_on_loopback_may_speak_tls() {
 
     let plain = kyb_trusting(scratch.path(), Some(&ca), ["inspect", "--plain-http", &at]).await;
     plain.ended(1, "over http:");
+}
+
+/// A registry that speaks TLS and one that does not, in one command.
+#[tokio::test]
+async fn plain_http_may_be_for_one_of_the_registries_that_are_named() {
+    let (authority, certificate, key) = certificates("one");
+    let config = "[tls]\ncertificate = \"DIR/tls.crt\"\nkey = \"DIR/tls.key\"\n";
+    let files = [("tls.crt", &*certificate), ("tls.key", &key)];
+    let Some(secure) = Registry::ours_with(config, &files) else { return };
+    let Some(plain) = Registry::ours() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    crate::dump::dump(scratch.path(), 100);
+    let ca = scratch.path().join("ca.crt");
+    fs_err::write(&ca, authority).unwrap();
+    let [from, to] = [&plain, &secure].map(|registry| registry.at("a/b:v1").to_string());
+    let run = async |line: &str| kyb_trusting(scratch.path(), Some(&ca), line.split(' ')).await;
+    let one = format!("--plain-http={}", plain.address());
+    let packed = run(&format!("pack dump {from} {one}")).await;
+    assert_eq!(packed.code, 0, "{packed:?}");
+    run(&format!("copy --plain-http {from} {to}")).await.ended(1, "over http:");
+    for line in [format!("copy {one} {from} {to}"), format!("copy {to} {from} {one}")] {
+        let copied = run(&line).await;
+        assert_eq!(copied.code, 0, "{copied:?}");
+    }
+    let named = [("KYB_PLAIN_HTTP", plain.address().as_ref()), ("SSL_CERT_FILE", ca.as_os_str())];
+    let copied = kyb_with(scratch.path(), &named, ["copy", &from, &to]).await;
+    assert_eq!(copied.code, 0, "{copied:?}");
+    let both = format!("{},{}", plain.address(), secure.address());
+    let named = [("KYB_PLAIN_HTTP", both.as_ref()), ("SSL_CERT_FILE", ca.as_os_str())];
+    kyb_with(scratch.path(), &named, ["copy", &from, &to]).await.ended(1, "over http:");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ async fn kept(registry: &Registry, path: &str, media_type: &str) -> std::path::P
     let store = open(&location).await;
     let index = store.resolve(&location).await.unwrap();
     let index: kybernate_spec::Index = serde_json::from_slice(&index.content).unwrap();
-    let child = store.manifest(&index.manifests[0].digest).await.unwrap();
+    let child = store.manifest(&index.manifests.last().unwrap().digest).await.unwrap();
     let child: Manifest = serde_json::from_slice(&child.content).unwrap();
     let layer = child.layers.iter().find(|layer| layer.media_type == media_type).unwrap();
     let hex = layer.digest.hex();
@@ -121,4 +121,62 @@ async fn secrets_of_the_image_are_masked_unless_asked_for() {
         assert!(shown.out.contains("hunter2-in-the-clear"), "{shown:?}");
         assert!(shown.out.contains("--token=tok-in-the-clear"), "{shown:?}");
     }
+}
+
+/// Writes a number as protobuf does.
+fn varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(u8::try_from(number & 0x7f).unwrap() | 0x80);
+        number >>= 7;
+    }
+    out.push(u8::try_from(number).unwrap());
+}
+
+/// Puts arguments into the first pages of the dump, and says in the images where they are.
+fn with_arguments(dump: &std::path::Path, at: usize, arguments: &[u8]) {
+    let pages = dump.join("pages-1.img");
+    let mut content = fs_err::read(&pages).unwrap();
+    content[at..at + arguments.len()].copy_from_slice(arguments);
+    fs_err::write(pages, content).unwrap();
+    let image = dump.join("mm-1.img");
+    let old = fs_err::read(&image).unwrap();
+    let mut message = old[12..].to_vec();
+    for (key, place) in [(8 << 3, at), (9 << 3, at + arguments.len())] {
+        message.push(key);
+        varint(&mut message, 0x10_0000 + u64::try_from(place).unwrap());
+    }
+    let length = u32::try_from(message.len()).unwrap().to_le_bytes();
+    fs_err::write(image, [&old[..8], &length, &message].concat()).unwrap();
+}
+
+/// What ran is not what the image would run.
+#[tokio::test]
+async fn the_command_is_what_ran() {
+    let Some(registry) = Registry::docker() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    let dump = dump(scratch.path(), 8);
+    // Across the end of a page.
+    with_arguments(&dump, 4080, b"/srv/job\0--rate=3\0--token\0tok-in-the-clear\0");
+    let store = open(&format!("{}/a/image", registry.address()).parse().unwrap()).await;
+    let image = source_image(&store).await;
+    let at = format!("{}/a/b:v1", registry.address());
+    let image = format!("{}/a/image@{}", registry.address(), image.digest);
+    let packed = run(&scratch, &format!("pack dump {at} --image {image}")).await;
+    assert_eq!(packed.code, 0, "{packed:?}");
+
+    let told = run(&scratch, &format!("inspect {at}")).await;
+    assert!(told.out.contains("/srv/job --rate=3 --token ********\n"), "{told:?}");
+    assert!(told.out.contains("image runs") && !told.out.contains("in-the-clear"), "{told:?}");
+    let ran = run(&scratch, &format!("inspect {at} --json --show-secrets")).await.json();
+    let command = ["/srv/job", "--rate=3", "--token", "tok-in-the-clear"];
+    assert_eq!(ran["ran"], serde_json::json!({ "command": command, "knownFrom": "memory" }));
+    assert_eq!(ran["starts"]["command"][0], "/job");
+
+    // Where it cannot be known it is not made up.
+    let only = run(&scratch, &format!("inspect {at} --facts-only --json")).await.json();
+    assert_eq!(only["ran"]["knownFrom"], "image");
+    fs_err::remove_file(kept(&registry, "a/b:v1", media_type::PAGES).await).unwrap();
+    let told = run(&scratch, &format!("inspect {at}")).await;
+    assert!(told.out.contains("(the image's; what ran is not known)"), "{told:?}");
+    assert!(told.out.contains("the arguments of the first process: "), "{told:?}");
 }

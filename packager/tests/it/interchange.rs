@@ -5,7 +5,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kybernate_packager::criu::{PagemapEntry, PagemapHead};
 use kybernate_spec::{Descriptor, Index};
+use prost::Message as _;
 use serde_json::Value;
 use tar::EntryType;
 
@@ -444,7 +446,7 @@ async fn what_is_hostile_in_an_archive_leaves_nothing() {
         (climbing.clone(), "../x"),
         (with("checkpoint/criu.conf", b"x"), "none of CRIU's images"),
         (with("checkpoint/a/inventory.img", b"x"), "none of CRIU's images"),
-        (with("pre-checkpoint/pages-1.img", b"x"), "incremental"),
+        (with("pre-checkpoint/pages-1.img", b"x"), "no link that needs it"),
         (with("deleted.files", br#"["../../etc"]"#), "was deleted"),
         (with("rootfs-diff.tar", &climbing), "../x"),
         (with("volumes/other.tar", b""), "does not say where"),
@@ -464,4 +466,86 @@ async fn what_is_hostile_in_an_archive_leaves_nothing() {
     fs_err::write(scratch.path().join("x.tar"), archive(&good)).unwrap();
     let ran = run(&scratch, "import x.tar oci:in:v1 --format podman").await;
     assert_eq!(ran.code, 0, "without an image it is not runnable: {ran:?}");
+}
+
+/// What an archive holds, by name.
+type Members = BTreeMap<String, Vec<u8>>;
+
+/// Podman's two archives of an increment: the earlier dump, then one that has every other page of
+/// its own and leads to it.
+fn increment(dump: &Path) -> (Members, Members, Vec<u8>) {
+    let mut whole = podmans(dump);
+    let pages = whole["checkpoint/pages-1.img"].clone();
+    let earlier: Members = ["inventory.img", "pagemap-1.img", "pages-1.img"]
+        .map(|name| {
+            (format!("pre-checkpoint/{name}"), whole[&format!("checkpoint/{name}")].clone())
+        })
+        .into_iter()
+        .chain([("config.dump".to_owned(), b"{}".to_vec())])
+        .collect();
+    let head = PagemapHead { pages_id: 1 }.encode_to_vec();
+    let entries = (0..40_u64).map(|page| {
+        let flags = if page % 2 == 0 { 4 } else { 1 };
+        let address = 0x10_0000 + page * 4096;
+        PagemapEntry { address, flags: Some(flags), pages: Some(1), ..PagemapEntry::default() }
+            .encode_to_vec()
+    });
+    let mut pagemap = whole["checkpoint/pagemap-1.img"][..8].to_vec();
+    for message in std::iter::once(head).chain(entries) {
+        pagemap.extend(u32::try_from(message.len()).unwrap().to_le_bytes());
+        pagemap.extend(message);
+    }
+    whole.insert("checkpoint/pagemap-1.img".to_owned(), pagemap);
+    let own: Vec<u8> = pages.chunks(4096).step_by(2).flatten().copied().collect();
+    whole.insert("checkpoint/pages-1.img".to_owned(), own);
+    (earlier, whole, pages)
+}
+
+#[tokio::test]
+async fn podmans_increments_are_one_checkpoint() {
+    let scratch = tempfile::tempdir().unwrap();
+    let good = dump(scratch.path(), 40);
+    let whole = podmans(&good);
+    let (earlier, later, pages) = increment(&good);
+    let put = |name: &str, content: &[u8]| fs_err::write(scratch.path().join(name), content);
+    let linked = |target: &str| linked(&later, target);
+    put("pre.tar.zst", &zstd::encode_all(&*archive(&earlier), 1).unwrap()).unwrap();
+    put("job.tar", &linked("../pre-checkpoint")).unwrap();
+    put("whole.tar", &archive(&whole)).unwrap();
+    put("elsewhere.tar", &linked("/etc")).unwrap();
+    let both: Members = later.iter().chain(&earlier).map(|(n, c)| (n.clone(), c.clone())).collect();
+    put("loose.tar", &archive(&both)).unwrap();
+    for (line, why) in [
+        ("job.tar oci:in:v1", "with --previous FILE"),
+        ("pre.tar.zst oci:in:v1", "it is a pre-checkpoint"),
+        ("whole.tar oci:in:v1 --previous pre.tar.zst", "leave --previous out"),
+        ("job.tar oci:in:v1 --previous whole.tar", "no pre-checkpoint"),
+        ("job.tar oci:in:v1 --previous absent.tar", "absent.tar"),
+        ("elsewhere.tar oci:in:v1 --previous pre.tar.zst", "leads to \"/etc\""),
+        ("loose.tar oci:in:v1", "no link that needs it"),
+    ] {
+        let ran = run(&scratch, &format!("import {line} --format podman")).await;
+        assert!(ran.code != 0 && ran.told.contains(why), "{line}: {ran:?}");
+        assert!(!scratch.path().join("in").exists(), "{line}: something is left");
+    }
+    let line = "import job.tar oci:in:v1 --previous pre.tar.zst --format podman";
+    let ran = run(&scratch, line).await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let ran = run(&scratch, "unpack oci:in:v1 out --insecure-no-signature").await;
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let out = scratch.path().join("out");
+    assert!(fs_err::read(out.join("pages-1.img")).unwrap() == pages, "the pages differ");
+    assert!(!out.join("parent").exists());
+}
+
+/// Makes an archive with the link of an increment.
+fn linked(members: &Members, target: &str) -> Vec<u8> {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(EntryType::Symlink);
+    header.set_size(0);
+    let mut link = Building::new(Vec::new());
+    link.append_link(&mut header, "checkpoint/parent", target).unwrap();
+    let link = link.into_inner().unwrap();
+    // Without the two blocks that end it.
+    [&link[..link.len() - 1024], &archive(members)].concat()
 }

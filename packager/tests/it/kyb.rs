@@ -61,6 +61,7 @@ pub(crate) async fn kyb_fed<A: AsRef<OsStr>>(
         .env_remove("DOCKER_CONFIG")
         .env_remove("KYBERNATE_AGENT_SOCKET")
         .env_remove("KYB_AGENT")
+        .env_remove("KYB_PLAIN_HTTP")
         .env_remove("SSL_CERT_DIR")
         .env_remove("SSL_CERT_FILE")
         .envs(variables.iter().copied())

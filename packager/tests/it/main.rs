@@ -29,3 +29,4 @@ mod signing;
 mod trace;
 mod transfers;
 mod unpacking;
+mod usage;

@@ -1,4 +1,4 @@
-use super::{Location, Reference};
+use super::{Location, Reference, without_credentials};
 use crate::{Digest, chain};
 use proptest::prelude::*;
 
@@ -35,6 +35,53 @@ fn a_reference_without_a_host_is_refused_with_the_remedy() {
         chain(&error).to_string(),
         "\"team/app:v1\" is not a reference (host[:port]/name[:tag][@digest] or oci:DIR[:tag]): \
          it must begin with a registry's host, as in registry.example.com/team/app:v1"
+    );
+}
+
+#[test]
+fn credentials_in_a_reference_are_refused_and_never_repeated() {
+    for (text, host) in [
+        ("https://me:hunter2@r.example.com/team/app:v1", "r.example.com"),
+        ("me:hunter2@r.example.com:5000/app", "r.example.com:5000"),
+        ("me:hunter2@localhost/app", "localhost"),
+        ("http://me:hun/ter2@r.example.com/app", "r.example.com"),
+        ("me:hun/ter2@r.example.com/app", "r.example.com"),
+        ("https://me:h@hunter2@r.example.com/app", "r.example.com"),
+        ("https://hunter2@[::1]:5000/app", "[::1]:5000"),
+        ("https://me:hunter2@", "REGISTRY"),
+        ("me:hunter2@r", "r"),
+        ("https://me:hunter2@r.example.com/app@sha256:44136fa355b3678a", "r.example.com"),
+    ] {
+        let error = text.parse::<Location>().unwrap_err();
+        let told = format!("{} {error:?}", chain(&error));
+        assert!(!told.contains("hunter2") && !told.contains("ter2"), "{told}");
+        assert!(told.contains(&format!("`kyb login {host}`")), "{told}");
+        assert!(told.contains("***@"), "{told}");
+    }
+}
+
+#[test]
+fn what_holds_no_credentials_is_shown_as_it_is() {
+    for text in [
+        "r.example.com:5000/app@sha256:44136fa",
+        "r.example.com:5000/app@latest",
+        "r.example.com/app:v1@v2",
+        "oci:/home/me@work/a.b/layout:v1",
+        "https://r.example.com/app@sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+        "./dump@2",
+        "--option",
+        "",
+    ] {
+        assert_eq!(without_credentials(text), text);
+    }
+}
+
+#[test]
+fn a_url_is_no_reference_and_is_told_so() {
+    let error = "https://r.example.com/app:v1".parse::<Location>().unwrap_err();
+    assert!(
+        chain(&error).to_string().ends_with("it is a URL: leave out \"https://\""),
+        "{error:?}"
     );
 }
 

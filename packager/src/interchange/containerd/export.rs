@@ -5,9 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures::TryStreamExt as _;
 use kybernate_spec::{Annotations, Descriptor, Index, Platform, annotation, media_type};
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::parts::{Blobs, Parts, specification};
 use super::{CONFIG, CRIU, FORMAT, IMAGE_NAME};
@@ -60,7 +58,7 @@ pub async fn export(
     let parts = Parts::find(store, checkpoint).await?;
     let images = parts.images();
     let target = request.target.clone();
-    let mut out = local("make the layout", move || LayoutOutput::begin(&target)).await?;
+    let mut out = local("make the layout", move |_| LayoutOutput::begin(&target)).await?;
 
     let (criu, moved) = write_criu(out, store, checkpoint, progress).await?;
     out = moved;
@@ -70,7 +68,7 @@ pub async fn export(
         sources: &request.mounts,
         annotations: BTreeMap::new(),
     }));
-    let (config, moved) = local("write the specification", move || {
+    let (config, moved) = local("write the specification", move |_| {
         let config = out.add(CONFIG, &config)?;
         Ok((config, out))
     })
@@ -83,7 +81,7 @@ pub async fn export(
     let index = parts.index(Blobs { criu: criu.clone(), specification: config, layer }, &image);
     let (name, platform) = (request.name.clone(), images.platform.clone());
     let (base, base_name) = (images.base.bare(), image.clone());
-    let index = local("finish the layout", move || {
+    let index = local("finish the layout", move |_| {
         let content = serde_json::to_vec(&index)?;
         let index = out.add(media_type::OCI_INDEX, &content)?;
         let top = top(&index, &name, base, &base_name, platform);
@@ -107,11 +105,11 @@ async fn write_criu(
     let scratch = out.scratch().to_owned();
     let limits = Limits::default();
     let end = unpack_to_tar(store, checkpoint, &scratch, target, limits, progress).await?;
-    local("finish the tar", move || {
+    local("finish the tar", move |wanted| {
         // Two blocks of zeros end a tar.
         let length = end.saturating_sub(slot.base).saturating_add(2 * BLOCK_BYTES);
         slot.file.set_len(slot.base.saturating_add(length))?;
-        let criu = out.seal(blob, length, CRIU)?;
+        let criu = out.seal(blob, length, CRIU, wanted)?;
         Ok((criu, out))
     })
     .await
@@ -125,8 +123,8 @@ async fn write_layer(
 ) -> Result<(Descriptor, LayoutOutput), ExportError> {
     let blob = out.blob().map_err(|error| ExportError::Io("begin the container's layer", error))?;
     let length = parts.write_layer(store, blob.slot().writer()).await?.position();
-    local("write the container's layer", move || {
-        let layer = out.seal(blob, length, media_type::OCI_LAYER_GZIP)?;
+    local("write the container's layer", move |wanted| {
+        let layer = out.seal(blob, length, media_type::OCI_LAYER_GZIP, wanted)?;
         Ok((layer, out))
     })
     .await
@@ -144,13 +142,12 @@ async fn write_image(
             continue;
         }
         progress.expect(blob.size);
-        let stream = store.blob(blob).await?.map_err(io::Error::other);
-        let mut stream = SyncIoBridge::new(StreamReader::new(stream));
-        let wanted = blob.clone();
-        out = local("copy the container image", move || {
+        let stream = store.blob(blob).await?;
+        let media_type = blob.media_type.clone();
+        out = local("copy the container image", move |wanted| {
             let place = out.blob()?;
-            let length = copy(&mut stream, place.slot())?;
-            out.seal(place, length, &wanted.media_type)?;
+            let length = copy(&mut wanted.stream(stream), place.slot())?;
+            out.seal(place, length, &media_type, wanted)?;
             Ok(out)
         })
         .await?;
@@ -158,7 +155,7 @@ async fn write_image(
         progress.transfer(blob.size);
     }
     let (content, kind) = (images.content.clone(), images.base.media_type.clone());
-    local("copy the container image", move || {
+    local("copy the container image", move |_| {
         out.add(&kind, &content)?;
         Ok(out)
     })

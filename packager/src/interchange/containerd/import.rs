@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
-use futures::TryStreamExt as _;
 use kybernate_spec::checkpoint::{CheckpointConfig, NodeFacts};
 use kybernate_spec::{
     Descriptor, Index, Location, RepositoryName, annotation, document, media_type,
 };
 use prost::Message as _;
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::{Any, CONFIG, CRIU};
 use crate::interchange::foreign::{ForeignError, Members};
@@ -22,6 +20,7 @@ use crate::pack::{PackRequest, Runnable, SourceImage};
 use crate::progress::Progress;
 use crate::runtime_spec::SourceSpec;
 use crate::store::{BlobStream, StoredManifest};
+use crate::wanted;
 
 /// How the types of containerd's own parts begin. Those that are not needed are left.
 const OWN_TYPES: &str = "application/vnd.containerd.container.";
@@ -226,14 +225,13 @@ async fn read(
     stream: BlobStream,
     work: impl FnOnce(&mut dyn io::Read) -> Result<(), ForeignError> + Send + 'static,
 ) -> Result<(), ImportError> {
-    let stream = StreamReader::new(stream.map_err(io::Error::other));
-    let mut input = SyncIoBridge::new(stream);
-    let done = tokio::task::spawn_blocking(move || {
+    let done = wanted::spawn(move |wanted| {
+        let mut input = wanted.stream(stream);
         work(&mut input)?;
         io::copy(&mut input, &mut io::sink())?;
         Ok(())
     });
-    let done = done.await.map_err(|error| ImportError::Io("read", io::Error::other(error)))?;
+    let done = done.end().await.map_err(|error| ImportError::Io("read", error))?;
     done.map_err(|error| match error {
         ForeignError::Io(error) => match error.downcast() {
             Ok(error) => ImportError::Store(error),

@@ -9,11 +9,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use futures::TryStreamExt as _;
 use kybernate_spec::{Annotations, Descriptor, Index, annotation, media_type};
 use prost::Message as _;
 use serde_json::Value;
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::{Any, CONFIG, FORMAT, RUNTIME, SNAPSHOTTER, SPEC_TYPE};
 use crate::artifact::Checkpoint;
@@ -73,13 +71,11 @@ impl Parts {
         W: Write + Send + 'static,
     {
         let source = match &self.images.diff {
-            Some(layer) => {
-                let stream = store.blob(layer).await?.map_err(io::Error::other);
-                Some((SyncIoBridge::new(StreamReader::new(stream)), layer.media_type.clone()))
-            }
+            Some(layer) => Some((store.blob(layer).await?, layer.media_type.clone())),
             None => None,
         };
-        local("write the container's layer", move || {
+        local("write the container's layer", move |wanted| {
+            let source = source.map(|(stream, kind)| (wanted.stream(stream), kind));
             let mut encoder = GzEncoder::new(writer, Compression::fast());
             match source {
                 Some((mut stream, kind)) if kind == media_type::OCI_LAYER_ZSTD => {
@@ -107,7 +103,7 @@ impl Parts {
         store: &Store,
         path: PathBuf,
     ) -> Result<Descriptor, ExportError> {
-        let file = local("make a file for the container's layer", move || {
+        let file = local("make a file for the container's layer", move |_| {
             let mut options = fs::OpenOptions::new();
             options.write(true).create_new(true).mode(0o600).open(path)
         });

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 
-use futures::TryStreamExt as _;
 use kybernate_spec::{Descriptor, media_type};
 use serde_json::{Value, json};
-use tokio_util::io::{StreamReader, SyncIoBridge};
 
 use super::{BIND_MOUNTS, CHECKPOINT, CONFIG, DELETED, ROOTFS_DIFF, SPEC, STATUS, layer};
 use crate::artifact::Checkpoint;
@@ -61,7 +59,7 @@ pub async fn export(
     let image = image_name(&request, checkpoint, &images);
     let documents = documents(&request, checkpoint, &images, &image);
     let target = request.target;
-    let mut out = local("begin the archive", move || {
+    let mut out = local("begin the archive", move |_| {
         let mut out = TarOutput::begin(&target)?;
         for (name, content) in documents {
             out.add(name, &serde_json::to_vec(&content)?)?;
@@ -77,7 +75,7 @@ pub async fn export(
     let end = unpack_to_tar(store, checkpoint, &scratch, target, limits, progress).await?;
     out.end_at(end);
     let out = write_diff(out, store, images.diff.as_ref()).await?;
-    let bytes = local("finish the archive", move || {
+    let bytes = local("finish the archive", move |_| {
         let bytes = out.position();
         out.finish()?;
         Ok(bytes)
@@ -94,10 +92,10 @@ async fn write_diff(
     diff: Option<&Descriptor>,
 ) -> Result<TarOutput, ExportError> {
     let Some(diff) = diff else { return Ok(out) };
-    let stream = store.blob(diff).await?.map_err(io::Error::other);
-    let mut stream = SyncIoBridge::new(StreamReader::new(stream));
+    let stream = store.blob(diff).await?;
     let kind = diff.media_type.clone();
-    let written = local("write the container's layer", move || {
+    let written = local("write the container's layer", move |wanted| {
+        let mut stream = wanted.stream(stream);
         let mut writer = out.slot().writer();
         let deleted = if kind == media_type::OCI_LAYER_ZSTD {
             layer::without_whiteouts(zstd::Decoder::new(&mut stream)?, &mut writer)?

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::{
-    CHECKPOINT, CONFIG, CONTAINER_ENV, DELETED, DEV_SHM, PRE_CHECKPOINT, ROOTFS_DIFF, SPEC,
-    VOLUMES, layer,
+    CHECKPOINT, CONFIG, CONTAINER_ENV, DELETED, DEV_SHM, PARENT, PRE_CHECKPOINT, ROOTFS_DIFF, SPEC,
+    VOLUMES, layer, previous,
 };
 use crate::interchange::foreign::{ForeignError, Member, Members};
 use crate::interchange::spec;
@@ -19,6 +19,7 @@ use crate::interchange::{Files, ImportError, Imported, dump, fill};
 use crate::pack::{PackRequest, Runnable, SourceImage, VolumeCapture};
 use crate::progress::Progress;
 use crate::runtime_spec::SourceSpec;
+use crate::wanted::{self, Wanted};
 
 /// Largest document: a runtime specification with many mounts has some 100 KB.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
@@ -30,6 +31,9 @@ const VOLUMES_MAX: usize = 1024;
 pub struct ImportRequest {
     /// The archive: a tar, plain or compressed with gzip or zstd.
     pub archive: PathBuf,
+    /// The archive of the pre-checkpoint that it was taken upon, when it was (Podman's
+    /// `--with-previous`).
+    pub previous: Option<PathBuf>,
     /// What is known beyond what the archive says.
     pub facts: CheckpointConfig,
     /// The container image it was started from: archives hold none.
@@ -72,15 +76,19 @@ struct Found {
     has_diff: bool,
     has_dev_shm: bool,
     volumes: BTreeMap<String, PathBuf>,
+    /// Whether there are CRIU's images.
+    has_dump: bool,
 }
 
 /// Reads an archive. What comes back is packed as any dump is, and only that makes an artifact.
 pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Imported, ImportError> {
     progress.step("import");
     let files = Files::begin(request.scratch.as_deref())?;
-    let (archive, place) = (request.archive, files.path().to_owned());
-    let read = tokio::task::spawn_blocking(move || read(&archive, &place));
-    let read = read.await.map_err(|error| ImportError::Io("read", io::Error::other(error)))?;
+    let (archive, previous) = (request.archive, request.previous);
+    let place = files.path().to_owned();
+    let read = wanted::spawn(move |wanted| read(&archive, previous.as_deref(), &place, wanted));
+    let read = read.end().await;
+    let read = read.map_err(|error| ImportError::Io("read", error))?;
     let found = read.map_err(|error| match error {
         ForeignError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
             ImportError::Io("read the archive", error)
@@ -116,20 +124,32 @@ pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Impor
     Ok(Imported { request, files })
 }
 
-/// Reads the whole archive once, in order.
-fn read(archive: &Path, place: &Path) -> Result<Found, ForeignError> {
+/// Reads the whole archive once, in order, and what it was taken upon.
+fn read(
+    archive: &Path,
+    previous: Option<&Path>,
+    place: &Path,
+    wanted: &Wanted,
+) -> Result<Found, ForeignError> {
     let dump = place.join("dump");
     fs::create_dir(&dump)?;
-    let mut members = Members::new(dump::plain_reader(fs::File::open(archive)?)?);
+    let archive = fs::File::open(archive)?;
+    let members = Members::new(wanted.reader(dump::plain_reader(archive)?));
+    let mut members = members.noting_link(PARENT);
     let mut found = Found::default();
     while let Some(member) = members.next_file()? {
         if let Some(name) = member.name.strip_prefix(CHECKPOINT) {
             let name = name.to_owned();
             dump::take(&mut members, &member, &name, &dump)?;
+            found.has_dump = true;
+        } else if let Some(name) = member.name.strip_prefix(PRE_CHECKPOINT) {
+            let name = name.to_owned();
+            dump::take(&mut members, &member, &name, &previous::directory(place)?)?;
         } else {
             read_other(&mut members, &member, place, &mut found)?;
         }
     }
+    previous::join(place, members.noted_link(), found.has_dump, previous, wanted)?;
     // A runtime that mounts a tmpfs on /run makes no mount point below it: CRIU looks for one.
     let env = found.spec.as_ref().is_some_and(|spec| spec.is_mounted_on(CONTAINER_ENV));
     let places: &[&str] = if env { &[CONTAINER_ENV] } else { &[] };
@@ -158,10 +178,6 @@ fn read_other<R: Read>(
         DEV_SHM => {
             dump::decompress_any(members, &place.join(DEV_SHM))?;
             found.has_dev_shm = true;
-        }
-        name if name.starts_with(PRE_CHECKPOINT) => {
-            let text = "it is incremental: its pages are partly in another archive";
-            return Err(ForeignError::Content(text.to_owned()));
         }
         name => {
             let volume = name.strip_prefix(VOLUMES).and_then(|name| name.strip_suffix(".tar"));

@@ -141,3 +141,40 @@ async fn an_images_config_is_what_its_digest_says() {
     let with = PackRequest { image: Some(image(config)), ..request(&dump) };
     assert!(pack(with, &store, &Progress::default()).await.unwrap().runnable);
 }
+
+#[tokio::test]
+async fn nothing_is_written_into_the_dump_or_read_from_there() {
+    let scratch = tempfile::tempdir().unwrap();
+    let top = scratch.path();
+    let dump = dump(top, &[(0, noise(MIB, 1))]);
+    let before = files(&dump);
+    std::os::unix::fs::symlink(&dump, top.join("link")).unwrap();
+    std::os::unix::fs::symlink(dump.join("not/yet"), top.join("ahead")).unwrap();
+    fs::create_dir(top.join("beside")).unwrap();
+    for place in ["dump/layout", "dump", "link/a/b", "beside/../dump/x", "ahead", "ahead/more"] {
+        let (_, store) = open(&top.join(place)).await;
+        let error = pack(request(&dump), &store, &Progress::default()).await.unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains("lies inside the dump") && told.contains(place), "{place}: {told}");
+        // The dump may be named by a link too.
+        let by_link = pack(request(&top.join("link")), &store, &Progress::default()).await;
+        assert!(matches!(by_link, Err(PackError::InDump { .. })), "{place}: {by_link:?}");
+        assert!(files(&dump) == before, "{place}: the dump was changed");
+    }
+    let (location, store) = open(&top.join("layout")).await;
+    let inside = PackRequest { scratch: Some(dump.clone()), ..request(&dump) };
+    let told = pack(inside, &store, &Progress::default()).await.unwrap_err().to_string();
+    assert!(told.contains("temporary files"), "{told}");
+    assert!(!top.join("layout").exists(), "something was stored");
+    pack_and_tag(request(&dump), &location, &store).await;
+
+    // A base inside, as somebody may have put it there.
+    fs::rename(top.join("layout"), dump.join("layout")).unwrap();
+    let (location, base) = open(&top.join("link/layout")).await;
+    let checkpoint = Checkpoint::open(&base, &location).await.unwrap();
+    let base = Some(Base { store: base, checkpoint });
+    let (_, store) = open(&top.join("next")).await;
+    let error = pack(PackRequest { base, ..request(&dump) }, &store, &Progress::default()).await;
+    assert!(error.unwrap_err().to_string().starts_with("the base"));
+    assert!(!top.join("next").exists(), "something was stored");
+}
