@@ -14,6 +14,11 @@ pub(crate) fn spec_of(container: &Container) -> Result<SourceSpec, serde_json::E
     serde_json::from_slice(spec)
 }
 
+/// Whether a kubelet made it. Such a container's id is no other's, at any time.
+pub(crate) fn is_of_pod(container: &Container) -> bool {
+    container.labels.contains_key(POD_NAMESPACE)
+}
+
 /// Returns the namespace a container belongs to: its pod's, else containerd's.
 pub(crate) fn namespace_of(container: &Container, containerd_namespace: &str) -> String {
     let label = container.labels.get(POD_NAMESPACE);

@@ -12,7 +12,7 @@ use kybernate_packager::runtime_spec::SourceSpec;
 use super::{capture, gpu, namespace_or_default, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::container::spec_of;
+use crate::container::{is_of_pod, spec_of};
 use crate::criu_config;
 use crate::gpu::Held;
 use crate::node::numbers;
@@ -150,7 +150,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         Some(known) => known.gpu,
         None => gpu::find(app, task.pid).await.map_err(&cannot)?,
     };
-    let told = criu_config_of(app, wanted, &spec).await;
+    let told = criu_config_of(app, wanted, &container, &spec).await;
     let from = Place { upper: upper.clone(), gpu_bytes: gpu::bytes(&gpu), told: told.clone() };
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
@@ -242,9 +242,18 @@ async fn measure(
 }
 
 /// Returns the file that runc makes CRIU read for this container alone, if there is one.
-async fn criu_config_of(app: &App, wanted: &Wanted, spec: &SourceSpec) -> Option<PathBuf> {
+async fn criu_config_of(
+    app: &App,
+    wanted: &Wanted,
+    container: &Container,
+    spec: &SourceSpec,
+) -> Option<PathBuf> {
     if let Some(named) = spec.criu_config() {
         return Some(named.to_owned());
+    }
+    // What lies there for others may be of one that had the same id.
+    if !is_of_pod(container) {
+        return None;
     }
     let given = criu_config::given(&app.config.volumes(), &wanted.namespace, &wanted.container);
     let looked = given.clone();

@@ -170,11 +170,15 @@ pub(crate) fn processes(place: Place<'_>) -> BTreeSet<u32> {
 
 pub(crate) const NGINX_PORT: u16 = 8080;
 
-/// Returns what a worker says of all: `ACCEPTED HANDLED REQUESTS`, on the third line of four.
-pub(crate) fn requests(place: Place<'_>) -> u64 {
-    let answer = inside(place, || {
-        let mut line = Line::connect(NGINX_PORT);
-        line.ask("GET / HTTP/1.0\r\n\r\n").map(|_| line.rest()).unwrap()
+/// Asks a few times, and returns what a worker says of all at last: `ACCEPTED HANDLED REQUESTS`, on
+/// the third line of four.
+pub(crate) fn requests(place: Place<'_>, times: u32) -> u64 {
+    let answer = inside(place, move || {
+        let ask = |_| {
+            let mut line = Line::connect(NGINX_PORT);
+            line.ask("GET / HTTP/1.0\r\n\r\n").map(|_| line.rest()).unwrap()
+        };
+        (0..times).fold(Vec::new(), |_, at| ask(at))
     });
     let lines = answer.join().unwrap();
     let counts = lines.iter().rev().nth(1).unwrap();
@@ -183,9 +187,7 @@ pub(crate) fn requests(place: Place<'_>) -> u64 {
 
 fn nginx(scenario: &Scenario, b: &Node, image: &str) {
     NGINX.start(b, image);
-    for _ in 0..20 {
-        requests(NGINX.on(b));
-    }
+    requests(NGINX.on(b), 20);
     for tag in ["1", "2"] {
         // A connection that is kept open, and that the cut ends.
         let kept = inside(NGINX.on(b), || {
@@ -193,11 +195,11 @@ fn nginx(scenario: &Scenario, b: &Node, image: &str) {
             line.ask("GET / HTTP/1.1\r\nHost: x\r\n\r\n").map(|_| line)
         });
         let kept = kept.join().unwrap().unwrap();
-        let (before, had) = (requests(NGINX.on(b)), processes(NGINX.on(b)));
+        let (before, had) = (requests(NGINX.on(b), 1), processes(NGINX.on(b)));
         assert_eq!(had.len(), 3, "{had:?}");
         NGINX.comes_back(scenario, tag);
         drop(kept);
-        assert_eq!(requests(NGINX.on(b)), before + 1);
+        assert_eq!(requests(NGINX.on(b), 1), before + 1);
         assert_eq!(processes(NGINX.on(b)), had);
     }
     scenario.remove(b, NGINX.id).unwrap();
