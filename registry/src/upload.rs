@@ -270,17 +270,19 @@ impl Uploads {
             let (commit, origin, notices) = (Arc::clone(&commit), origin.clone(), notices.clone());
             move |store: &Arc<Store>| {
                 let Commit { repository, digest, length, .. } = &*commit;
-                // What took no room since the repository has it is not taken out from here on.
-                let lock = store.repository_lock(repository);
-                let _held = known.then(|| lock.read().unwrap_or_else(PoisonError::into_inner));
-                if known && store.blob(repository, digest)?.is_none() {
-                    return Ok(false);
-                }
+                let put = || {
+                    // What took no room since the repository has it is not taken out from here on.
+                    let held = known.then(|| store.repository_lock(repository).read());
+                    let _held = held.map(|held| held.unwrap_or_else(PoisonError::into_inner));
+                    if known && store.blob(repository, digest)?.is_none() {
+                        return Ok(false);
+                    }
+                    store.commit(&commit).map(|()| true)
+                };
                 let subject = Subject::Pushed { digest: digest.clone(), size: *length };
                 let (action, repository) = (NotifyAction::Push, repository.clone());
                 let news = [Happening { action, repository, subject, tag: None }];
-                notices.telling(news, origin.as_ref(), || store.commit(&commit), |()| true)?;
-                Ok(true)
+                notices.telling(news, origin.as_ref(), put, |done| *done)
             }
         };
         let known = turn.held.allowance.is_of_known();

@@ -114,12 +114,14 @@ pub(super) async fn put(
     let missing = call.on_store(move |store| {
         // The content is held until here, also when the client is gone.
         let _place = place;
-        let _room = Room::for_manifest(store, &repository, &new)?;
+        let room = || Room::for_manifest(store, &repository, &new);
         let put = || match &conditions {
-            None => store.put_manifest(&repository, &new).map(Some),
-            Some(conditions) => store.put_manifest_if(&repository, &new, |there| {
-                conditions.allow(there.map(entity_tag).as_deref())
-            }),
+            None => store.put_manifest_within(&repository, &new, room).map(Some),
+            Some(conditions) => {
+                let goes =
+                    |there: Option<&Digest>| conditions.allow(there.map(entity_tag).as_deref());
+                store.put_manifest_if(&repository, &new, goes, room)
+            }
         };
         let done = |missing: &Option<Vec<_>>| missing.as_ref().is_some_and(Vec::is_empty);
         notices.telling(pushes(&repository, &new), Some(&origin), put, done)

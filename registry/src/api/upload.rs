@@ -117,15 +117,17 @@ async fn try_mount(
     let (repository, digest) = (repository.clone(), digest.clone());
     let (notices, origin) = (call.app.notices.clone(), call.origin());
     call.on_store(move |store| {
-        // Where there are quotas: what takes no room since it is there stays there.
-        let lock = store.repository_lock(&repository);
-        let _held =
-            store.quotas().are_set().then(|| lock.read().unwrap_or_else(PoisonError::into_inner));
-        let _room = Room::for_mount(store, &from, &repository, &digest)?;
         let subject = Subject::Blob { digest: digest.clone(), from: from.clone() };
         let (action, to) = (NotifyAction::Mount, repository.clone());
         let news = [Happening { action, repository: to, subject, tag: None }];
-        let mount = || store.mount(&from, &repository, &digest);
+        let mount = || {
+            // Where there are quotas: what takes no room since it is there stays there.
+            let lock = store.repository_lock(&repository);
+            let held = store.quotas().are_set().then(|| lock.read());
+            let _held = held.map(|held| held.unwrap_or_else(PoisonError::into_inner));
+            let _room = Room::for_mount(store, &from, &repository, &digest)?;
+            store.mount(&from, &repository, &digest)
+        };
         // What is there already is not mounted.
         let news = news.into_iter().filter(|_| from != repository);
         notices.telling(news, Some(&origin), mount, |mounted| *mounted)

@@ -67,19 +67,32 @@ impl Store {
         repository: &RepositoryName,
         new: &NewManifest,
     ) -> Result<Vec<Digest>, StoreError> {
+        self.put_manifest_within(repository, new, || Ok(()))
+    }
+
+    /// Does what [`Self::put_manifest`] does, within the `room` that is made first, while nothing of
+    /// the repository can be deleted: what takes none since it is there stays there. Blocks.
+    pub(crate) fn put_manifest_within<R>(
+        &self,
+        repository: &RepositoryName,
+        new: &NewManifest,
+        room: impl FnOnce() -> Result<R, StoreError>,
+    ) -> Result<Vec<Digest>, StoreError> {
         // Many may write at once, since each file is replaced whole; none while one deletes.
         let lock = self.repository_lock(repository);
         let _held = lock.read().unwrap_or_else(PoisonError::into_inner);
+        let _room = room()?;
         self.put_held(repository, new)
     }
 
-    /// Does what [`Self::put_manifest`] does, when `goes` agrees with what each tag names now, or,
+    /// Does what [`Self::put_manifest_within`] does, when `goes` agrees with what each tag names now, or,
     /// without tags, with the manifest that is there. Returns nothing when it does not agree.
-    pub fn put_manifest_if(
+    pub(crate) fn put_manifest_if<R>(
         &self,
         repository: &RepositoryName,
         new: &NewManifest,
         goes: impl Fn(Option<&Digest>) -> bool,
+        room: impl FnOnce() -> Result<R, StoreError>,
     ) -> Result<Option<Vec<Digest>>, StoreError> {
         let lock = self.repository_lock(repository);
         let _held = lock.write().unwrap_or_else(PoisonError::into_inner);
@@ -94,6 +107,7 @@ impl Store {
                 return Ok(None);
             }
         }
+        let _room = room()?;
         self.put_held(repository, new).map(Some)
     }
 

@@ -115,6 +115,41 @@ async fn what_is_deleted_while_it_is_sent_again_takes_room() {
     wait_until("nothing is left behind", async || received(&registry) == 0).await;
 }
 
+/// What is there takes no room when it comes again, and is deleted by another at the same moment:
+/// whichever way they meet, no more is there than may be. With events, which are told in order.
+#[tokio::test]
+async fn what_is_deleted_while_it_comes_again_takes_room() {
+    let sink = "[[notify.endpoint]]\nname = \"a\"\nurl = \"http://127.0.0.1:9/\"\n";
+    let registry = TestRegistry::start_set(&format!("{RULES}\n{sink}")).await;
+    let contents: Vec<_> = (0..6).map(|seed| noise(1_300_000, seed)).collect();
+    for content in &contents {
+        registry.push("free/a", content).await;
+    }
+    for _ in 0..15 {
+        let each = contents.iter().map(|content| async {
+            let digest = Digest::of(content);
+            let manifest = format!("/v2/m/manifests/{digest}");
+            let mount = format!("/v2/b/blobs/uploads/?mount={digest}&from=free/a");
+            let reference = digest.to_string();
+            let put = || registry.put_manifest("m", &reference, "x/y", content.clone());
+            let mounted = || registry.send(Method::POST, &mount, &[], "");
+            let blob = format!("/v2/b/blobs/{digest}");
+            let manifests = async { tokio::join!(put(), registry.delete(&manifest), put()) };
+            let blobs = async { tokio::join!(mounted(), registry.delete(&blob), mounted()) };
+            futures::future::join(manifests, blobs).await;
+        });
+        futures::future::join_all(each).await;
+        for place in ["m/manifests", "b/blobs"] {
+            let mut there = 0;
+            for content in &contents {
+                let path = format!("/v2/{place}/{}", Digest::of(content));
+                there += usize::from(registry.head(&path).await.status == 200);
+            }
+            assert!(there <= 3, "{there} of {place}, of which three fit");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_mount_counts_where_it_goes() {
     let registry = TestRegistry::start_set(RULES).await;
