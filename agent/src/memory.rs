@@ -1,7 +1,10 @@
 //! What the agent's own memory looks like to the node it works on.
-#![expect(
-    unsafe_code,
-    reason = "how the C library keeps freed memory is set by a function of its own, called here alone"
+#![cfg_attr(
+    target_env = "gnu",
+    expect(
+        unsafe_code,
+        reason = "how the C library keeps freed memory is set by a function of its own, called here alone"
+    )
 )]
 
 /// Regions of memory that all threads share. The C library gives each thread its own, up to eight

@@ -1,6 +1,7 @@
 //! The command line of `kyb`.
 
 mod agent;
+mod bring;
 mod cancel;
 mod checkpoint;
 mod compat;

@@ -1,18 +1,17 @@
 //! `kyb restore`
 
-use std::path::PathBuf;
-
 use clap::Args;
 use kybernate_packager::agent_api::{Allowances, RestoreRequest};
 use kybernate_spec::Location;
 use serde_json::json;
 
-use super::agent::{AgentSocket, refused, time_out, times};
+use super::Failure;
+use super::agent::refused;
+use super::bring::{Bring, facts, received_or_staged};
 use super::identifier::identifier;
 use super::offer::Offer;
 use super::stage::word;
-use super::{Connection, Failure, keys};
-use crate::terminal::{Terminal, bytes};
+use crate::terminal::Terminal;
 
 /// Restore a checkpoint into a new container on this node.
 ///
@@ -32,20 +31,8 @@ pub(super) struct Restore {
     /// containerd's namespace of the new container.
     #[arg(long, default_value = "default", value_parser = identifier)]
     namespace: String,
-    /// Public keys to trust for this restore, instead of the node's policy; may be given more than
-    /// once. The node's configuration must permit it (`allow_request_keys`).
-    #[arg(long = "key", value_name = "FILE", conflicts_with = "insecure_no_signature")]
-    keys: Vec<PathBuf>,
-    /// Restore whoever made it. The node's configuration must permit that too.
-    #[arg(long)]
-    insecure_no_signature: bool,
-    /// Cancel the restore when it takes longer than this.
-    #[arg(long, value_name = "TIME", value_parser = time_out)]
-    timeout: Option<u32>,
     #[command(flatten)]
-    connection: Connection,
-    #[command(flatten)]
-    agent: AgentSocket,
+    bring: Bring,
     #[command(flatten)]
     allow: Allow,
 }
@@ -86,48 +73,32 @@ impl From<Allow> for Allowances {
 
 impl Restore {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
-        let Location::Registry(reference) = &self.reference else {
-            return Err(Failure::usage("the agent pulls from registries, not from layouts"));
-        };
-        let keys = keys::read(&self.keys).await?;
+        let asked = self.bring.ask(&self.reference).await?;
         let request = RestoreRequest {
-            reference: reference.to_string(),
+            reference: asked.reference,
             containerd_namespace: self.namespace,
             name: self.name.unwrap_or_default(),
             allow: Some(self.allow.into()),
-            plain_http: self.connection.is_plain(reference),
-            insecure_no_signature: self.insecure_no_signature,
-            timeout_seconds: self.timeout.unwrap_or_default(),
-            public_keys: keys.iter().map(kybernate_packager::key::PublicKey::to_pem).collect(),
+            plain_http: asked.plain_http,
+            insecure_no_signature: asked.insecure_no_signature,
+            timeout_seconds: asked.timeout_seconds,
+            public_keys: asked.public_keys,
         };
-        let mut client = self.agent.connect().await?;
+        let mut client = self.bring.agent.connect().await?;
         let begun = client.restore(request).await.map_err(refused)?.into_inner();
-        let done = self.agent.follow(terminal, begun).await?;
-        let sizes = done.sizes.unwrap_or_default();
-        let facts = json!({
-            "operation": done.id,
-            "reference": done.reference,
-            "digest": done.digest,
+        let done = self.bring.agent.follow(terminal, begun).await?;
+        let own = json!({
             "container": done.restored_container,
             "pid": done.restored_pid,
             "staged": word(done.tier()),
-            "timesMicroseconds": times(&done),
-            "sizes": {
-                "dumpBytes": sizes.dump_bytes,
-                "pageBytes": sizes.page_bytes,
-                "transferredBytes": sizes.transferred_bytes,
-            },
         });
         let text = format!(
-            "restored {}\nas       {}, process {}, {} received{}",
+            "restored {}\nas       {}, process {}, {}",
             done.digest,
             done.restored_container,
             done.restored_pid,
-            bytes(sizes.transferred_bytes),
-            word(done.tier())
-                .map(|tier| format!(", the dump was ready in {tier}"))
-                .unwrap_or_default(),
+            received_or_staged(&done),
         );
-        terminal.print(&facts, &text).map_err(Failure::failed)
+        terminal.print(&facts(&done, own), &text).map_err(Failure::failed)
     }
 }

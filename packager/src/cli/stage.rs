@@ -1,16 +1,14 @@
 //! `kyb stage` and `kyb evict`
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use kybernate_packager::agent_api::{self as api, EvictRequest, StageRequest};
-use kybernate_packager::key::PublicKey;
 use kybernate_spec::{Digest, Location};
 use serde_json::{Value, json};
 
-use super::agent::{AgentSocket, refused, time_out, times};
+use super::Failure;
+use super::agent::{AgentSocket, refused};
+use super::bring::{Bring, facts, received};
 use super::identifier::identifier;
-use super::{Connection, Failure, keys};
 use crate::terminal::{Terminal, bytes};
 
 /// Put a checkpoint where this node restores it from without copying a byte.
@@ -31,23 +29,11 @@ pub(super) struct Stage {
     /// containerd's namespace that it will be restored into, for the node's trust policy.
     #[arg(long, default_value = "default", value_parser = identifier)]
     namespace: String,
-    /// Public keys to trust for this, instead of the node's policy; may be given more than once. The
-    /// node's configuration must permit it (`allow_request_keys`).
-    #[arg(long = "key", value_name = "FILE", conflicts_with = "insecure_no_signature")]
-    keys: Vec<PathBuf>,
-    /// Stage it whoever made it. The node's configuration must permit that too.
-    #[arg(long)]
-    insecure_no_signature: bool,
     /// It may have been packed without facts, or without one that a rule needs.
     #[arg(long)]
     allow_unknown_facts: bool,
-    /// Cancel when it takes longer than this.
-    #[arg(long, value_name = "TIME", value_parser = time_out)]
-    timeout: Option<u32>,
     #[command(flatten)]
-    connection: Connection,
-    #[command(flatten)]
-    agent: AgentSocket,
+    bring: Bring,
 }
 
 /// Take a staged checkpoint away from this node's memory or disk.
@@ -86,44 +72,29 @@ impl From<Tier> for api::Tier {
 
 impl Stage {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
-        let Location::Registry(reference) = &self.reference else {
-            return Err(Failure::usage("the agent pulls from registries, not from layouts"));
-        };
-        let keys = keys::read(&self.keys).await?;
+        let asked = self.bring.ask(&self.reference).await?;
         let tier = api::Tier::from(self.tier);
         let request = StageRequest {
-            reference: reference.to_string(),
+            reference: asked.reference,
             tier: tier.into(),
             containerd_namespace: self.namespace,
-            plain_http: self.connection.is_plain(reference),
-            insecure_no_signature: self.insecure_no_signature,
-            public_keys: keys.iter().map(PublicKey::to_pem).collect(),
+            plain_http: asked.plain_http,
+            insecure_no_signature: asked.insecure_no_signature,
+            public_keys: asked.public_keys,
             allow_unknown_facts: self.allow_unknown_facts,
-            timeout_seconds: self.timeout.unwrap_or_default(),
+            timeout_seconds: asked.timeout_seconds,
         };
-        let mut client = self.agent.connect().await?;
+        let mut client = self.bring.agent.connect().await?;
         let begun = client.stage(request).await.map_err(refused)?.into_inner();
-        let done = self.agent.follow(terminal, begun).await?;
-        let sizes = done.sizes.unwrap_or_default();
-        let facts = json!({
-            "operation": done.id,
-            "reference": done.reference,
-            "digest": done.digest,
-            "tier": word(tier),
-            "timesMicroseconds": times(&done),
-            "sizes": {
-                "dumpBytes": sizes.dump_bytes,
-                "pageBytes": sizes.page_bytes,
-                "transferredBytes": sizes.transferred_bytes,
-            },
-        });
+        let done = self.bring.agent.follow(terminal, begun).await?;
+        let own = json!({ "tier": word(tier) });
         let text = format!(
-            "staged {}\nin     {}, {} received",
+            "staged {}\nin     {}, {}",
             done.digest,
             word(tier).unwrap_or_default(),
-            bytes(sizes.transferred_bytes),
+            received(&done),
         );
-        terminal.print(&facts, &text).map_err(Failure::failed)
+        terminal.print(&facts(&done, own), &text).map_err(Failure::failed)
     }
 }
 
