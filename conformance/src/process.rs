@@ -67,12 +67,12 @@ impl Service {
         if let Some(process) = Process::find(self.child.id()) {
             process.signal(Signal::TERM);
         }
-        let mut ended = false;
-        wait_until(END_TIMEOUT, || {
-            ended = self.child.try_wait().is_ok_and(|status| status.is_some());
-            ended
-        });
-        if ended { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        if self.ends() { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+
+    /// Waits until the program has ended by itself. Returns whether it has.
+    pub fn ends(&mut self) -> bool {
+        wait_until(END_TIMEOUT, || self.child.try_wait().is_ok_and(|status| status.is_some()))
     }
 
     /// Kills the program, as a power failure would, and waits until it is gone.

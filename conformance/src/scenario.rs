@@ -46,7 +46,7 @@ pub struct Scenario {
 #[derive(Debug)]
 pub struct Agent {
     /// Enters the node and waits for the agent.
-    _service: Service,
+    service: Service,
     process: Process,
 }
 
@@ -206,7 +206,7 @@ impl Scenario {
         }
         let process = service.process()?.child();
         let process = process.ok_or_else(|| io::Error::other("the agent has ended"))?;
-        Ok(Agent { _service: service, process })
+        Ok(Agent { service, process })
     }
 
     /// Pushes the workload's image.
@@ -351,6 +351,9 @@ impl Drop for Agent {
         if !wait_until(START_TIMEOUT, || !self.process.runs()) {
             self.process.kill();
         }
+        // What entered the node takes the agent out of its process table. Killed before that, it
+        // leaves an entry to the node's first process, which a test then sees come or go.
+        self.service.ends();
     }
 }
 
