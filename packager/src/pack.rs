@@ -21,12 +21,14 @@ mod check;
 mod dump;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod local;
 mod memory_keys;
 pub(crate) mod pagemap;
 mod pages;
 mod parents;
 mod place;
 mod runnable;
+mod seen;
 mod shards;
 pub(crate) mod upload;
 mod volumes;

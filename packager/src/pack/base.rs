@@ -5,7 +5,6 @@
 //! Looking in the wrong place costs bytes and nothing else: what is compared is the content.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::io::{self, BufReader, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -25,20 +24,14 @@ use crate::artifact::Checkpoint;
 use crate::criu::{ImageReader, Magic, PagemapHead};
 use crate::progress::Progress;
 use crate::store::Store;
-use crate::unpack::pages::hash_of;
 use crate::unpack::{UnpackError, unpack_memory_images};
 use crate::wanted::{self, Wanted};
 
 /// Bytes of a page's hash: the first half of BLAKE3's 32.
 pub(crate) const PAGE_HASH_BYTES: usize = 16;
 
-/// Shard files kept open while pages are compared.
-const OPEN_SHARDS_MAX: usize = 64;
-
-/// Chunks kept while pages are compared: neighbours in memory are neighbours in a chunk, but come
-/// from one shard for each of the base's generations, and from those that several mappings share.
-/// They have 4 MiB each, half of what packing may have resident.
-const CHUNKS_KEPT: usize = 8;
+/// A page's hash.
+pub(crate) type PageHash = [u8; PAGE_HASH_BYTES];
 
 /// An earlier checkpoint of the same container. Whoever asks for it has verified that it can be
 /// trusted as much as the new one: where only its page hashes are compared, its shards are taken
@@ -78,10 +71,17 @@ struct KnownFile {
     stored_before: u64,
 }
 
-/// Finds the pages of one new file in the base. Pages are asked for in ascending order.
+/// A page of the base that has the address of a new one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) place: Place,
+    /// Its hash, when its content is not on this machine.
+    pub(super) hash: Option<PageHash>,
+}
+
+/// Finds the pages of one new file in the base.
 #[derive(Debug)]
-pub(super) struct Lookup<'a> {
-    base: &'a OpenBase,
+pub(super) struct Lookup {
     addresses: PagemapWalk,
     known: PagemapWalk,
     reader: Reader<BufReader<fs::File>>,
@@ -99,23 +99,6 @@ struct Hashes {
     file: fs::File,
     content: Vec<u8>,
     fresh: bool,
-}
-
-/// Reads pages of local shards, of chunks that have the hash the base's page index gives them: what
-/// is compared is then what a restore gets, whoever wrote the layout and whatever became of its disk.
-#[derive(Debug, Default)]
-pub(super) struct LocalPages {
-    open: BTreeMap<u16, fs::File>,
-    /// The chunks looked at last, the latest at the end.
-    chunks: Vec<Proven>,
-}
-
-/// A chunk of a shard, by the shard's number and its own.
-#[derive(Debug)]
-struct Proven {
-    chunk: (u16, u16),
-    /// Nothing when the shard or the chunk is not there, or is something else.
-    content: Option<Vec<u8>>,
 }
 
 impl OpenBase {
@@ -209,7 +192,7 @@ impl OpenBase {
     }
 
     /// Prepares to find the pages of a new file; `None` when the base has no such memory.
-    pub(super) fn lookup(&self, dump: &Dump, file: &BulkFile) -> io::Result<Option<Lookup<'_>>> {
+    pub(super) fn lookup(&self, dump: &Dump, file: &BulkFile) -> io::Result<Option<Lookup>> {
         let Some((key, pagemap)) = &file.memory else { return Ok(None) };
         let Some(known) = self.files.get(key) else { return Ok(None) };
         let mut index = fs::File::open(&self.index)?;
@@ -224,7 +207,6 @@ impl OpenBase {
             None => None,
         };
         Ok(Some(Lookup {
-            base: self,
             addresses: PagemapWalk::open(dump.directory_of(pagemap), pagemap).map_err(other)?,
             known: PagemapWalk::open(&self.directory, &known.pagemap).map_err(other)?,
             reader,
@@ -236,26 +218,31 @@ impl OpenBase {
     }
 }
 
-impl Lookup<'_> {
-    /// Returns where the base stores a page with the same address and the same content.
-    pub(super) fn find(
-        &mut self,
-        page: u64,
-        content: &[u8],
-        hash: Option<&[u8; PAGE_HASH_BYTES]>,
-        local: &mut LocalPages,
-    ) -> io::Result<Option<Place>> {
+impl Lookup {
+    /// Returns what the base has at the addresses of a segment's pages, by their numbers in it.
+    /// Segments are asked for in ascending order.
+    pub(super) fn known(&mut self, segment: u64, pages: u16) -> io::Result<Vec<(u16, Known)>> {
+        let first = segment * u64::from(PAGES_PER_SEGMENT);
+        let mut all = Vec::with_capacity(usize::from(pages));
+        for page in 0..pages {
+            if let Some(known) = self.page(first + u64::from(page))? {
+                all.push((page, known));
+            }
+        }
+        Ok(all)
+    }
+
+    fn page(&mut self, page: u64) -> io::Result<Option<Known>> {
         let Some(address) = self.addresses.address_of(page).map_err(other)? else {
             return Ok(None);
         };
         let Some(known) = self.known.page_of(address).map_err(other)? else { return Ok(None) };
         let Some((place, ordinal)) = self.place(known)? else { return Ok(None) };
-        let same = match (&mut self.hashes, hash) {
-            (Some(hashes), Some(hash)) => hashes.of(ordinal, self.stored)? == Some(*hash),
-            (Some(_), None) => false,
-            (None, _) => local.equal(self.base, place, content)?,
+        let hash = match &mut self.hashes {
+            Some(hashes) => hashes.of(ordinal, self.stored)?,
+            None => None,
         };
-        Ok(same.then_some(place))
+        Ok(Some(Known { place, hash }))
     }
 
     /// Returns where a page of the base's file is stored, and its number among the segment's.
@@ -297,7 +284,7 @@ impl Hashes {
         &mut self,
         ordinal: u64,
         (before, pages): (u64, u64),
-    ) -> io::Result<Option<[u8; PAGE_HASH_BYTES]>> {
+    ) -> io::Result<Option<PageHash>> {
         if !self.fresh {
             let width = u64::try_from(PAGE_HASH_BYTES).map_err(other)?;
             self.content.resize(usize::try_from(pages * width).map_err(other)?, 0);
@@ -310,68 +297,8 @@ impl Hashes {
     }
 }
 
-impl LocalPages {
-    fn equal(&mut self, base: &OpenBase, place: Place, content: &[u8]) -> io::Result<bool> {
-        let chunk = (place.shard, place.page / PAGES_PER_SEGMENT);
-        let begin = usize::from(place.page % PAGES_PER_SEGMENT) * content.len();
-        let proven = self.proven(base, chunk)?;
-        let page = proven.and_then(|chunk| chunk.get(begin..begin + content.len()));
-        Ok(page == Some(content))
-    }
-
-    fn proven(&mut self, base: &OpenBase, chunk: (u16, u16)) -> io::Result<Option<&[u8]>> {
-        let known = self.chunks.iter().rposition(|proven| proven.chunk == chunk);
-        let proven = if let Some(at) = known {
-            self.chunks.remove(at)
-        } else {
-            // The place of what goes is taken again: making room for each chunk costs a tenth.
-            let full = self.chunks.len() >= CHUNKS_KEPT;
-            let gone = full.then(|| self.chunks.remove(0)).and_then(|gone| gone.content);
-            Proven { chunk, content: self.read(base, chunk, gone.unwrap_or_default())? }
-        };
-        self.chunks.push(proven);
-        Ok(self.chunks.last().and_then(|proven| proven.content.as_deref()))
-    }
-
-    /// Reads a chunk into `content`, whatever was in it.
-    fn read(
-        &mut self,
-        base: &OpenBase,
-        (shard, chunk): (u16, u16),
-        mut content: Vec<u8>,
-    ) -> io::Result<Option<Vec<u8>>> {
-        let table = base.tables.get(usize::from(shard));
-        let Some(expected) = table.and_then(|table| table.get(usize::from(chunk))) else {
-            return Ok(None);
-        };
-        let Some(descriptor) = base.shards.get(usize::from(shard)) else { return Ok(None) };
-        let file = match self.open.entry(shard) {
-            Entry::Occupied(file) => file.into_mut(),
-            Entry::Vacant(place) => match base.store.local_blob(&descriptor.digest) {
-                Some(file) => place.insert(file?),
-                None => return Ok(None),
-            },
-        };
-        content.resize(usize::try_from(expected.stored_bytes).map_err(other)?, 0);
-        let whole = match file.file().read_exact_at(&mut content, expected.stored_offset) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
-            Err(error) => return Err(error),
-            Ok(()) => hash_of(base.header.hash, &content) == expected.hash,
-        };
-        if self.open.len() > OPEN_SHARDS_MAX {
-            self.open.clear();
-        }
-        if whole {
-            return Ok(Some(content));
-        }
-        let shard = &descriptor.digest;
-        tracing::warn!(%shard, chunk, "damaged in the base: its pages are stored again");
-        Ok(None)
-    }
-}
-
 /// Returns the hash of a page.
-pub(crate) fn page_hash(content: &[u8]) -> [u8; PAGE_HASH_BYTES] {
+pub(crate) fn page_hash(content: &[u8]) -> PageHash {
     let hash: [u8; 32] = blake3::hash(content).into();
     let mut half = [0; PAGE_HASH_BYTES];
     half.iter_mut().zip(hash).for_each(|(to, from)| *to = from);

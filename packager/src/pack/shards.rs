@@ -1,7 +1,7 @@
 //! Which page goes to which shard.
 //!
-//! One thread reads the bulk files in order and looks for zero pages; it decides every page's place
-//! and hands each shard on when it is full. What is handed on are stretches of the files, at most
+//! Others look through the bulk files ([`super::seen`]); here every page's place is decided, in
+//! order, and each shard is handed on when it is full. What is handed on are stretches of the files, at most
 //! 65,536 pages of them, so that memory does not grow with the dump.
 
 use std::io::{self, Write};
@@ -13,9 +13,11 @@ use kybernate_spec::page_index::{
     self, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Run, SEGMENT_BYTES, SHARDS_MAX,
 };
 
-use super::base::{LocalPages, Lookup, OpenBase, page_hash};
+use super::base::{Lookup, OpenBase};
 use super::dump::{BulkFile, Dump, OwnShard, Piece};
+use super::local::LocalPages;
 use super::parents::OpenParts;
+use super::seen::{Lookers, Looking, Seen, Segment};
 use crate::wanted::Wanted;
 
 /// An open bulk file.
@@ -60,7 +62,6 @@ pub(super) struct Planner<'a> {
     own: Option<(OwnShard, ShardPlan)>,
     shards: u32,
     base: Option<&'a OpenBase>,
-    local: LocalPages,
     /// Pages of each of the base's shards that are used again.
     used: Vec<u32>,
     /// Where the hash of every stored page is written.
@@ -90,7 +91,7 @@ pub(super) fn open_files(dump: &Dump) -> io::Result<Vec<Arc<OpenFile>>> {
 
 impl OpenFile {
     /// Fills `buffer` from `offset`. The rest of the file's last page reads as zeros.
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    pub(super) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let available = self.length.saturating_sub(offset);
         let wanted = u64::try_from(buffer.len()).map_err(io::Error::other)?.min(available);
         let (content, padding) =
@@ -108,12 +109,32 @@ impl OpenFile {
 #[derive(Debug)]
 struct FileWalk<'a> {
     number: u32,
+    file: &'a Arc<OpenFile>,
+    length: u64,
     /// Pieces that are not behind us.
     pieces: &'a [Piece],
-    lookup: Option<Lookup<'a>>,
+    lookup: Option<Lookup>,
 }
 
 impl FileWalk<'_> {
+    /// Pages of a segment, with the rest of the file's last one.
+    fn pages(&self, segment: u64) -> u16 {
+        let left = self.length - segment * u64::from(SEGMENT_BYTES);
+        let pages = left.min(u64::from(SEGMENT_BYTES)).div_ceil(u64::from(PAGE_BYTES));
+        u16::try_from(pages).unwrap_or(PAGES_PER_SEGMENT)
+    }
+
+    /// Returns what is to be looked through; asked for in ascending order.
+    fn segment(&mut self, number: u64) -> io::Result<Segment> {
+        let pages = self.pages(number);
+        let known = match &mut self.lookup {
+            Some(lookup) => lookup.known(number, pages)?,
+            None => Vec::new(),
+        };
+        let offset = number * u64::from(SEGMENT_BYTES);
+        Ok(Segment { file: Arc::clone(self.file), offset, pages, known })
+    }
+
     fn own_shard(&mut self, page: u32) -> Option<OwnShard> {
         let offset = u64::from(page) * u64::from(PAGE_BYTES);
         while let [piece, rest @ ..] = self.pieces
@@ -199,7 +220,6 @@ impl<'a> Planner<'a> {
             own: None,
             shards: u32::try_from(known).map_err(io::Error::other)?,
             base,
-            local: LocalPages::default(),
             used: vec![0; known],
             hashes: hashes.map(io::BufWriter::new),
         })
@@ -213,27 +233,23 @@ impl<'a> Planner<'a> {
         wanted: &Wanted,
         mut emit: impl FnMut(ShardPlan) -> io::Result<()>,
     ) -> io::Result<Planned> {
-        let mut buffer = vec![0; usize::try_from(SEGMENT_BYTES).map_err(io::Error::other)?];
-        for (number, (file, bulk)) in self.files.iter().zip(&self.dump.bulk).enumerate() {
-            let number = u32::try_from(number).map_err(io::Error::other)?;
-            page_index::write_file(index, &bulk.name, bulk.length)?;
-            if let Some((_, plan)) = self.own.take() {
-                emit(plan)?;
+        let looking = Looking {
+            local: self.base.and_then(LocalPages::of),
+            hashes: self.hashes.is_some() || self.base.is_some_and(OpenBase::is_remote),
+        };
+        std::thread::scope(|scope| {
+            let mut lookers = Lookers::start(scope, &looking);
+            for (number, (file, bulk)) in self.files.iter().zip(&self.dump.bulk).enumerate() {
+                let number = u32::try_from(number).map_err(io::Error::other)?;
+                page_index::write_file(index, &bulk.name, bulk.length)?;
+                if let Some((_, plan)) = self.own.take() {
+                    emit(plan)?;
+                }
+                let walk = self.begin_file(number, file, bulk)?;
+                self.place_file(walk, &mut lookers, index, wanted, &mut emit)?;
             }
-            let mut walk = self.begin_file(number, bulk)?;
-            for segment in 0..page_index::segments(bulk.length) {
-                wanted.check()?;
-                let offset = segment * u64::from(SEGMENT_BYTES);
-                let left = (bulk.length - offset).min(u64::from(SEGMENT_BYTES));
-                let pages = u16::try_from(left.div_ceil(u64::from(PAGE_BYTES)))
-                    .unwrap_or(PAGES_PER_SEGMENT);
-                let bytes = usize::from(pages) * 4096;
-                let content = buffer.get_mut(..bytes).unwrap_or_default();
-                file.read_at(content, offset)?;
-                let runs = self.place(content, segment, &mut walk, &mut emit)?;
-                page_index::write_segment(index, pages, &runs)?;
-            }
-        }
+            Ok::<_, io::Error>(())
+        })?;
         for plan in
             [self.own.take().map(|(_, plan)| plan), self.shared.take()].into_iter().flatten()
         {
@@ -245,18 +261,47 @@ impl<'a> Planner<'a> {
         Ok(Planned { shards: self.shards, used: self.used })
     }
 
-    fn begin_file(&self, number: u32, bulk: &'a BulkFile) -> io::Result<FileWalk<'a>> {
+    fn begin_file(
+        &self,
+        number: u32,
+        file: &'a Arc<OpenFile>,
+        bulk: &'a BulkFile,
+    ) -> io::Result<FileWalk<'a>> {
         let lookup = match self.base {
             Some(base) => base.lookup(self.dump, bulk)?,
             None => None,
         };
-        Ok(FileWalk { number, pieces: &bulk.pieces, lookup })
+        Ok(FileWalk { number, file, length: bulk.length, pieces: &bulk.pieces, lookup })
+    }
+
+    /// Has the segments of a file looked through, some at a time, and places their pages in order.
+    fn place_file(
+        &mut self,
+        mut walk: FileWalk<'_>,
+        lookers: &mut Lookers,
+        index: &mut impl Write,
+        wanted: &Wanted,
+        emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let segments = page_index::segments(walk.length);
+        let mut given = 0;
+        for segment in 0..segments {
+            wanted.check()?;
+            while given < segments && lookers.has_room() {
+                lookers.give(walk.segment(given)?)?;
+                given += 1;
+            }
+            let seen = lookers.take().ok_or(io::ErrorKind::UnexpectedEof)??;
+            let runs = self.place(&seen, segment, &mut walk, emit)?;
+            page_index::write_segment(index, walk.pages(segment), &runs)?;
+        }
+        Ok(())
     }
 
     /// Gives every page of a segment that is not zero a place.
     fn place(
         &mut self,
-        content: &[u8],
+        seen: &[Seen],
         segment: u64,
         walk: &mut FileWalk<'_>,
         emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
@@ -264,11 +309,9 @@ impl<'a> Planner<'a> {
         let mut runs: Vec<Run> = Vec::new();
         let first = u32::try_from(segment * u64::from(PAGES_PER_SEGMENT))
             .map_err(|_too_large| io::Error::from(io::ErrorKind::FileTooLarge))?;
-        for (page, bytes) in (0_u16..).zip(content.chunks(4096)) {
-            if is_zero(bytes) {
-                continue;
-            }
-            let place = self.place_page(bytes, first + u32::from(page), walk, emit)?;
+        for seen in seen {
+            let page = seen.page;
+            let place = self.place_page(seen, first + u32::from(page), walk, emit)?;
             match runs.last_mut() {
                 Some(run)
                     if run.first + run.pages == page
@@ -283,23 +326,18 @@ impl<'a> Planner<'a> {
         Ok(runs)
     }
 
-    /// Finds a page in the base, or gives it a place in a new shard.
+    /// Takes a page's place in the base, or gives it one in a new shard.
     fn place_page(
         &mut self,
-        content: &[u8],
+        seen: &Seen,
         page: u32,
         walk: &mut FileWalk<'_>,
         emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
     ) -> io::Result<Place> {
-        let by_hash = self.hashes.is_some() || self.base.is_some_and(OpenBase::is_remote);
-        let hash = by_hash.then(|| page_hash(content));
-        if let (Some(out), Some(hash)) = (&mut self.hashes, &hash) {
+        if let (Some(out), Some(hash)) = (&mut self.hashes, &seen.hash) {
             out.write_all(hash)?;
         }
-        if let Some(lookup) = &mut walk.lookup
-            && let Some(place) =
-                lookup.find(u64::from(page), content, hash.as_ref(), &mut self.local)?
-        {
+        if let Some(place) = seen.same {
             if let Some(used) = self.used.get_mut(usize::from(place.shard)) {
                 *used += 1;
             }
@@ -357,11 +395,6 @@ impl<'a> Planner<'a> {
 
 fn too_large() -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, "the dump needs more than 65,536 shards")
-}
-
-/// Whether all bytes are zero. Compared in the widest words the compiler finds, without `unsafe`.
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |sum, byte| sum | byte) == 0)
 }
 
 #[cfg(test)]
