@@ -13,6 +13,7 @@ use kybernate_packager::key::PublicKey;
 use kybernate_spec::Location;
 
 pub(crate) mod admission;
+pub(crate) mod bring;
 mod claim;
 mod gpu;
 mod image;

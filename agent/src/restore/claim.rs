@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
 use super::admission::{AdmissionError, Admitted, admit};
+use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
 use super::live::Live;
 use super::pod::{Pod, PodError, Restart};
 use super::rules::Refusal;
-use super::steps::is_temporary;
 use super::volume::{self, VolumeError};
 use super::{Order, Purpose, is_name, spec};
 use crate::app::{App, Rejection};

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use fs_err as fs;
 use kybernate_packager::interchange::ExportError;
 use kybernate_packager::interchange::containerd::{self, Blobs, DumpTar, Parts};
-use kybernate_spec::{Descriptor, Digest, chain, media_type};
+use kybernate_spec::{Descriptor, Digest, media_type};
 use tokio_util::sync::CancellationToken;
 
 mod local;
@@ -25,30 +25,21 @@ mod record;
 use self::local::Local;
 pub(crate) use self::order::Order;
 use self::record::{Found, look, write_index};
-use super::admission::{AdmissionError, Admitted, admit};
-use super::image::{self, Brought, Held, ImageError, SNAPSHOTTER};
-use super::launch::LaunchError;
-use super::materialise::{self, MaterialiseError, materialise};
+use super::admission::{Admitted, admit};
+use super::bring::{BringError, IMAGES, Refusing, dump, keep, lease, look_up, place, see_through};
+use super::image::{self, Brought, Held, SNAPSHOTTER};
+use super::materialise;
 use super::rules::Refusal;
 use super::spec::{self, Ingredients};
-use super::steps::keep;
-use super::user;
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
 use crate::gate::Summary;
-use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped,
-};
-use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
-use crate::stage::{self, StageError};
+use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
+use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
-use crate::undo::{Undoing, undo};
 
 /// Why it cannot be cancelled any more.
 const COMMITTED: &str = "the image is being given its name: remove that instead (ctr image rm)";
-
-/// Where the dump is in an operation's directory.
-const IMAGES: &str = "images";
 
 /// Where the container's layer is in an operation's directory.
 const LAYER: &str = "layer";
@@ -66,29 +57,15 @@ const EMPTY_IMAGE_BYTES: u64 = 8;
 #[derive(Debug, thiserror::Error)]
 enum ProvideError {
     #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    #[error(transparent)]
-    Materialise(#[from] MaterialiseError),
+    Bring(BringError),
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]
     Export(#[from] ExportError),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-    #[error(transparent)]
-    Stage(#[from] StageError),
-    #[error("failed to make a place for the dump")]
-    Place(#[source] io::Error),
     #[error("failed to read the dump")]
     Dump(#[source] io::Error),
     #[error(transparent)]
     Write(#[from] WriteContentError),
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-    #[error(transparent)]
-    Operations(#[from] OperationsError),
     #[error(
         "image {0:?} exists already and is another one: take another name (--name), or remove it \
          first (ctr image rm)"
@@ -96,25 +73,27 @@ enum ProvideError {
     Taken(String),
     #[error("failed to write containerd's index")]
     Index(#[from] serde_json::Error),
-    #[error(transparent)]
-    Cancelled(#[from] Cancelled),
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
 }
 
-impl ProvideError {
-    /// Returns the rule that refused, when it was one.
+impl<E> From<E> for ProvideError
+where
+    BringError: From<E>,
+{
+    fn from(error: E) -> Self {
+        Self::Bring(error.into())
+    }
+}
+
+impl Refusing for ProvideError {
     fn refused_by(&self) -> Option<RefusedBy> {
         let integrity = |yes: bool| yes.then_some(RefusedBy::Integrity);
         match self {
-            Self::Admission(error) => error.refused_by(),
-            Self::Materialise(error) => error.refused_by(),
+            Self::Bring(error) => error.refused_by(),
             Self::Refused(refusal) => Some(refusal.by),
             Self::Export(ExportError::Impossible { .. }) => Some(RefusedBy::Compatibility),
             Self::Export(ExportError::Store(error)) => integrity(error.kind.is_about_content()),
-            Self::Image(error) => integrity(error.is_integrity()),
             Self::Write(error) => integrity(error.is_integrity()),
-            _ => None,
+            Self::Export(_) | Self::Dump(_) | Self::Taken(_) | Self::Index(_) => None,
         }
     }
 }
@@ -128,18 +107,7 @@ pub(crate) async fn run(
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
     let mut providing = Providing { app, driver, order: &order, staged: None };
-    let steps = driver.unless_stopped(&cancel, providing.steps());
-    let provided = match driver.tell_while(Box::pin(steps)).await {
-        Ok(sizes) => keep(driver).await.map(|()| sizes).map_err(ProvideError::from),
-        Err(error) => Err(error),
-    };
-    let conclusion = driver.ends(match provided {
-        Ok(sizes) => Conclusion::done(sizes),
-        Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
-    });
-    let namespace = &order.admission.namespace;
-    let undoing = Undoing { namespace, container: "", conclusion: &conclusion };
-    undo(app, driver, undoing, &cancel).await.then_some(conclusion)
+    see_through(app, driver, &cancel, Box::pin(providing.steps())).await
 }
 
 struct Providing<'a> {
@@ -151,7 +119,7 @@ struct Providing<'a> {
 }
 
 impl Providing<'_> {
-    async fn steps(&mut self) -> Result<Sizes, ProvideError> {
+    async fn steps(&mut self) -> Result<Conclusion, ProvideError> {
         let (app, driver, order) = (self.app, self.driver, self.order);
         let admitted = admit(app, driver, &order.admission).await?;
         let Admitted { store, checkpoint } = &admitted;
@@ -162,18 +130,16 @@ impl Providing<'_> {
         let name = image.name.clone();
         driver.update(|record| record.image = name).await?;
         let plain = app.containerd.namespace(&order.admission.namespace);
-        let sizes = Sizes::of(&checkpoint.config.sizes);
+        let done = Conclusion::done(Sizes::of(&checkpoint.config.sizes));
         match look(&plain, &image).await? {
-            Found::Same => return Ok(sizes),
+            Found::Same => return Ok(done),
             Found::Other => return Err(ProvideError::Taken(image.name)),
             Found::Nothing => {}
         }
         self.staged = app.staging.take(digest, driver.id()).await;
         let directory = self.place(&admitted, &parts).await?;
         let images = self.dump(&admitted, &directory).await?;
-        let lease = format!("kybernate-{}", driver.id());
-        driver.will_make(Made::Lease(lease.clone())).await?;
-        let leased = plain.lease(&lease).await?;
+        let leased = lease(&plain, driver).await?;
         driver.step("pull");
         let brought = image::bring(store, &parts.image().digest, &leased, driver).await?;
         let layer = self.layer(&admitted, &parts, &directory).await?;
@@ -184,7 +150,8 @@ impl Providing<'_> {
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
         let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
         self.publish(Image { target, ..image }, &leased).await?;
-        Ok(sizes)
+        keep(driver).await?;
+        Ok(done)
     }
 
     /// Refuses what containerd's index has no place for.
@@ -225,15 +192,7 @@ impl Providing<'_> {
         let dump = if self.staged.is_some() { 0 } else { materialise::bytes(&admitted.checkpoint) };
         // gzip packs not quite as well as zstd.
         let bytes = dump.saturating_add(parts.layer_bytes().saturating_mul(2));
-        let app = Arc::clone(self.app);
-        let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
-        let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
-        let directory = directory.join(self.driver.id());
-        self.driver.will_make(Made::Directory(directory.clone())).await?;
-        let images = directory.join(IMAGES);
-        let made = tokio::task::spawn_blocking(move || stage::make(&images)).await;
-        made.map_err(io::Error::other).and_then(|made| made).map_err(ProvideError::Place)?;
-        Ok(directory)
+        Ok(place(self.app, self.driver, bytes, &[IMAGES]).await?)
     }
 
     /// Puts the dump on this node, unless it is staged, and lets the gate judge it as for a restore.
@@ -243,18 +202,8 @@ impl Providing<'_> {
         let report = app.report().await;
         let allow = &self.order.admission.allow;
         let expected = spec::expected(allow, &[], &app.config, &report.facts.lsm);
-        let (images, summary) = if let Some(staged) = &self.staged {
-            let tier = staged.tier;
-            driver.update(|record| record.tier = Some(tier)).await?;
-            driver.step("gate");
-            let images = staged.images();
-            let summary = materialise::inspect(&images, Some(&expected)).await?;
-            (images, summary)
-        } else {
-            let images = directory.join(IMAGES);
-            let summary = materialise(admitted, &images, driver, Some(&expected)).await?;
-            (images, summary)
-        };
+        let staged = self.staged.as_ref();
+        let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;
         let looks = images.clone();
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
@@ -318,16 +267,11 @@ impl Providing<'_> {
         let (snapshotter, snapshot) = (SNAPSHOTTER.to_owned(), key.clone());
         driver.will_make(Made::Snapshot { snapshotter, key: snapshot }).await?;
         let rootfs = leased.prepare(SNAPSHOTTER, &key, brought.chain.as_ref()).await?;
-        let (text, paths) = (brought.config.user.clone(), order.allow.devices.clone());
-        let looked = tokio::task::spawn_blocking(move || {
-            let devices = spec::devices(&paths).map_err(LaunchError::Devices)?;
-            Ok::<_, LaunchError>((user::resolve(&text, &rootfs)?, devices))
-        });
-        let looked = looked.await.map_err(|error| LaunchError::Devices(io::Error::other(error)));
-        let (user, devices) = looked??;
+        let (config, devices) = (&brought.config, &order.allow.devices);
+        let (user, devices) = look_up(&config.user, rootfs, devices).await?;
         leased.remove_snapshot(SNAPSHOTTER, &key).await?;
         let (specification, content) = containerd::specification(&spec::build(&Ingredients {
-            image: &brought.config,
+            image: config,
             user: &user,
             allow: &order.allow,
             devices: &devices,

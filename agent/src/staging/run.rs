@@ -1,23 +1,18 @@
 //! The steps of `Stage`: the same admission and the same way of the bytes as a restore has.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kybernate_spec::chain;
 use tokio_util::sync::CancellationToken;
 
 use super::shelf::IMAGES;
 use super::{Granted, Order, Reservation, StagingError, Tier, Wish};
 use crate::app::App;
-use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped,
-};
+use crate::operations::{Conclusion, Driver, RefusedBy, Sizes};
 use crate::process::memory_available;
-use crate::restore::admission::{AdmissionError, admit};
-use crate::restore::materialise::{self, MaterialiseError, materialise};
-use crate::stage;
-use crate::undo::{Undoing, undo};
+use crate::restore::admission::admit;
+use crate::restore::bring::{BringError, Refusing, make, see_through};
+use crate::restore::materialise::{self, materialise};
 
 /// Why a staging cannot be cancelled any more.
 const COMMITTED: &str = "it is being given its place: evict it instead";
@@ -29,31 +24,28 @@ const MEMORY_MARGIN: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error(transparent)]
-    Admission(#[from] AdmissionError),
-    #[error(transparent)]
-    Materialise(#[from] MaterialiseError),
+    Bring(BringError),
     #[error(transparent)]
     Staging(#[from] StagingError),
-    #[error(transparent)]
-    Operations(#[from] OperationsError),
-    #[error("failed to make a place for the dump")]
-    Place(#[source] io::Error),
-    #[error(transparent)]
-    Cancelled(#[from] Cancelled),
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
 }
 
-impl RunError {
-    /// Returns the rule that refused, when it was one.
+impl<E> From<E> for RunError
+where
+    BringError: From<E>,
+{
+    fn from(error: E) -> Self {
+        Self::Bring(error.into())
+    }
+}
+
+impl Refusing for RunError {
     fn refused_by(&self) -> Option<RefusedBy> {
         match self {
-            Self::Admission(error) => error.refused_by(),
-            Self::Materialise(error) => error.refused_by(),
+            Self::Bring(error) => error.refused_by(),
             Self::Staging(StagingError::Budget { .. } | StagingError::NoTier(_)) => {
                 Some(RefusedBy::Policy)
             }
-            _ => None,
+            Self::Staging(_) => None,
         }
     }
 }
@@ -66,18 +58,9 @@ pub(crate) async fn run(
     order: Order,
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
+    // Its reservation goes with it: until the files are gone, their room is taken.
     let mut staging = Staged { app, driver, order: &order, reservation: None };
-    let steps = driver.unless_stopped(&cancel, staging.steps());
-    let staged = driver.tell_while(Box::pin(steps)).await;
-    let conclusion = driver.ends(match staged {
-        Ok(sizes) => Conclusion::done(sizes),
-        Err(error) => Conclusion::failed(chain(&error).to_string(), error.refused_by()),
-    });
-    let undoing = Undoing { namespace: "", container: "", conclusion: &conclusion };
-    let undone = undo(app, driver, undoing, &cancel).await;
-    // Only now: until its files are gone, their room is taken.
-    drop(staging.reservation.take());
-    undone.then_some(conclusion)
+    see_through(app, driver, &cancel, Box::pin(staging.steps())).await
 }
 
 struct Staged<'a> {
@@ -88,11 +71,11 @@ struct Staged<'a> {
 }
 
 impl Staged<'_> {
-    async fn steps(&mut self) -> Result<Sizes, RunError> {
+    async fn steps(&mut self) -> Result<Conclusion, RunError> {
         let (app, driver, tier) = (self.app, self.driver, self.order.tier);
         driver.update(|record| record.tier = Some(tier)).await?;
         let admitted = admit(app, driver, &self.order.admission).await?;
-        let sizes = Sizes::of(&admitted.checkpoint.config.sizes);
+        let done = Conclusion::done(Sizes::of(&admitted.checkpoint.config.sizes));
         let wish = Wish {
             tier,
             digest: admitted.checkpoint.stored.descriptor.digest.clone(),
@@ -102,7 +85,7 @@ impl Staged<'_> {
         };
         driver.step("reserve");
         match app.staging.reserve(&wish).await? {
-            Granted::Present => return Ok(sizes),
+            Granted::Present => return Ok(done),
             Granted::Room(reservation) => self.reservation = Some(reservation),
         }
         let directory = self.place(&wish).await?;
@@ -112,7 +95,7 @@ impl Staged<'_> {
         if let Some(reservation) = &self.reservation {
             reservation.publish(&directory, &wish).await?;
         }
-        Ok(sizes)
+        Ok(done)
     }
 
     /// Makes the directory that becomes the staged checkpoint when it is whole.
@@ -124,10 +107,6 @@ impl Staged<'_> {
             }
         }
         let directory = self.app.staging.temporary(wish.tier, self.driver.id())?;
-        self.driver.will_make(Made::Directory(directory.clone())).await?;
-        let images = directory.join(IMAGES);
-        let made = tokio::task::spawn_blocking(move || stage::make(&images)).await;
-        made.map_err(io::Error::other).and_then(|made| made).map_err(RunError::Place)?;
-        Ok(directory)
+        Ok(make(self.driver, directory, &[IMAGES]).await?)
     }
 }

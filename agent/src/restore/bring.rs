@@ -1,0 +1,208 @@
+//! What a restore, a staging and a provision have in common: the frame around their steps, and how a
+//! dump comes onto this node.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use kybernate_packager::agent_api as api;
+use kybernate_spec::chain;
+use tokio_util::sync::CancellationToken;
+
+use super::admission::{AdmissionError, Admitted};
+use super::image::ImageError;
+use super::launch::LaunchError;
+use super::materialise::{self, MaterialiseError, materialise};
+use super::spec::{self, Device};
+use super::user::{self, User};
+use crate::app::App;
+use crate::gate::{Expected, Summary};
+use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
+use crate::runtime::{Mount, Namespace, RuntimeError};
+use crate::stage::{self, StageError};
+use crate::staging::Use;
+use crate::undo::{Undoing, undo};
+
+/// Where the dump is in an operation's directory.
+pub(super) const IMAGES: &str = "images";
+
+/// Why a checkpoint does not get as far as all of them bring it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BringError {
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    #[error(transparent)]
+    Materialise(#[from] MaterialiseError),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error("failed to make a place for the dump")]
+    Place(#[source] io::Error),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// An error that tells the rule that refused, when it was one.
+pub(crate) trait Refusing: std::error::Error {
+    fn refused_by(&self) -> Option<RefusedBy>;
+}
+
+impl Refusing for BringError {
+    fn refused_by(&self) -> Option<RefusedBy> {
+        match self {
+            Self::Admission(error) => error.refused_by(),
+            Self::Materialise(error) => error.refused_by(),
+            Self::Image(error) => error.is_integrity().then_some(RefusedBy::Integrity),
+            _ => None,
+        }
+    }
+}
+
+/// Does the steps of an operation, unless it is given up, and takes away what is not to stay; after
+/// a failure nothing is left of it. Returns how it went; `None` when the next agent has to see to
+/// its end.
+pub(crate) async fn see_through<E: From<Stopped> + Refusing + 'static>(
+    app: &App,
+    driver: &Driver,
+    cancel: &CancellationToken,
+    steps: Pin<Box<impl Future<Output = Result<Conclusion, E>>>>,
+) -> Option<Conclusion> {
+    let steps = driver.unless_stopped(cancel, steps);
+    let conclusion = driver.tell_while(steps).await.unwrap_or_else(|error| {
+        driver.ends(Conclusion::failed(chain(&error).to_string(), error.refused_by()))
+    });
+    let api::Operation { containerd_namespace: namespace, container, .. } = driver.to_api();
+    let undoing = Undoing { namespace: &namespace, container: &container, conclusion: &conclusion };
+    undo(app, driver, undoing, cancel).await.then_some(conclusion)
+}
+
+/// Notes that what remains is what was asked for: everything was read. Where that cannot be written
+/// down, the next agent would take it away, and so do we.
+pub(super) async fn keep(driver: &Driver) -> Result<(), OperationsError> {
+    let made = driver.made();
+    let kept = driver.update(|record| record.made.retain(is_temporary)).await;
+    if kept.is_err() {
+        let again = driver.update(|record| record.made = made.into_iter().rev().collect());
+        if let Err(error) = again.await {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+    }
+    kept
+}
+
+/// Whether something is not needed once everything was read.
+pub(super) fn is_temporary(made: &Made) -> bool {
+    matches!(made, Made::Directory(_) | Made::Lease(_))
+}
+
+/// Makes the operation's directory where there is room for so many bytes, with these `within`.
+pub(super) async fn place(
+    app: &Arc<App>,
+    driver: &Driver,
+    bytes: u64,
+    within: &'static [&'static str],
+) -> Result<PathBuf, BringError> {
+    let app = Arc::clone(app);
+    let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
+    let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
+    make(driver, directory.join(driver.id()), within).await
+}
+
+/// Makes a directory that goes with the operation, with these `within`.
+pub(crate) async fn make(
+    driver: &Driver,
+    directory: PathBuf,
+    within: &'static [&'static str],
+) -> Result<PathBuf, BringError> {
+    driver.will_make(Made::Directory(directory.clone())).await?;
+    let made = directory.clone();
+    let made = tokio::task::spawn_blocking(move || {
+        within.iter().try_for_each(|name| stage::make(&made.join(name)))
+    });
+    made.await.map_err(io::Error::other).and_then(|made| made).map_err(BringError::Place)?;
+    Ok(directory)
+}
+
+/// Puts the dump into an operation's directory, unless it is staged, and lets the gate judge it.
+/// Returns where it is.
+pub(super) async fn dump(
+    admitted: &Admitted,
+    staged: Option<&Use>,
+    directory: &Path,
+    driver: &Driver,
+    expected: &Expected,
+) -> Result<(PathBuf, Summary), BringError> {
+    let Some(staged) = staged else {
+        let images = directory.join(IMAGES);
+        let summary = materialise(admitted, &images, driver, Some(expected)).await?;
+        return Ok((images, summary));
+    };
+    let tier = staged.tier;
+    driver.update(|record| record.tier = Some(tier)).await?;
+    driver.step("gate");
+    let images = staged.images();
+    let summary = materialise::inspect(&images, Some(expected)).await?;
+    Ok((images, summary))
+}
+
+/// Takes a lease that goes with the operation.
+pub(super) async fn lease(plain: &Namespace, driver: &Driver) -> Result<Namespace, BringError> {
+    let lease = format!("kybernate-{}", driver.id());
+    driver.will_make(Made::Lease(lease.clone())).await?;
+    Ok(plain.lease(&lease).await?)
+}
+
+/// Looks who the image's user is in its root file system, and at devices of this node.
+pub(super) async fn look_up(
+    user: &str,
+    rootfs: Vec<Mount>,
+    devices: &[String],
+) -> Result<(User, Vec<Device>), LaunchError> {
+    let (user, devices) = (user.to_owned(), devices.to_vec());
+    let looked = tokio::task::spawn_blocking(move || {
+        let devices = spec::devices(&devices).map_err(LaunchError::Devices)?;
+        Ok((user::resolve(&user, &rootfs)?, devices))
+    });
+    looked.await.map_err(|error| LaunchError::Devices(io::Error::other(error)))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::{Kind, Operations, Subject};
+
+    #[tokio::test]
+    async fn a_container_that_cannot_be_noted_does_not_stay() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("operations");
+        let operations = Operations::open(&place).unwrap();
+        let subject = Subject {
+            kind: Kind::Restore,
+            container: "web".to_owned(),
+            namespace: "default".to_owned(),
+            reference: "localhost:5000/web:1".to_owned(),
+            time_out: None,
+        };
+        let driver = operations.begin(subject).await.unwrap();
+        let made = [Made::Lease("one".to_owned()), Made::Container("web".to_owned())];
+        for made in made.clone() {
+            driver.will_make(made).await.unwrap();
+        }
+        fs_err::rename(&place, root.path().join("elsewhere")).unwrap();
+        keep(&driver).await.unwrap_err();
+        assert_eq!(driver.made().len(), 2, "it is not undone");
+        fs_err::rename(root.path().join("elsewhere"), &place).unwrap();
+        keep(&driver).await.unwrap();
+        assert_eq!(driver.made(), made[..1]);
+    }
+}
