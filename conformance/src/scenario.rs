@@ -23,8 +23,8 @@ const REGISTRY_PORT: u16 = 5000;
 const PEER_PORT: u16 = 5001;
 /// Password of the keys a scenario makes; they live as long as it does.
 pub const PASSWORD: &str = "scenario-secret";
-/// Starting a program takes milliseconds; a loaded machine may need longer.
-pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Starting a program takes milliseconds; a machine that compiles meanwhile needs far longer.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Everything that runs.
 #[derive(Debug)]
@@ -313,15 +313,17 @@ impl Scenario {
     }
 
     /// Returns everything on a node that an operation could have left: containers, tasks,
-    /// snapshots, leases, and files of the agent's staging directories. Not what a restored container
-    /// leaves until the next restore: what its CRIU was told.
+    /// snapshots, leases, files of the agent's staging directories, and processes; what only waits
+    /// for its parent to ask how it ended is none any more. Not what a restored container leaves
+    /// until the next restore: what its CRIU was told.
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
         let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr leases ls; \
             find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
             -not -path '*/operations*' -not -name '*.sock' \
             -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf \
             -not -name '*.lock' -not -name '*.log'; \
-            pgrep -a 'criu|runc|kybernate-agent'";
+            ps -e -o stat= -o pid= -o comm= -o args= | \
+            awk '$1 !~ /^Z/ && $3 ~ /criu|runc|kybernate-agent/ { $1 = \"\"; print }'";
         let output = node.output(&["sh", "-c", script])?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -8,12 +8,16 @@ use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Service;
 use kybernate_conformance::scenario::{PASSWORD, Scenario};
+use rustix::process::Signal;
 
 mod cancels;
 pub(crate) mod deaths;
+mod halt;
 mod pods;
 mod restores;
 
+use self::deaths::{END_LIMIT, running, signal};
+use self::halt::{hold, let_go, start_holding};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// A checkpoint that must fail with `reason`; the source runs on, and nothing is named or left.
@@ -78,12 +82,11 @@ fn is(node: &Node, id: &str, status: &str) -> bool {
 
 #[test]
 fn the_source_runs_on_when_the_agent_dies_for_good() {
-    let mut scenario = start();
-    scenario.run_workload(&scenario.testbed.a, "job", 256, &[]).unwrap();
+    let mut scenario = start_holding();
+    scenario.run_workload(&scenario.testbed.a, "job", 64, &[]).unwrap();
     let reference = scenario.reference("failure/killed:v1");
-    let a = &scenario.testbed.a;
-    let kyb = begin(&scenario, a, "job", &reference, &["--pause-deadline", "20s"]);
-    assert!(wait_until(Duration::from_secs(20), || is(a, "job", "PAUSED")));
+    // Its guardian must not wait for that deadline.
+    let kyb = hold(&scenario, &reference, &["--pause-deadline", "50s"]);
     scenario.agent_a.take().unwrap().kill();
     drop(kyb);
     let a = &scenario.testbed.a;
@@ -102,22 +105,24 @@ fn the_source_runs_on_when_the_agent_dies_for_good() {
 
 #[test]
 fn the_source_runs_on_when_kyb_is_killed() {
-    let scenario = start();
+    let scenario = start_holding();
     let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 128, &[]).unwrap();
+    scenario.run_workload(a, "job", 64, &[]).unwrap();
     let reference = scenario.reference("failure/interrupted:v1");
-    let kyb = begin(&scenario, a, "job", &reference, &[]);
-    assert!(wait_until(Duration::from_secs(20), || is(a, "job", "PAUSED")));
-    a.run(&["pkill", "-KILL", "-x", "kyb"]).unwrap();
+    let kyb = hold(&scenario, &reference, &[]);
+    let victims = running(a, "kyb");
+    assert_eq!(victims.len(), 1);
+    signal(&victims, Signal::KILL);
     drop(kyb);
+    let_go(&scenario);
     scenario.wait_for_ticks(a, "job").unwrap();
     // The operation is the agent's and goes on without its client. Tagging is its last step but
     // one, so a second may still be told that the container is busy.
-    assert!(wait_until(Duration::from_secs(30), || has_tag(&scenario, &reference)));
+    assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
     let again = scenario.reference("failure/interrupted:v2");
     let words = ["checkpoint", "job", &again, "--plain-http", "--sign-key", "node-a"];
     let mut second = scenario.kyb(a, &words).unwrap();
-    assert!(wait_until(Duration::from_secs(30), || {
+    assert!(wait_until(END_LIMIT, || {
         let busy = said(&second).contains("is busy");
         if busy {
             second = scenario.kyb(a, &words).unwrap();
@@ -146,7 +151,7 @@ fn what_does_not_exist_is_named() {
     // An ordinary image is no checkpoint.
     let output = restore(&scenario, b, &scenario.image(), "nothing", &[]);
     assert_ne!(output.status.code(), Some(0));
-    assert!(said(&output).contains("checkpoint"), "{}", said(&output));
+    assert!(said(&output).contains("is no checkpoint"), "{}", said(&output));
     assert_eq!(scenario.traces(b).unwrap(), before);
 
     let target = "oci:/tmp/layout:v1";
@@ -221,8 +226,8 @@ fn a_stopped_source_is_found_by_its_tag_when_its_signer_dies() {
     let words = ["env", &password, "kyb", "checkpoint", "job", &reference, "--plain-http"];
     let key = ["--stop", "--sign-key", "/srv/share/node-a.key"];
     let mut kyb = a.command(&[&words[..], &key].concat()).spawn().unwrap();
-    let stopped = wait_until(Duration::from_secs(30), || is(a, "job", "STOPPED"));
-    kyb.kill().unwrap();
+    let stopped = wait_until(END_LIMIT, || is(a, "job", "STOPPED"));
+    signal(&running(a, "kyb"), Signal::KILL);
     kyb.wait().unwrap();
     assert!(stopped && has_tag(&scenario, &reference));
     scenario.end().unwrap();
@@ -230,18 +235,18 @@ fn a_stopped_source_is_found_by_its_tag_when_its_signer_dies() {
 
 #[test]
 fn a_name_that_is_taken_and_a_container_that_is_busy_are_left_alone() {
-    let scenario = start();
+    let scenario = start_holding();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    scenario.run_workload(a, "job", 128, &[]).unwrap();
+    scenario.run_workload(a, "job", 64, &[]).unwrap();
     let reference = scenario.reference("failure/taken:v1");
-    let kyb = begin(&scenario, a, "job", &reference, &[]);
-    assert!(wait_until(Duration::from_secs(20), || is(a, "job", "PAUSED")));
+    let kyb = hold(&scenario, &reference, &[]);
     let second = scenario.reference("failure/taken:v2");
     let words = ["checkpoint", "job", &second, "--plain-http", "--sign-key", "node-a"];
     let output = scenario.kyb(a, &words).unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("busy"), "{}", said(&output));
-    assert!(wait_until(Duration::from_secs(30), || has_tag(&scenario, &reference)));
+    let_go(&scenario);
+    assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
     assert!(!has_tag(&scenario, &second));
     drop(kyb);
 

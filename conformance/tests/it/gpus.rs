@@ -60,9 +60,17 @@ fn gpu(node: &Node, id: &str) -> (String, String) {
 }
 
 fn counts_on(node: &Node, id: &str) {
-    let count = || fs_err::read_to_string(file(node, id, "count")).unwrap_or_default();
-    let before = count();
-    assert!(wait_until(LIMIT, || count() != before), "it does not run");
+    let count = || {
+        let text = fs_err::read_to_string(file(node, id, "count")).ok()?;
+        text.lines().next()?.trim().parse::<u64>().ok()
+    };
+    let mut before = None;
+    let counts = wait_until(LIMIT, || {
+        before = count();
+        before.is_some()
+    });
+    assert!(counts, "it does not count");
+    assert!(wait_until(LIMIT, || count() > before), "it does not run");
 }
 
 /// Runs a container with memory on the GPU.

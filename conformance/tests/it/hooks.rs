@@ -94,4 +94,5 @@ fn hooks_run_around_the_pause_and_a_source_outlives_them() {
     let (ended, text) = asked(&scenario, a, &["--pre-copy"]);
     assert!(ended == Some(2) && text.contains("before the pause"), "{ended:?} {text}");
     assert_eq!(written(a), "");
+    scenario.end().unwrap();
 }

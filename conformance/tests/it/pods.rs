@@ -5,6 +5,7 @@ use std::process::{Command, Output, Stdio};
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 
+use crate::failures::deaths::running;
 use crate::harness::{checkpoint, said, start};
 
 /// What the agent of node b is told beyond its keys.
@@ -92,7 +93,7 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
     let fresh = scenario.wait_for_ticks(b, "plain").unwrap();
     assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
     scenario.remove(b, "plain").unwrap();
-    assert_eq!(b.run(&["sh", "-c", "pgrep -a criu || true"]).unwrap(), "");
+    assert_eq!(running(b, "criu"), []);
     staged.scenario.end().unwrap();
 }
 

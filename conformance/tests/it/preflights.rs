@@ -1,5 +1,6 @@
 //! What a checkpoint cannot take is found before anything is frozen.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fs_err as fs;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::harness::{restore, said, start};
 
 /// How long a container may take to have what it is to hold.
-const HOLD_LIMIT: Duration = Duration::from_secs(20);
+const HOLD_LIMIT: Duration = Duration::from_mins(1);
 
 /// Starts a container that holds something.
 fn hold(scenario: &Scenario, node: &Node, options: &[&str], words: &[&str]) {
@@ -43,34 +44,47 @@ fn findings(scenario: &Scenario, node: &Node, more: &[&str]) -> Vec<String> {
 }
 
 /// Returns how often the container was frozen: CRIU and runc count nothing, but containerd tells of
-/// each pause.
-fn pauses(node: &Node) -> usize {
-    let events = fs::read_to_string(node.path("/tmp/events")).unwrap();
+/// each pause. It does so a moment later, so something else has to happen first that it tells too.
+fn pauses(scenario: &Scenario, node: &Node) -> usize {
+    static LOOKS: AtomicU32 = AtomicU32::new(0);
+    let mark = format!("looked-{}-times", LOOKS.fetch_add(1, Ordering::Relaxed));
+    let (image, label) = (scenario.image(), format!("look={mark}"));
+    let mut events = String::new();
+    let told = wait_until(HOLD_LIMIT, || {
+        node.run(&["ctr", "image", "label", &image, &label]).unwrap();
+        events = fs::read_to_string(node.path("/tmp/events")).unwrap();
+        events.contains(&mark)
+    });
+    assert!(told, "containerd tells nothing: {events}");
     events.lines().filter(|line| line.contains("/tasks/paused")).count()
 }
 
 /// A checkpoint is refused for a reason, and the container was never paused.
 fn refuses(scenario: &Scenario, node: &Node, finding: &str, more: &[&str]) {
     assert_eq!(findings(scenario, node, more), [format!("refuse {finding}")]);
-    let before = (pauses(node), scenario.traces(node).unwrap());
+    let before = (pauses(scenario, node), scenario.traces(node).unwrap());
     let reference = scenario.reference("preflight/odd:v1");
     let key = format!("node-{}", node.name());
     let words = ["checkpoint", "odd", &reference, "--plain-http", "--sign-key", &key];
     let output = scenario.kyb(node, &[&words[..], more].concat()).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains(&format!("{finding}: ")), "{}", said(&output));
-    assert_eq!((pauses(node), scenario.traces(node).unwrap()), before, "{finding}: it was touched");
+    assert_eq!(
+        (pauses(scenario, node), scenario.traces(node).unwrap()),
+        before,
+        "{finding}: it was touched"
+    );
 }
 
 /// A checkpoint is taken, and restored where it was.
 fn takes(scenario: &Scenario, node: &Node, warnings: &[&str], more: &[&str]) -> Value {
     assert_eq!(findings(scenario, node, more), warnings);
-    let before = pauses(node);
+    let before = pauses(scenario, node);
     let reference = scenario.reference("preflight/odd:v1");
     let key = format!("node-{}", node.name());
     let words = ["checkpoint", "odd", &reference, "--plain-http", "--sign-key", &key];
     let taken = scenario.kyb_json(node, &[&words[..], more].concat()).unwrap();
-    assert_eq!(pauses(node), before + 1, "a pause shows");
+    assert_eq!(pauses(scenario, node), before + 1, "a pause shows");
     scenario.remove(node, "odd").unwrap();
     let output = restore(scenario, node, &reference, "odd", &[]);
     assert!(output.status.success(), "{}", said(&output));

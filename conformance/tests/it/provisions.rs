@@ -115,7 +115,7 @@ fn what_is_not_provided_leaves_nothing() {
     let key = "/srv/share/stranger.key";
     let words = ["checkpoint", "job", &strange, "--plain-http", "--sign-key", key];
     scenario.kyb_json(b, &words).unwrap();
-    refused(&[&strange], 2, "key");
+    refused(&[&strange], 2, "by none of the trusted keys");
 
     // The gate is the restore's: what it lets in must be allowed by name.
     scenario.run_workload(b, "more", 24, &["--cap-add", "CAP_SYS_PTRACE"]).unwrap();

@@ -25,16 +25,16 @@ fn nobodys_strangers_and_unsigned_checkpoints_are_refused() {
     let unsigned = scenario.reference("refusal/unsigned:v1");
     let words = ["checkpoint", "job", &unsigned, "--plain-http", "--unsigned"];
     scenario.kyb_json(a, &words).unwrap();
-    refused(&scenario, b, &unsigned, &[], "sign");
+    refused(&scenario, b, &unsigned, &[], "is not signed");
     // The node's configuration does not permit that.
-    refused(&scenario, b, &unsigned, &["--insecure-no-signature"], "unsigned");
+    refused(&scenario, b, &unsigned, &["--insecure-no-signature"], "allow_unsigned");
 
     let strange = scenario.reference("refusal/strange:v1");
     let key = "/srv/share/stranger.key";
     let words = ["checkpoint", "job", &strange, "--plain-http", "--sign-key", key];
     scenario.kyb_json(a, &words).unwrap();
-    refused(&scenario, b, &strange, &[], "key");
-    refused(&scenario, b, &strange, &["--key", "/srv/share/stranger.pub"], "key");
+    refused(&scenario, b, &strange, &[], "by none of the trusted keys");
+    refused(&scenario, b, &strange, &["--key", "/srv/share/stranger.pub"], "allow_request_keys");
 
     // cosign's own signature is as good as ours.
     let digest = scenario.kyb_json(b, &["inspect", &unsigned, "--plain-http"]).unwrap();
@@ -96,7 +96,7 @@ fn privileges_beyond_the_defaults_are_refused() {
     scenario.run_workload(a, "open", 16, &["--allow-new-privs"]).unwrap();
     let reference = scenario.reference("refusal/open:v1");
     checkpoint(&scenario, a, "open", &reference);
-    refused(&scenario, b, &reference, &[], "privileges");
+    refused(&scenario, b, &reference, &[], "--allow-new-privileges");
 
     scenario.run_workload(a, "host", 16, &["--net-host"]).unwrap();
     let reference = scenario.reference("refusal/host:v1");

@@ -167,7 +167,8 @@ impl Story {
 
     /// Returns the names of the programs that run in a pod's container.
     pub(super) fn programs_of(&self, name: &str) -> Vec<String> {
-        let found = self.exec(name, &["sh", "-c", "cat /proc/[0-9]*/comm"]);
+        // Probes come and go: one that has gone since it was listed is no failure.
+        let found = self.exec(name, &["sh", "-c", "cat /proc/[0-9]*/comm 2>/dev/null; true"]);
         found.lines().map(str::to_owned).collect()
     }
 

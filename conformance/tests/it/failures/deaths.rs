@@ -127,9 +127,9 @@ impl Dump {
     }
 }
 
-/// Waits for a moment as closely as this machine can.
+/// Waits for a moment as closely as this machine can. It may be far away on a loaded one.
 pub(crate) fn catch(mut what: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + END_LIMIT;
     while !what() {
         if Instant::now() > end {
             return false;
@@ -345,6 +345,7 @@ impl<'a> Place<'a> {
 
     /// Waits until the source runs, which it must within its deadline.
     fn ticks(&self, before: Option<u64>, what: &str) {
+        assert!(before.is_some(), "{what}: it says nothing\n{}", self.told());
         let next = before.map(|counter| counter + 2);
         let ticks = wait_until(DEADLINE + SLACK, || self.dump.counter() >= next);
         assert!(ticks, "{what}: it does not run\n{}", self.told());

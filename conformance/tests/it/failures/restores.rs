@@ -230,7 +230,7 @@ impl<'a> Place<'a> {
             -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf; \
             ls /run/containerd/io.containerd.runtime.v2.task/default /run/containerd/runc/default; \
             find /sys/fs/cgroup -path '*/default/*' -type d; grep -c rootfs /proc/self/mountinfo; \
-            ps -e -o comm= | grep -E 'criu|runc|shim|workload'";
+            ps -e -o stat= -o comm= | awk '$1 !~ /^Z/ && $2 ~ /criu|runc|shim|workload/ { print $2 }'";
         said(&self.node.output(&["sh", "-c", script]).unwrap())
     }
 

@@ -188,6 +188,8 @@ pub(crate) fn requests(place: Place<'_>, times: u32) -> u64 {
 fn nginx(scenario: &Scenario, b: &Node, image: &str) {
     NGINX.start(b, image);
     requests(NGINX.on(b), 20);
+    // One worker may answer before the other one is there.
+    assert!(wait_until(LIMIT, || processes(NGINX.on(b)).len() == 3));
     for tag in ["1", "2"] {
         // A connection that is kept open, and that the cut ends.
         let kept = inside(NGINX.on(b), || {

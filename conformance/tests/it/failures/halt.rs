@@ -1,0 +1,81 @@
+//! Operations that are held where a test wants them, however slow or fast this machine is.
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::process::{Process, Service};
+use kybernate_conformance::scenario::Scenario;
+use rustix::process::Signal;
+
+use super::deaths::{END_LIMIT, catch, running, signal};
+use super::{begin, is};
+use crate::harness::start;
+
+/// Where the hook waits that holds a pause.
+const PIPE: &str = "/run/hold";
+
+/// A hook that goes on when somebody writes into the pipe.
+const HOLD: &str = r#"
+[[hooks]]
+name = "hold"
+when = "while_paused"
+command = ["/bin/sh", "-c", "read -r _ </run/hold"]
+limit = "50s"
+on_request = true
+"#;
+
+/// Starts everything, with an agent on node a that can be asked to hold.
+pub(super) fn start_holding() -> Scenario {
+    let mut scenario = start();
+    drop(scenario.agent_a.take());
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOLD).unwrap());
+    scenario.testbed.a.run(&["mkfifo", PIPE]).unwrap();
+    scenario
+}
+
+/// Starts a checkpoint of node a's `job`, and returns when it is paused; it stays so.
+pub(super) fn hold(scenario: &Scenario, reference: &str, more: &[&str]) -> Service {
+    let a = &scenario.testbed.a;
+    let kyb = begin(scenario, a, "job", reference, &[&["--hook", "hold"][..], more].concat());
+    assert!(wait_until(END_LIMIT, || is(a, "job", "PAUSED")), "it is not paused");
+    kyb
+}
+
+/// Lets a held checkpoint go on.
+pub(super) fn let_go(scenario: &Scenario) {
+    // Not before the hook is there to read.
+    let script = format!("echo >{PIPE}");
+    scenario.testbed.a.run(&["timeout", "50", "sh", "-c", &script]).unwrap();
+}
+
+/// Stops the CRIU of a node when something is `reached`. Once it has `begun` it goes on from look to
+/// look only, so that it does not get past that while nobody looks.
+pub(super) fn halt(
+    node: &Node,
+    begun: impl Fn() -> bool,
+    reached: impl Fn() -> bool,
+) -> Vec<Process> {
+    let mut criu: Vec<Process> = Vec::new();
+    let halted = catch(|| {
+        if !begun() {
+            return false;
+        }
+        if !criu.iter().any(|process| process.runs()) {
+            criu = running(node, "criu");
+        }
+        signal(&criu, Signal::STOP);
+        let stands = catch(|| criu.iter().all(|one| is_stopped(*one) || !one.runs()));
+        if stands && criu.iter().any(|one| one.runs()) && reached() {
+            return true;
+        }
+        signal(&criu, Signal::CONT);
+        false
+    });
+    assert!(halted, "CRIU does not come to that");
+    criu
+}
+
+fn is_stopped(process: Process) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid));
+    stat.is_ok_and(|stat| stat.contains(") T "))
+}
