@@ -5,7 +5,7 @@
 use http::Method;
 use kybernate_registry::config::Config;
 use kybernate_spec::{Digest, media_type};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 
 use crate::harness::{Remote, TestRegistry, noise, wait_until};
@@ -299,13 +299,20 @@ async fn a_client_that_does_not_read_does_not_hold_up_the_end() {
 #[tokio::test]
 async fn the_program_serves_figures_where_it_is_told() {
     let root = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago; when it is not any more, the program says so.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    let mut serve = command(&["serve", "--listen", "127.0.0.1:0", "--metrics-listen", &address]);
-    serve.arg("--root").arg(root.path());
-    drop(free);
-    let process = Process::of(serve).await;
+    let local = "127.0.0.1:0";
+    let mut serve = command(&["serve", "--listen", local, "--metrics-listen", local]);
+    serve.args(["--log-format", "json", "--root"]).arg(root.path());
+    let mut child = serve.spawn().unwrap();
+    // Open until the end, so that nobody logs into a closed pipe.
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let address = loop {
+        let line = log.next_line().await.unwrap().unwrap();
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        if line["message"] == "serving figures and health" {
+            break line["address"].as_str().unwrap().to_owned();
+        }
+    };
+    let process = Process::listening(child).await;
     page(&Remote::new(format!("http://{address}"))).await;
     process.kill().await;
 }

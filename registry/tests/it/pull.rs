@@ -202,12 +202,16 @@ async fn small_replies_on_one_connection_do_not_wait_for_each_other() {
     let registry = TestRegistry::start().await;
     let digest = registry.push("a", b"x").await;
     let one = Remote { client: registry.client.clone(), url: registry.url.clone() };
-    let began = std::time::Instant::now();
+    let mut times = Vec::new();
     for _ in 0..100 {
+        let began = std::time::Instant::now();
         assert_eq!(one.blob("a", &digest).await.body.as_ref(), b"x");
+        times.push(began.elapsed());
     }
-    // With Nagle's algorithm each reply would wait 40 ms for a delayed acknowledgement.
-    assert!(began.elapsed() < std::time::Duration::from_secs(3), "{:?}", began.elapsed());
+    // With Nagle's algorithm nearly each reply would wait 40 ms for a delayed acknowledgement. On a
+    // machine that does other things too, some may take longer for that alone.
+    times.sort_unstable();
+    assert!(times[25] < std::time::Duration::from_millis(40), "{times:?}");
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use prost::Message as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::access::{basic, htpasswd};
@@ -363,9 +364,11 @@ async fn a_collector_that_is_away_harms_nobody() {
     let output = process.terminate().await;
     assert_eq!(output.status.code(), Some(0));
     assert!(ending.elapsed() < Duration::from_secs(15), "{:?}", ending.elapsed());
-    drop(listener);
 
     // Nobody listens: told once, however many batches are lost.
+    let nobody = TcpSocket::new_v4().unwrap();
+    nobody.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let endpoint = format!("http://{}", nobody.local_addr().unwrap());
     let more = ["--trace-endpoint", &*endpoint, "--log-access", "none"];
     let process = Process::start(root.path(), &more).await;
     let remote = process.remote.clone();
