@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use crate::dump::dump;
 use crate::kyb::{Ran, kyb, terminate_child_with};
 use crate::proxy::Proxy;
-use crate::registry::{Registry, open};
+use crate::registry::{Registry, nobodys_address, open};
 
 /// A scratch directory with a dump and two key pairs, `ours` and `other`.
 async fn scene() -> TempDir {
@@ -120,9 +120,7 @@ async fn what_goes_wrong_ends_with_1_and_says_what() {
     run(&scratch, &format!("verify {at} --key absent.pub")).await.ended(1, "absent.pub");
     run(&scratch, &format!("sign {at} --key ours.pub")).await.ended(1, "ours.pub");
     run(&scratch, "ps --agent-socket ./absent.sock").await.ended(1, "./absent.sock");
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let away = socket.local_addr().unwrap();
-    drop(socket);
+    let (_taken, away) = nobodys_address();
     run(&scratch, &format!("pack dump {away}/a/b:v1")).await.ended(1, &away.to_string());
 }
 

@@ -1,12 +1,14 @@
 //! Registries that run for one test.
 
 use std::io::{BufRead as _, BufReader, Read};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use kybernate_packager::store::{ConnectOptions, Store};
 use kybernate_spec::Location;
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 
 /// Lines of a registry's log read in search of its address.
 const LINES_MAX: usize = 200;
@@ -149,6 +151,14 @@ impl Drop for Registry {
             let _status = self.child.wait();
         }
     }
+}
+
+/// Returns an address at which nobody listens, nor will as long as the socket lives that has it.
+pub(crate) fn nobodys_address() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
 }
 
 /// Opens a place with the usual options.

@@ -6,7 +6,7 @@ use kybernate_spec::{Annotations, Descriptor, Digest, Location, Manifest, media_
 
 use crate::artifact::{checkpoint, noise, put, put_document, read};
 use crate::proxy::Proxy;
-use crate::registry::{Registry, open};
+use crate::registry::{Registry, nobodys_address, open};
 
 #[tokio::test]
 async fn what_was_pushed_is_pulled_whole_and_in_part() {
@@ -143,10 +143,7 @@ async fn a_cut_upload_is_repeated_and_a_cut_download_resumed() {
 
 #[tokio::test]
 async fn a_registry_that_is_away_is_an_error_that_names_it() {
-    // Taken and closed again, so that nobody listens there.
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = socket.local_addr().unwrap();
-    drop(socket);
+    let (_taken, address) = nobodys_address();
     let location: Location = format!("{address}/a/b:v1").parse().unwrap();
     let error = Store::open(&location, &ConnectOptions::default()).await.unwrap_err();
     let told = kybernate_spec::chain(&error).to_string();
