@@ -22,6 +22,7 @@ mod live;
 pub(crate) mod materialise;
 mod pod;
 pub(crate) mod provide;
+mod root;
 mod rules;
 mod spec;
 mod steps;

@@ -25,6 +25,8 @@ const COMMON: &[&str] = &[
 ];
 /// What other people look into artifacts with; Debian has them from forky on.
 const TOOLS: &[&str] = &["cosign", "crane", "oras", "skopeo", "umoci"];
+/// What other people take checkpoints with.
+const OTHERS: &[&str] = &["podman"];
 /// What dpkg knows about a root's packages. A root is moved to its place when it is complete, so
 /// these are all that is left to compare.
 const STATUS: &str = "var/lib/dpkg/status";
@@ -63,7 +65,7 @@ impl Release {
 
     fn packages(self) -> Vec<&'static str> {
         match self {
-            Self::Trixie => COMMON.to_vec(),
+            Self::Trixie => [COMMON, OTHERS].concat(),
             Self::Forky => [COMMON, TOOLS].concat(),
         }
     }

@@ -20,4 +20,6 @@ pub(super) struct RegularFile {
     pub(super) name: String,
     #[prost(bool, optional, tag = "9")]
     pub(super) external: Option<bool>,
+    #[prost(uint32, optional, tag = "10")]
+    pub(super) mode: Option<u32>,
 }

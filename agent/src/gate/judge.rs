@@ -18,6 +18,9 @@ pub(crate) struct Expected {
     pub(crate) lsm: i32,
     /// Where something from this node is mounted.
     pub(crate) external_mounts: BTreeSet<String>,
+    /// Where the runtime mounts the container's own cgroups of version 1, read-only, when it had
+    /// them.
+    pub(crate) cgroups: BTreeSet<String>,
     /// Paths that something must hide, as far as this kernel has them.
     pub(crate) masked: BTreeSet<String>,
     /// Paths that must be read-only, as far as this kernel has them.
@@ -189,7 +192,8 @@ fn judge_mount(mount: &MountFact, expected: &Expected) -> Option<String> {
     if let Some(key) = &mount.external {
         let hides = key == "/dev/null" && !place.starts_with("/dev/");
         let known = expected.external_mounts.contains(&**key)
-            || (key.is_empty() && expected.external_mounts.contains(place));
+            || (key.is_empty() && expected.external_mounts.contains(place))
+            || (mount.read_only && key == place && expected.cgroups.contains(place));
         return (!hides && !known).then(|| {
             format!(
                 "it wants something from the node on {place:?} \

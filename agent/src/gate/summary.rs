@@ -48,6 +48,8 @@ pub(crate) struct Summary {
     pub(crate) mount_namespaces: u32,
     /// Kinds of open files, by CRIU's numbers.
     pub(crate) file_kinds: BTreeSet<i32>,
+    /// Permissions of the root directory, which each process has open.
+    pub(crate) root_mode: Option<u32>,
     /// Open files that someone outside must provide.
     pub(crate) external_files: BTreeSet<String>,
     /// Names of all files of the dump.
@@ -228,8 +230,13 @@ impl Builder {
         each(content, FILES, |file: File| {
             summary.file_kinds.insert(file.kind);
             bounded(summary.file_kinds.len(), "kinds of files")?;
-            if let Some(regular) = file.regular.filter(|file| file.external == Some(true)) {
-                summary.external_files.insert(regular.name);
+            if let Some(regular) = file.regular {
+                if matches!(&*regular.name, "/" | ".") {
+                    summary.root_mode = regular.mode.map(|mode| mode & 0o7777);
+                }
+                if regular.external == Some(true) {
+                    summary.external_files.insert(regular.name);
+                }
             }
             bounded(summary.external_files.len(), "external files")
         })
@@ -369,6 +376,12 @@ impl Filter {
 }
 
 impl Summary {
+    /// Whether the container saw cgroups of version 1, which its runtime mounts.
+    pub(crate) fn has_cgroups(&self) -> bool {
+        let given = self.mounts.iter().filter(|mount| mount.external.is_some());
+        given.into_iter().any(|mount| mount.path.starts_with("/sys/fs/cgroup/"))
+    }
+
     /// Returns who the processes are, for the facts of a checkpoint.
     pub(crate) fn identity(&self) -> Identity {
         let all = &self.identities;

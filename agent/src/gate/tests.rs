@@ -385,6 +385,31 @@ fn mounts_are_those_of_a_new_container() {
 }
 
 #[test]
+fn a_containers_own_cgroups_are_mounted_by_the_runtime() {
+    let place = "/sys/fs/cgroup/cpu";
+    let add = |dump: &mut Dump, cgroup: Mount| {
+        dump.mounts.push(Mount { external_key: Some(place.to_owned()), ..cgroup });
+    };
+    let allowed = check(|dump, expected| {
+        add(dump, locked(20, 3, 0, place, "/job"));
+        expected.cgroups.insert(place.to_owned());
+    });
+    assert_eq!(allowed, "");
+    // Writable, elsewhere, or where this node has none.
+    assert_refused("something from the node on \"/sys/fs/cgroup/cpu\"", |dump, expected| {
+        add(dump, mount(20, 3, 0, place));
+        expected.cgroups.insert(place.to_owned());
+    });
+    assert_refused("something from the node on \"/cpu\"", |dump, expected| {
+        add(dump, locked(20, 1, 0, "/cpu", "/job"));
+        expected.cgroups.insert(place.to_owned());
+    });
+    assert_refused("something from the node on \"/sys/fs/cgroup/cpu\"", |dump, _| {
+        add(dump, locked(20, 3, 0, place, "/job"));
+    });
+}
+
+#[test]
 fn mounts_that_hide_each_other_are_refused() {
     assert_refused("stacked on \"/proc\"", |dump, _| dump.mounts.push(mount(20, 2, 1, "/proc")));
     // On the root below /proc, where nobody sees it.
@@ -404,7 +429,7 @@ fn files_that_reach_out_are_refused() {
     }
     assert_refused("\"/etc/shadow\" is outside", |dump, _| {
         let name = "/etc/shadow".to_owned();
-        let regular = Some(RegularFile { name, external: Some(true) });
+        let regular = Some(RegularFile { name, external: Some(true), mode: None });
         dump.files.push(File { kind: 1, regular });
     });
     for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img"] {

@@ -10,6 +10,7 @@ use kybernate_packager::agent_api as api;
 use kybernate_spec::chain;
 use tokio_util::sync::CancellationToken;
 
+use super::Allowances;
 use super::admission::{AdmissionError, Admitted};
 use super::image::ImageError;
 use super::launch::LaunchError;
@@ -17,6 +18,7 @@ use super::materialise::{self, MaterialiseError, materialise};
 use super::spec::{self, Device};
 use super::user::{self, User};
 use crate::app::App;
+use crate::cgroup;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::runtime::{Mount, Namespace, RuntimeError};
@@ -131,6 +133,18 @@ pub(crate) async fn make(
     });
     made.await.map_err(io::Error::other).and_then(|made| made).map_err(BringError::Place)?;
     Ok(directory)
+}
+
+/// Returns what restored processes may be at most on this node.
+pub(super) async fn expected(
+    app: &App,
+    allow: &Allowances,
+    volumes: &[&str],
+) -> Result<Expected, BringError> {
+    let names = tokio::task::spawn_blocking(cgroup::names).await;
+    let names = names.map_err(io::Error::other).and_then(|names| names);
+    let names = names.map_err(BringError::Place)?;
+    Ok(spec::expected(allow, volumes, &app.config, &app.report().await.facts.lsm, &names))
 }
 
 /// Puts the dump into an operation's directory, unless it is staged, and lets the gate judge it.

@@ -76,6 +76,7 @@ impl Live {
             seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
             lsm,
             external_mounts,
+            cgroups: BTreeSet::new(),
             masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
             read_only,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),

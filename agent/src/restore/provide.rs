@@ -26,7 +26,9 @@ use self::local::Local;
 pub(crate) use self::order::Order;
 use self::record::{Found, look, write_index};
 use super::admission::{Admitted, admit};
-use super::bring::{BringError, IMAGES, Refusing, dump, keep, lease, look_up, place, see_through};
+use super::bring::{
+    BringError, IMAGES, Refusing, dump, expected, keep, lease, look_up, place, see_through,
+};
 use super::image::{self, Brought, Held, SNAPSHOTTER};
 use super::materialise;
 use super::rules::Refusal;
@@ -138,7 +140,7 @@ impl Providing<'_> {
         }
         self.staged = app.staging.take(digest, driver.id()).await;
         let directory = self.place(&admitted, &parts).await?;
-        let images = self.dump(&admitted, &directory).await?;
+        let (images, has_cgroups) = self.dump(&admitted, &directory).await?;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
         let brought = image::bring(store, &parts.image().digest, &leased, driver).await?;
@@ -146,7 +148,7 @@ impl Providing<'_> {
         driver.step("write");
         let criu = self.write_dump(images, &leased).await?;
         leased.write_blob(&layer, &self.file(directory.join(LAYER))).await?;
-        let specification = self.write_specification(&brought, &leased).await?;
+        let specification = self.write_specification(&brought, has_cgroups, &leased).await?;
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
         let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
         self.publish(Image { target, ..image }, &leased).await?;
@@ -196,21 +198,23 @@ impl Providing<'_> {
     }
 
     /// Puts the dump on this node, unless it is staged, and lets the gate judge it as for a restore.
-    /// Returns where it is.
-    async fn dump(&self, admitted: &Admitted, directory: &Path) -> Result<PathBuf, ProvideError> {
+    /// Returns where it is, and whether the container saw its cgroups.
+    async fn dump(
+        &self,
+        admitted: &Admitted,
+        directory: &Path,
+    ) -> Result<(PathBuf, bool), ProvideError> {
         let (app, driver) = (self.app, self.driver);
-        let report = app.report().await;
-        let allow = &self.order.admission.allow;
-        let expected = spec::expected(allow, &[], &app.config, &report.facts.lsm);
+        let expected = expected(app, &self.order.admission.allow, &[]).await?;
         let staged = self.staged.as_ref();
         let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;
-        let looks = images.clone();
+        let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
         if !warnings.is_empty() {
             driver.update(|record| record.warnings.extend(warnings)).await?;
         }
-        Ok(images)
+        Ok((images, has_cgroups))
     }
 
     /// Writes what the container had written into a file.
@@ -260,6 +264,7 @@ impl Providing<'_> {
     async fn write_specification(
         &self,
         brought: &Brought,
+        has_cgroups: bool,
         leased: &Namespace,
     ) -> Result<Descriptor, ProvideError> {
         let (driver, order) = (self.driver, &self.order.admission);
@@ -276,6 +281,7 @@ impl Providing<'_> {
             allow: &order.allow,
             devices: &devices,
             volumes: &[],
+            has_cgroups,
             // None, so that runc names it after the container, whose name is not known yet: two in one
             // cgroup, the source or another one restored of the image, would be frozen and ended as one.
             cgroup: "",

@@ -39,6 +39,8 @@ pub(super) struct Ingredients<'a> {
     pub(super) devices: &'a [Device],
     /// Mounts that the agent itself provides.
     pub(super) volumes: &'a [AllowedMount],
+    /// Whether the container sees its cgroups of version 1.
+    pub(super) has_cgroups: bool,
     /// Empty: one beneath containerd's, named after the container.
     pub(super) cgroup: &'a str,
     /// The agent's own options for CRIU, where it is the agent that restores.
@@ -92,6 +94,7 @@ pub(super) fn expected(
     volumes: &[&str],
     config: &Config,
     lsm: &str,
+    hierarchies: &[String],
 ) -> Expected {
     let here = |paths: &[&str]| -> BTreeSet<String> {
         paths.iter().filter(|path| Path::new(path).exists()).map(ToString::to_string).collect()
@@ -108,6 +111,7 @@ pub(super) fn expected(
         seccomp: config.require_seccomp && !allow.no_seccomp,
         lsm: self::lsm(lsm),
         external_mounts: mounted.map(str::to_owned).collect(),
+        cgroups: hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS)).collect(),
         masked: here(defaults::MASKED),
         read_only,
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
@@ -179,7 +183,8 @@ fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
             "options": ["rbind", "rprivate", if mount.read_only { "ro" } else { "rw" }],
         })
     });
-    defaults::mounts(taken).chain(bound).collect()
+    let cgroups = from.has_cgroups.then(defaults::cgroups);
+    defaults::mounts(taken).chain(cgroups).chain(bound).collect()
 }
 
 #[cfg(test)]
@@ -199,6 +204,7 @@ mod tests {
             allow,
             devices,
             volumes: &[],
+            has_cgroups: false,
             cgroup: "/default/web",
             criu_config: Some(Path::new("/var/lib/kybernate/criu.conf")),
         })
@@ -259,7 +265,7 @@ mod tests {
     #[test]
     fn the_gate_expects_what_the_specification_says() {
         let config = crate::config::ServeArgs::default().validate().unwrap();
-        let expected = expected(&Allowances::default(), &["/dev/shm"], &config, "none");
+        let expected = expected(&Allowances::default(), &["/dev/shm"], &config, "none", &[]);
         assert!(expected.no_new_privileges && !expected.seccomp);
         assert_eq!(expected.external_mounts, ["/dev/shm".to_owned()].into());
         assert!(expected.read_only.contains("/sys") && expected.read_only.contains("/proc/sys"));

@@ -11,10 +11,13 @@ use kybernate_packager::store::Store;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
-use super::bring::{BringError, IMAGES, Refusing, dump, keep, lease, look_up, place, see_through};
+use super::bring::{
+    BringError, IMAGES, Refusing, dump, expected, keep, lease, look_up, place, see_through,
+};
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{Wanted, ensure};
 use super::launch::Plan;
+use super::root;
 use super::spec::{self, Ingredients};
 use super::volume::{self, VolumeError};
 use super::{Order, materialise};
@@ -101,6 +104,8 @@ struct Place {
     /// For its log.
     work: PathBuf,
     criu_config: PathBuf,
+    has_cgroups: bool,
+    root_mode: Option<u32>,
 }
 
 impl Restoring<'_> {
@@ -116,8 +121,10 @@ impl Restoring<'_> {
         let (images, summary) = dump(admitted, staged, &directory, driver, expected).await?;
         let plain = app.containerd.namespace(&self.order.namespace);
         let leased = lease(&plain, driver).await?;
+        let (has_cgroups, root_mode) = (summary.has_cgroups(), summary.root_mode);
         let criu_config = self.criu_config(container, summary).await?;
-        let place = Place { images, work: directory.join(WORK), criu_config };
+        let place =
+            Place { images, work: directory.join(WORK), criu_config, has_cgroups, root_mode };
         let restored_pid = self.launch(&accepted, &leased, place).await?;
         driver.commit(COMMITTED)?;
         keep(driver).await?;
@@ -129,9 +136,8 @@ impl Restoring<'_> {
     async fn accept(&mut self) -> Result<Accepted, RestoreError> {
         let (order, app) = (self.order, self.app);
         let admitted = admit(app, self.driver, order).await?;
-        let report = app.report().await;
         let volumes = Subject::of(&admitted.checkpoint).volumes;
-        let expected = spec::expected(&order.allow, &volumes, &app.config, &report.facts.lsm);
+        let expected = expected(app, &order.allow, &volumes).await?;
         let gpu = gpu::plan(app, &admitted.checkpoint).await?;
         let container = self.name(&admitted.checkpoint).await?;
         Ok(Accepted { admitted, container, expected, gpu })
@@ -158,7 +164,7 @@ impl Restoring<'_> {
         leased: &Namespace,
         place: Place,
     ) -> Result<u32, RestoreError> {
-        let Place { images, work, criu_config } = place;
+        let Place { images, work, criu_config, has_cgroups, root_mode } = place;
         let Accepted { admitted: Admitted { store, checkpoint }, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
@@ -178,6 +184,12 @@ impl Restoring<'_> {
             work,
         };
         let rootfs = plan.rootfs(driver).await?;
+        if let Some(mode) = root_mode {
+            let rootfs = rootfs.clone();
+            let permitted = tokio::task::spawn_blocking(move || root::permit(&rootfs, mode)).await;
+            let permitted = permitted.map_err(io::Error::other).and_then(|done| done);
+            permitted.map_err(BringError::Place)?;
+        }
         let (config, devices) = (&image.config, &order.allow.devices);
         let (user, devices) = look_up(&config.user, rootfs.clone(), devices).await?;
         // A name nobody else has: what is killed after a failure is what is in this cgroup.
@@ -188,6 +200,7 @@ impl Restoring<'_> {
             allow: &order.allow,
             devices: &devices,
             volumes: &volumes,
+            has_cgroups,
             cgroup: &cgroup,
             criu_config: Some(&criu_config),
         });

@@ -1,10 +1,20 @@
 //! Checkpoints that go to containerd's own tools, and come from them.
 
+use std::time::Duration;
+
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::Value;
 
 use crate::harness::{checkpoint, refused, restore, said, start};
+
+/// What Podman writes.
+const FILE: &str = "/srv/share/podman.tar.zst";
+/// An empty file that Podman mounts into containers, so that programs there know where they are.
+const ENVIRONMENT: &str = "/run/containerenv:/run/.containerenv";
+/// How long a container may take to start.
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// Exports what was taken on a node, and lets `ctr` restore it there under another name.
 fn export(scenario: &Scenario, node: &Node) -> Value {
@@ -90,5 +100,52 @@ fn what_ctr_took_is_imported_and_restored() {
         goes_on(&before, &scenario.wait_for_ticks(to, &name).unwrap());
     }
     drop(peer);
+    scenario.end().unwrap();
+}
+
+/// Podman's images and containers, where its overlays are on no overlay.
+const STORAGE: &str = "[storage]\ndriver = \"overlay\"\n\
+    graphroot = \"/var/lib/containerd/podman\"\nrunroot = \"/run/podman\"\n";
+
+#[test]
+fn what_podman_exports_is_imported_and_restored() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    fs_err::create_dir_all(a.path("/etc/containers")).unwrap();
+    fs_err::write(a.path("/etc/containers/storage.conf"), STORAGE).unwrap();
+    let image = scenario.image();
+    let run = ["podman", "run", "-d", "--name", "job", "--network", "none", "--runtime", "runc"];
+    let workload = ["--mib", "24"];
+    a.run(&[&run[..], &["--tls-verify=false", &image], &workload[..]].concat()).unwrap();
+    let status = ["podman", "exec", "job", "/workload", "status", "--state", "/state"];
+    let mut last = String::new();
+    let mut before = Value::Null;
+    let runs = wait_until(LIMIT, || {
+        let output = a.output(&status).unwrap();
+        before = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        last = said(&output) + &said(&a.output(&["podman", "logs", "job"]).unwrap());
+        counter(&before) > Some(0)
+    });
+    assert!(runs, "{last}");
+    a.run(&["podman", "container", "checkpoint", "--export", FILE, "job"]).unwrap();
+    a.run(&["podman", "rm", "--force", "job"]).unwrap();
+
+    let ours = scenario.reference("podman/job:v1");
+    let words = ["import", FILE, &ours, "--format", "podman", "--image", &image, "--plain-http"];
+    let signed = ["--namespace", "default", "--sign-key", "/srv/share/node-a.key"];
+    scenario.kyb_json(a, &[&words[..], &signed].concat()).unwrap();
+    // What Podman had put into its mounts is the node's, and has to be given again.
+    let given = ["/etc/hosts:/etc/hosts", "/etc/hostname:/etc/hostname", ENVIRONMENT];
+    let allowed = given.iter().flat_map(|mount| ["--allow-mount", *mount]).collect::<Vec<_>>();
+    for node in [a, b] {
+        fs_err::write(node.path("/etc/hostname"), "job\n").unwrap();
+        fs_err::write(node.path("/run/containerenv"), "").unwrap();
+        refused(&scenario, node, &ours, &["--allow-unknown-facts"], "/run/.containerenv");
+        let beyond = ["--allow-unknown-facts", "--allow-new-privileges"];
+        let words = [&beyond[..], &allowed[..]].concat();
+        let output = restore(&scenario, node, &ours, "job", &words);
+        assert!(output.status.success(), "{}", said(&output));
+        goes_on(&before, &scenario.wait_for_ticks(node, "job").unwrap());
+    }
     scenario.end().unwrap();
 }

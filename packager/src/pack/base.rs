@@ -280,11 +280,7 @@ impl Lookup {
 }
 
 impl Hashes {
-    fn of(
-        &mut self,
-        ordinal: u64,
-        (before, pages): (u64, u64),
-    ) -> io::Result<Option<PageHash>> {
+    fn of(&mut self, ordinal: u64, (before, pages): (u64, u64)) -> io::Result<Option<PageHash>> {
         if !self.fresh {
             let width = u64::try_from(PAGE_HASH_BYTES).map_err(other)?;
             self.content.resize(usize::try_from(pages * width).map_err(other)?, 0);

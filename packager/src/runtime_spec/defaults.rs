@@ -78,15 +78,25 @@ const MOUNTS: &[(&str, &str, &str, &str)] = &[
     ("/run", "tmpfs", "tmpfs", "nosuid,strictatime,mode=755,size=65536k"),
 ];
 
+/// Where containers see their cgroups, when they do: those of Pods and of Podman.
+pub const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Returns the mount of a container's own cgroups, as a specification has it.
+pub fn cgroups() -> Value {
+    mount(&(CGROUPS, "cgroup", "cgroup", "nosuid,noexec,nodev,relatime,ro"))
+}
+
 /// Returns what is mounted into every container, as a specification has it, but what `is_taken` says
 /// of the destination that something else is there.
 pub fn mounts(is_taken: impl Fn(&str) -> bool) -> impl Iterator<Item = Value> {
     let own = MOUNTS.iter().filter(move |(destination, ..)| !is_taken(destination));
-    own.map(|(destination, kind, source, options)| {
-        json!({
-            "destination": destination, "type": kind, "source": source,
-            "options": options.split(',').collect::<Vec<_>>(),
-        })
+    own.map(mount)
+}
+
+fn mount((destination, kind, source, options): &(&str, &str, &str, &str)) -> Value {
+    json!({
+        "destination": destination, "type": kind, "source": source,
+        "options": options.split(',').collect::<Vec<_>>(),
     })
 }
 
