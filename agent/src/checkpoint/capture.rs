@@ -2,20 +2,25 @@
 //! mounts that CRIU leaves alone.
 //!
 //! The container is frozen meanwhile, but a mount may be shared with others that run. So the walk
-//! holds directories by descriptor and follows no link.
+//! holds directories by descriptor and follows no link. [`spool`] has who copies what is large.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
 use tar::{EntryType, Header};
+
+mod spool;
+
+use self::spool::{Shared, Spool};
 
 /// Directories within directories; overlayfs and tar have no bound of their own, our stack has.
 const DEPTH_MAX: usize = 512;
@@ -54,19 +59,29 @@ pub(crate) fn capture(
     stop: &AtomicBool,
 ) -> Result<u64, CaptureError> {
     let at = |path: &Path, source| CaptureError { path: path.to_owned(), source };
-    let file = fs::File::create_new(tar).map_err(|error| at(tar, error))?;
+    let (file, _) = fs::File::create_new(tar).map_err(|error| at(tar, error))?.into_parts();
     let root = open_directory(rustix::fs::CWD, directory.as_os_str());
     let root = root.map_err(|error| at(directory, error))?;
-    let mut walk = Walk {
-        out: tar::Builder::new(BufWriter::with_capacity(1 << 20, file)),
-        tree,
-        linked: HashMap::new(),
-        stop,
-        place: PathBuf::new(),
-    };
-    let done = walk.directory(&root, 0).and_then(|()| walk.out.into_inner()?.flush());
-    done.map_err(|error| at(&directory.join(&walk.place), error))?;
-    fs::metadata(tar).map(|tar| tar.len()).map_err(|error| at(tar, error))
+    let shared = Shared::new(file, stop);
+    let walked = std::thread::scope(|scope| {
+        let mut walk = Walk {
+            out: tar::Builder::new(Spool::new(scope, &shared)),
+            tree,
+            linked: HashMap::new(),
+            scratch: vec![0; ATTRIBUTE_BYTES_MAX],
+            place: PathBuf::new(),
+        };
+        let done = walk.directory(&root, 0).and_then(|()| walk.out.into_inner()?.finish());
+        done.map_err(|error| {
+            shared.give_up();
+            at(&directory.join(&walk.place), error)
+        })
+    });
+    // What went wrong in a thread is why the walk ended.
+    match shared.failure() {
+        Some(CaptureError { path, source }) => Err(at(&directory.join(path), source)),
+        None => walked,
+    }
 }
 
 /// Returns how many bytes the files of a directory have. What cannot be read does not count: the
@@ -89,17 +104,18 @@ pub(crate) fn apparent_bytes(directory: &Path) -> u64 {
     sum
 }
 
-struct Walk<'a, W: Write> {
-    out: tar::Builder<W>,
+struct Walk<'scope, 'env> {
+    out: tar::Builder<Spool<'scope, 'env>>,
     tree: Tree,
     /// First name of each file that has several.
     linked: HashMap<(u64, u64), PathBuf>,
-    stop: &'a AtomicBool,
+    /// Room for an attribute.
+    scratch: Vec<u8>,
     /// Where we are, from the top; it stays where an error happened.
     place: PathBuf,
 }
 
-impl<W: Write> Walk<'_, W> {
+impl Walk<'_, '_> {
     fn directory(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
         if depth > DEPTH_MAX {
             return Err(io::Error::other("directories are nested too deeply"));
@@ -114,9 +130,7 @@ impl<W: Write> Walk<'_, W> {
         // Equal directories give equal tars.
         names.sort_unstable();
         for name in names {
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(stopped());
-            }
+            self.out.get_ref().check()?;
             self.place.push(OsStr::from_bytes(name.to_bytes()));
             self.entry(directory, &name, depth)?;
             self.place.pop();
@@ -132,38 +146,36 @@ impl<W: Write> Walk<'_, W> {
         }
         if let Some(first) = self.first_name(&stat, kind) {
             let mut header = header(&stat, EntryType::Link);
-            return self.append(&mut header, &self.place.clone(), Some(&first), &[], io::empty());
+            return self.append(&mut header, &self.place.clone(), Some(&first), &[]);
         }
         let place = self.place.clone();
         match kind {
             FileType::Directory => {
                 let directory = open_directory(parent, OsStr::from_bytes(name.to_bytes()))?;
-                let attributes = self.attributes(&link_of(&directory))?;
+                let attributes = self.attributes(&directory)?;
                 let mut entry = header(&stat, EntryType::Directory);
                 let mut slashed = place.into_os_string().into_vec();
                 slashed.push(b'/');
                 let slashed = PathBuf::from(std::ffi::OsString::from_vec(slashed));
-                self.append(&mut entry, &slashed, None, &attributes, io::empty())?;
+                self.append(&mut entry, &slashed, None, &attributes)?;
                 self.opaque(&directory, &stat)?;
                 self.directory(&directory, depth + 1)
             }
             FileType::RegularFile => {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-                let attributes = self.attributes(&link_of(&file))?;
+                let attributes = self.attributes(&file)?;
                 let mut entry = header(&stat, EntryType::Regular);
                 let size = u64::try_from(stat.st_size).map_err(io::Error::other)?;
                 entry.set_size(size);
-                // Exactly as much as the header says, also when someone cuts the file meanwhile.
-                let content = File::from(file).chain(io::repeat(0)).take(size);
-                let content = UntilStopped { content, stop: self.stop };
-                self.append(&mut entry, &place, None, &attributes, content)
+                self.append(&mut entry, &place, None, &attributes)?;
+                self.out.get_mut().content(File::from(file), size, &place)
             }
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
                 let target = PathBuf::from(std::ffi::OsString::from_vec(target.into_bytes()));
                 let mut entry = header(&stat, EntryType::Symlink);
-                self.append(&mut entry, &place, Some(&target), &[], io::empty())
+                self.append(&mut entry, &place, Some(&target), &[])
             }
             FileType::Fifo => self.special(&stat, EntryType::Fifo),
             FileType::CharacterDevice => self.special(&stat, EntryType::Char),
@@ -194,7 +206,7 @@ impl<W: Write> Walk<'_, W> {
         marked.extend_from_slice(name.as_bytes());
         let path = self.place.with_file_name(OsStr::from_bytes(&marked));
         let mut entry = header(stat, EntryType::Regular);
-        self.append(&mut entry, &path, None, &[], io::empty())
+        self.append(&mut entry, &path, None, &[])
     }
 
     /// A directory that hides the one below it (image specification, "Opaque Whiteout").
@@ -202,35 +214,34 @@ impl<W: Write> Walk<'_, W> {
         if self.tree == Tree::Whole {
             return Ok(());
         }
-        let path = link_of(directory);
-        if attribute(&path, c"trusted.overlay.redirect")?.is_some() {
+        if attribute(directory, c"trusted.overlay.redirect", &mut self.scratch)?.is_some() {
             let text = "a renamed directory (overlay option redirect_dir) cannot be captured";
             return Err(io::Error::other(text));
         }
-        if attribute(&path, c"trusted.overlay.opaque")?.as_deref() != Some(b"y") {
+        let opaque = attribute(directory, c"trusted.overlay.opaque", &mut self.scratch)?;
+        if opaque != Some(b"y") {
             return Ok(());
         }
         let marker = self.place.join(".wh..wh..opq");
         let mut entry = header(stat, EntryType::Regular);
-        self.append(&mut entry, &marker, None, &[], io::empty())
+        self.append(&mut entry, &marker, None, &[])
     }
 
     fn special(&mut self, stat: &Stat, kind: EntryType) -> io::Result<()> {
         let mut entry = header(stat, kind);
         entry.set_device_major(rustix::fs::major(stat.st_rdev))?;
         entry.set_device_minor(rustix::fs::minor(stat.st_rdev))?;
-        self.append(&mut entry, &self.place.clone(), None, &[], io::empty())
+        self.append(&mut entry, &self.place.clone(), None, &[])
     }
 
     /// Returns the attributes that are part of an image: the owner's, capabilities, access lists.
-    fn attributes(&self, path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
-        let mut names = vec![0; ATTRIBUTE_BYTES_MAX];
-        let length = match rustix::fs::listxattr(path, &mut *names) {
+    fn attributes(&mut self, file: &OwnedFd) -> io::Result<Vec<(String, Vec<u8>)>> {
+        let length = match rustix::fs::flistxattr(file, &mut *self.scratch) {
             Ok(length) => length,
-            Err(rustix::io::Errno::OPNOTSUPP) => 0,
+            Err(Errno::OPNOTSUPP) => 0,
             Err(error) => return Err(error.into()),
         };
-        names.truncate(length);
+        let names = self.scratch.get(..length).unwrap_or_default().to_vec();
         let mut found = Vec::new();
         for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             let Ok(text) = std::str::from_utf8(name) else { continue };
@@ -242,21 +253,21 @@ impl<W: Write> Walk<'_, W> {
                 || text == "security.capability"
                 || text.starts_with("system.posix_acl_");
             let name = CString::new(name)?;
-            if is_kept && let Some(value) = attribute(path, &name)? {
-                found.push((format!("SCHILY.xattr.{text}"), value));
+            if is_kept && let Some(value) = attribute(file, &name, &mut self.scratch)? {
+                found.push((format!("SCHILY.xattr.{text}"), value.to_vec()));
             }
         }
         Ok(found)
     }
 
-    /// Appends an entry, with extended records for what a plain header cannot hold.
+    /// Appends an entry without its content, with extended records for what a plain header cannot
+    /// hold.
     fn append(
         &mut self,
         header: &mut Header,
         path: &Path,
         target: Option<&Path>,
         attributes: &[(String, Vec<u8>)],
-        content: impl Read,
     ) -> io::Result<()> {
         let path = path.as_os_str().as_bytes();
         let target = target.map(|target| target.as_os_str().as_bytes());
@@ -275,25 +286,8 @@ impl<W: Write> Walk<'_, W> {
         fill(&mut header.as_old_mut().name, path);
         fill(&mut header.as_old_mut().linkname, target.unwrap_or_default());
         header.set_cksum();
-        self.out.append(header, content)
+        self.out.append(header, io::empty())
     }
-}
-
-/// Reads until it is told to stop: one file may be all there is, and large.
-struct UntilStopped<'a, R> {
-    content: R,
-    stop: &'a AtomicBool,
-}
-
-impl<R: Read> Read for UntilStopped<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.stop.load(Ordering::Relaxed) { Err(stopped()) } else { self.content.read(buffer) }
-    }
-}
-
-/// Not of the kind `Interrupted`, after which everybody reads on.
-fn stopped() -> io::Error {
-    io::Error::other("it was stopped")
 }
 
 /// Fills a field of a header with as much of `text` as fits.
@@ -321,19 +315,15 @@ fn open_directory(parent: impl std::os::fd::AsFd, name: &OsStr) -> io::Result<Ow
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
 
-/// Returns a path to an open file or directory that leads nowhere else.
-fn link_of(file: &OwnedFd) -> PathBuf {
-    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
-}
-
-fn attribute(path: &Path, name: &CStr) -> io::Result<Option<Vec<u8>>> {
-    let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
-    match rustix::fs::getxattr(path, name, &mut *value) {
-        Ok(length) => {
-            value.truncate(length);
-            Ok(Some(value))
-        }
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(None),
+/// Returns an attribute of an open file, read into `scratch`.
+fn attribute<'a>(
+    file: &OwnedFd,
+    name: &CStr,
+    scratch: &'a mut [u8],
+) -> io::Result<Option<&'a [u8]>> {
+    match rustix::fs::fgetxattr(file, name, &mut *scratch) {
+        Ok(length) => Ok(scratch.get(..length)),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -232,7 +232,8 @@ async fn measure(
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
         let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
-        let files = [upper, shared].into_iter().flatten();
+        // What it has written is there twice in the end: as a tar, and compressed.
+        let files = [upper.clone(), upper, shared].into_iter().flatten();
         let bytes =
             files.map(|path| capture::apparent_bytes(&path)).fold(memory, u64::saturating_add);
         let stage = stage::choose(&app.config, bytes);

@@ -18,7 +18,7 @@ use super::capture::{CaptureError, Tree, capture};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
-use crate::gate::{self, GateError, Summary};
+use crate::gate::{self, GateError};
 use crate::gpu::{GpuError, Held};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::hooks::HookError;
@@ -271,7 +271,7 @@ impl Taking<'_> {
             self.paused_at.get_or_insert_with(Instant::now);
             self.source.namespace.pause(&self.order.container).await?;
         }
-        let (captured, summary) = if self.source.suspended {
+        let captured = if self.source.suspended {
             // Without a guardian, a CRIU that hangs has to be noticed here.
             let captured = tokio::time::timeout(self.order.deadline, self.capture()).await;
             captured.map_err(|_elapsed| CheckpointError::Late)??
@@ -284,10 +284,10 @@ impl Taking<'_> {
             self.let_go().await?;
             // Whatever they bring back to work does not wait for registries.
             let hooks = self.order.hooks.after(self.driver);
-            let (packed, ()) = tokio::join!(self.publish(store, captured, &summary), hooks);
+            let (packed, ()) = tokio::join!(self.publish(store, captured), hooks);
             return packed;
         }
-        let packed = self.publish(store, captured, &summary).await?;
+        let packed = self.publish(store, captured).await?;
         self.driver.step("stop");
         self.end_source().await?;
         self.order.hooks.after(self.driver).await;
@@ -336,18 +336,35 @@ impl Taking<'_> {
         written.map_err(io::Error::other).and_then(|done| done).map_err(CheckpointError::CriuConfig)
     }
 
-    /// Dumps the processes and captures what belongs to them. They are frozen all the while.
-    async fn capture(&self) -> Result<(Captured, Summary), CheckpointError> {
-        let (images, work) = (self.directory.join("images"), self.directory.join("work"));
+    /// Dumps the processes and captures what belongs to them, at the same time: CRIU keeps one core
+    /// busy. They are frozen all the while, and CRIU changes no file of theirs.
+    async fn capture(&self) -> Result<Captured, CheckpointError> {
+        let dump = async {
+            let dumped = self.dump().await;
+            match &dumped {
+                Ok(()) => self.driver.step("capture"),
+                Err(_) => self.stop.store(true, Ordering::Relaxed),
+            }
+            dumped
+        };
+        // Whatever becomes of the files: a dump that comes to its end leaves the processes whole.
+        let (dumped, captured) = tokio::join!(dump, self.files());
+        dumped.and(captured)
+    }
+
+    async fn dump(&self) -> Result<(), CheckpointError> {
+        let (images, work) = (self.images(), self.directory.join("work"));
         let container = &self.order.container;
         let dump = self.source.namespace.dump(container, &images, &work, self.order.policy.tcp);
         let dumped = measure(&images, self.source.memory, &self.driver.progress, dump).await;
-        if let Err(source) = dumped {
-            let log = work.join("dump.log");
-            let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
-            return Err(CheckpointError::Dump { log: log.unwrap_or_default(), source });
-        }
-        self.driver.step("capture");
+        let Err(source) = dumped else { return Ok(()) };
+        let log = work.join("dump.log");
+        let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
+        Err(CheckpointError::Dump { log: log.unwrap_or_default(), source })
+    }
+
+    /// Captures what the container has written, and its shared memory where CRIU does not.
+    async fn files(&self) -> Result<Captured, CheckpointError> {
         let rootfs = self.directory.join("rootfs.tar");
         self.tar(&self.source.upper, Tree::Upper, &rootfs).await?;
         let mut volumes = Vec::new();
@@ -356,8 +373,12 @@ impl Taking<'_> {
             self.tar(shared, Tree::Whole, &tar).await?;
             volumes.push(VolumeCapture { destination: "/dev/shm".to_owned(), tar });
         }
-        let summary = gate::inspect(&images).await?;
-        Ok((Captured { rootfs, volumes }, summary))
+        Ok(Captured { rootfs, volumes })
+    }
+
+    /// Where CRIU's images are.
+    fn images(&self) -> PathBuf {
+        self.directory.join("images")
     }
 
     async fn tar(&self, from: &Path, tree: Tree, to: &Path) -> Result<(), CheckpointError> {
@@ -413,12 +434,12 @@ impl Taking<'_> {
         &mut self,
         store: &Store,
         captured: Captured,
-        summary: &Summary,
     ) -> Result<Packed, CheckpointError> {
+        let summary = gate::inspect(&self.images()).await?;
         let image = facts::image(self.source, self.order).await?;
-        let config = facts::of(self.app, self.source, self.order, summary, image.as_ref()).await;
+        let config = facts::of(self.app, self.source, self.order, &summary, image.as_ref()).await;
         let request = PackRequest {
-            dump: self.directory.join("images"),
+            dump: self.images(),
             config,
             image,
             rootfs_diff: Some(captured.rootfs),

@@ -16,6 +16,7 @@ use serde_json::Value;
 use self::floor::Floor;
 use super::meter::{processor_of_process, resident};
 use super::number;
+use super::ours::steps;
 use super::registry::table::Table;
 use crate::node::Node;
 use crate::scenario::Scenario;
@@ -39,6 +40,9 @@ pub(crate) struct Plan {
     /// How often everything is measured.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Also say how long each step of ours took.
+    #[arg(long)]
+    steps: bool,
     /// Print every round's figures as JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -120,11 +124,11 @@ impl Bench<'_> {
         let reference = scenario.reference(&format!("node/{}:v1", source.id));
         let key = format!("node-{}", node.name());
         let words = ["checkpoint", &source.id, &reference, "--plain-http", "--sign-key", &key];
-        scenario.kyb_json(node, &words)?;
+        let taken = scenario.kyb_json(node, &words)?;
         let frozen = self.gap(&source.id)?;
         scenario.remove(node, &source.id)?;
 
-        let back = |warm: bool| -> anyhow::Result<Duration> {
+        let back = |warm: bool| -> anyhow::Result<(Duration, Value)> {
             rustix::fs::sync();
             let began = Instant::now();
             let words = ["restore", &reference, "--plain-http", "--name", &source.id];
@@ -134,17 +138,28 @@ impl Bench<'_> {
             ensure!(staged == warm, "restored from another place than thought: {told}");
             source.is_back(&scenario.wait_for_ticks(node, &source.id)?)?;
             scenario.remove(node, &source.id)?;
-            Ok(time)
+            Ok((time, told))
         };
-        let cold = back(false)?;
+        let (cold, fetched) = back(false)?;
         scenario.kyb_json(node, &["stage", &reference, "--tier", "ram", "--plain-http"])?;
-        let warm = back(true)?;
+        let (warm, staged) = back(true)?;
         scenario.kyb_json(node, &["evict", &reference])?;
-        Ok(vec![
-            figure("frozen", upper, frozen),
-            figure("restore from memory", upper, warm),
-            figure("restore from the registry", upper, cold),
-        ])
+        let parts = [
+            ("frozen", frozen, taken),
+            ("restore from memory", warm, staged),
+            ("restore from the registry", cold, fetched),
+        ];
+        let mut figures = Vec::new();
+        for (what, time, told) in parts {
+            figures.push(figure(what, upper, time));
+            if self.plan.steps {
+                let step = |(step, microseconds): (String, u64)| {
+                    figure(&format!("{what}: {step}"), upper, Duration::from_micros(microseconds))
+                };
+                figures.extend(steps(&told).into_iter().map(step));
+            }
+        }
+        Ok(figures)
     }
 
     /// Does the same with nothing but runc and cp. The agent is asked nothing meanwhile.

@@ -44,7 +44,8 @@ fn leg(bench: &Bench<'_>, meter: &Meter<'_>, words: &[&str]) -> anyhow::Result<L
     Ok(Leg { cost, steps: steps(&operation) })
 }
 
-fn steps(operation: &Value) -> Vec<(String, u64)> {
+/// Returns the steps of an operation in their order, in microseconds.
+pub(super) fn steps(operation: &Value) -> Vec<(String, u64)> {
     let times = operation.get("timesMicroseconds").and_then(Value::as_object);
     let mut steps: Vec<(String, u64)> = times
         .into_iter()

@@ -1,3 +1,6 @@
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+
 use super::*;
 
 /// Captures a directory and lists what the tar has: path, type, and target or content.
@@ -115,12 +118,137 @@ fn sizes_are_summed_up() {
     assert_eq!(apparent_bytes(top.path()), 111);
 }
 
+/// Content that differs from place to place.
+fn content(length: usize, seed: u64) -> Vec<u8> {
+    let words = (0_u64..).map(|word| (word + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut bytes: Vec<u8> = words.take(length.div_ceil(8)).flat_map(u64::to_be_bytes).collect();
+    bytes.truncate(length);
+    bytes
+}
+
+/// A tar is one thing after the other, whoever wrote which of them.
 #[test]
-fn a_large_file_is_no_reason_to_go_on() {
-    let stop = AtomicBool::new(false);
-    let mut content = UntilStopped { content: io::repeat(1), stop: &stop };
-    content.read_exact(&mut [0; 4096]).unwrap();
-    stop.store(true, Ordering::Relaxed);
-    let error = io::copy(&mut content, &mut io::sink()).unwrap_err();
-    assert!(error.to_string().contains("stopped"), "{error}");
+fn large_files_between_small_ones_give_the_tar_that_one_writer_makes() {
+    let top = tempfile::tempdir().unwrap();
+    let sizes =
+        [0, 1, 511, 512, 513, 128 << 10, (128 << 10) + 1, 3 << 20, (33 << 20) + 7, 5, 1 << 20];
+    for (number, size) in sizes.into_iter().enumerate() {
+        let path = top.path().join(format!("{number:02}"));
+        fs::write(path, content(size, size.try_into().unwrap())).unwrap();
+    }
+    let out = tempfile::tempdir().unwrap();
+    let tar = out.path().join("x.tar");
+    capture(top.path(), Tree::Whole, &tar, &AtomicBool::new(false)).unwrap();
+
+    let mut expected = tar::Builder::new(Vec::new());
+    let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());
+    let mut found = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).unwrap();
+        expected.append(entry.header(), &*bytes).unwrap();
+        let path = top.path().join(entry.path().unwrap());
+        assert!(bytes == fs::read(&path).unwrap(), "{path:?} is another one");
+        found.push(bytes.len());
+    }
+    assert_eq!(found, sizes);
+    assert!(fs::read(&tar).unwrap() == expected.into_inner().unwrap());
+}
+
+#[test]
+fn holes_take_no_room_and_are_zeros_in_the_tar() {
+    let top = tempfile::tempdir().unwrap();
+    let (length, middle) = (40_u64 << 20, 33_u64 << 20);
+    let file = fs::File::create(top.path().join("sparse")).unwrap();
+    file.set_len(length).unwrap();
+    let data = content(1 << 20, 3);
+    file.file().write_all_at(&data, middle + 3).unwrap();
+    fs::write(top.path().join("z"), "after it").unwrap();
+    file.sync_all().unwrap();
+    let allocated = |path: &Path| {
+        use std::os::unix::fs::MetadataExt as _;
+        fs::metadata(path).unwrap().blocks() * 512
+    };
+    let sparse = allocated(&top.path().join("sparse")) < length / 2;
+
+    let out = tempfile::tempdir().unwrap();
+    let tar = out.path().join("x.tar");
+    capture(top.path(), Tree::Upper, &tar, &AtomicBool::new(false)).unwrap();
+    if sparse {
+        assert!(allocated(&tar) < length / 2, "{} bytes", allocated(&tar));
+    }
+    let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());
+    let mut entries = archive.entries().unwrap().map(Result::unwrap);
+    let mut bytes = Vec::new();
+    entries.next().unwrap().read_to_end(&mut bytes).unwrap();
+    let mut expected = vec![0; length.try_into().unwrap()];
+    expected[usize::try_from(middle).unwrap() + 3..][..data.len()].copy_from_slice(&data);
+    assert!(bytes == expected);
+    let mut text = String::new();
+    entries.next().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text, "after it");
+}
+
+/// What a tar says of a file beside its content.
+#[test]
+fn owners_modes_times_attributes_and_devices_survive() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let top = tempfile::tempdir().unwrap();
+    let path = |name: &str| top.path().join(name);
+    fs::write(path("file"), "x").unwrap();
+    std::os::unix::fs::chown(path("file"), Some(70_000), Some(8)).unwrap();
+    fs::set_permissions(path("file"), std::os::unix::fs::PermissionsExt::from_mode(0o4751))
+        .unwrap();
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_007);
+    fs::File::options().write(true).open(path("file")).unwrap().set_modified(time).unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    let kept = rustix::fs::setxattr(path("file"), "user.note", b"a\0b", flags).is_ok();
+    // Not part of an image.
+    rustix::fs::setxattr(path("file"), "trusted.note", b"n", flags).unwrap_or_default();
+    let make = |name: &str, kind, device| {
+        let mode = Mode::from_raw_mode(0o640);
+        rustix::fs::mknodat(rustix::fs::CWD, path(name), kind, mode, device).unwrap();
+    };
+    make("block", FileType::BlockDevice, rustix::fs::makedev(7, 300));
+    make("char", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
+    make("pipe", FileType::Fifo, 0);
+
+    let out = tempfile::tempdir().unwrap();
+    let tar = out.path().join("x.tar");
+    capture(top.path(), Tree::Upper, &tar, &AtomicBool::new(false)).unwrap();
+    let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());
+    let mut told = Vec::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let extended = entry.pax_extensions().unwrap().map_or_else(Vec::new, |records| {
+            let one = |record: Result<tar::PaxExtension<'_>, _>| {
+                let record = record.unwrap();
+                (record.key().unwrap().to_owned(), record.value_bytes().to_vec())
+            };
+            records.map(one).collect()
+        });
+        let header = entry.header();
+        let number = |number: io::Result<Option<u32>>| number.ok().flatten();
+        let device = (number(header.device_major()), number(header.device_minor()));
+        told.push((header.entry_type(), device, header.mode().unwrap(), extended));
+        if header.entry_type() == EntryType::Regular {
+            assert_eq!((header.uid().unwrap(), header.gid().unwrap()), (70_000, 8));
+            assert_eq!(header.mtime().unwrap(), 1_000_000_007);
+        }
+    }
+    let note = ("SCHILY.xattr.user.note".to_owned(), b"a\0b".to_vec());
+    let notes = if kept { vec![note] } else { Vec::new() };
+    let nowhere = (None, None);
+    assert_eq!(
+        told,
+        [
+            (EntryType::Block, (Some(7), Some(300)), 0o640, Vec::new()),
+            (EntryType::Char, (Some(1), Some(3)), 0o640, Vec::new()),
+            (EntryType::Regular, nowhere, 0o4751, notes),
+            (EntryType::Fifo, (Some(0), Some(0)), 0o640, Vec::new()),
+        ]
+    );
 }

@@ -62,6 +62,7 @@ type Moment = (&'static str, fn(&Dump) -> bool);
 const MOMENTS: [Moment; 13] = [
     ("a place is made", |dump| dump.directory().is_some()),
     ("the container is frozen", |dump| dump.froze() || dump.file("work/dump.log").is_some()),
+    ("files are captured", |dump| dump.file("rootfs.tar").is_some()),
     ("CRIU begins", |dump| dump.file("work/dump.log").is_some()),
     ("CRIU has read the freezer", |dump| dump.says("freezer.state=")),
     ("CRIU seizes", |dump| dump.says("Seized task")),
@@ -71,8 +72,7 @@ const MOMENTS: [Moment; 13] = [
     ("CRIU unlocks the network", |dump| dump.says("Unlock network")),
     ("CRIU lets go", |dump| dump.says("Unfreezing tasks")),
     ("CRIU is done", |dump| dump.says("Dumping finished")),
-    ("files are captured", |dump| dump.file("rootfs.tar").is_some()),
-    ("the container is resumed", |dump| dump.file("rootfs.tar").is_some() && !dump.froze()),
+    ("the container is resumed", |dump| dump.says("Dumping finished") && !dump.froze()),
 ];
 
 /// When a process runs what CRIU wrote over its code, soon or now.
@@ -264,7 +264,7 @@ impl<'a> Place<'a> {
             }
             Victim::Criu | Victim::HungCriu => {
                 // Not one of those that only say their version.
-                let begun = catch(|| MOMENTS[2].1(&self.dump));
+                let begun = catch(|| MOMENTS[3].1(&self.dump));
                 assert!(begun, "{what}: CRIU does not begin\n{}", self.told());
                 running(self.node, "criu")
             }
@@ -420,19 +420,19 @@ fn the_source_runs_on_whenever_the_agent_dies() {
 #[test]
 fn the_source_runs_on_whenever_criu_is_killed() {
     on_both(start(), |place| {
-        place.kills(Victim::HungCriu, MOMENTS[2]);
+        place.kills(Victim::HungCriu, MOMENTS[3]);
         for window in WINDOWS {
             place.kills(Victim::HungCriu, window);
         }
         // Once it lets go, it ends too soon to be caught.
-        for moment in &MOMENTS[2..9] {
+        for moment in &MOMENTS[3..10] {
             place.kills(Victim::Criu, *moment);
         }
         // The other way to lock a network; told to, CRIU 4.1 ends at once.
         if place.node.name() == "b" {
             fs::create_dir_all(place.node.path("/etc/criu")).unwrap();
             fs::write(place.node.path("/etc/criu/runc.conf"), "network-lock nftables\n").unwrap();
-            for moment in &MOMENTS[6..8] {
+            for moment in &MOMENTS[7..9] {
                 place.kills(Victim::Criu, *moment);
             }
         }
@@ -442,8 +442,8 @@ fn the_source_runs_on_whenever_criu_is_killed() {
 #[test]
 fn the_source_runs_on_whenever_containerd_dies() {
     on_both(start(), |place| {
-        place.kills(Victim::HungContainerd, MOMENTS[4]);
-        for moment in &MOMENTS[6..8] {
+        place.kills(Victim::HungContainerd, MOMENTS[5]);
+        for moment in &MOMENTS[7..9] {
             place.kills(Victim::ContainerdForGood, *moment);
         }
         for moment in MOMENTS {
