@@ -14,12 +14,19 @@ use tonic::transport::Channel;
 
 use super::options::{CheckpointOptions, RuncOptions, exec_name};
 use super::{Mount, Namespace, RuntimeError, empty};
+use crate::patience::Patience;
 use crate::preflight::TcpPolicy;
 
 /// Where the standard streams of restored containers end. Named, the shim puts pipes in between;
 /// without a name the container would hold this node's own /dev/null, whose mount it does not
 /// have, and CRIU could not dump it again.
 const NOWHERE: &str = "/dev/null";
+
+/// How long the runtime is asked to freeze what it could not, and how long between. On cgroup v1
+/// runc tries for some tenths of a second and thaws again; on a busy node, or held back by its limit
+/// of processor time, a process may not get that soon to where it freezes.
+const FREEZE_LIMIT: Duration = Duration::from_secs(15);
+const FREEZE_AGAIN: Duration = Duration::from_millis(100);
 
 /// What a task is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,11 +99,19 @@ impl Namespace {
         Ok(infos.filter_map(|info| exec_name(&info)).collect())
     }
 
-    /// Freezes a container.
+    /// Freezes a container. Where the runtime gave up, it is asked again for some seconds.
     pub(crate) async fn pause(&self, id: &str) -> Result<(), RuntimeError> {
-        let request = self.quick(PauseTaskRequest { container_id: id.to_owned() });
-        self.tasks().pause(request).await.map_err(|s| self.error("pause container", id, s))?;
-        Ok(())
+        let mut patience = Patience::new(FREEZE_LIMIT, FREEZE_AGAIN);
+        loop {
+            let request = self.quick(PauseTaskRequest { container_id: id.to_owned() });
+            match self.tasks().pause(request).await {
+                Ok(_) => return Ok(()),
+                Err(status) if gave_up(&status) && patience.once_more().await => {
+                    tracing::warn!(container = id, "was not frozen in time: once more");
+                }
+                Err(status) => return Err(self.error("pause container", id, status)),
+            }
+        }
     }
 
     /// Thaws a container. Waits no longer than `limit`: while a dump is under way, the shim holds
@@ -204,4 +219,10 @@ impl Namespace {
     fn tasks(&self) -> TasksClient<Channel> {
         TasksClient::new(self.channel())
     }
+}
+
+/// Whether the runtime could not freeze all processes in the time it takes for it (runc,
+/// `fs/freezer.go`).
+fn gave_up(status: &tonic::Status) -> bool {
+    status.message().contains("unable to freeze")
 }

@@ -2,6 +2,7 @@
 
 mod generations;
 pub(crate) mod guests;
+mod kubelet;
 mod pod;
 mod policies;
 mod story;

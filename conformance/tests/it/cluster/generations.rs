@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::kubelet;
 use super::pod::Wanted;
 use super::story::Story;
 use crate::harness::said;
@@ -57,7 +58,7 @@ impl Second {
         let third = story.goes_on("b-b", &self.of_b.1);
         let b = &story.scenario.testbed.b;
         story.take(b, &story.container("b-b"), "pods/source:bb", &[]);
-        story.goes_on("b-b", &third);
+        kubelet::it_comes_in(story, "b-b", &third);
         story.delete("default", &["a-b", "b-b"]);
     }
 }
