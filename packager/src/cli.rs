@@ -1,6 +1,7 @@
 //! The command line of `kyb`.
 
 mod agent;
+mod aside;
 mod bring;
 mod cancel;
 mod checkpoint;

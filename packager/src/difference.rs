@@ -20,11 +20,11 @@ use self::side::Side;
 use crate::artifact::{ArtifactError, Checkpoint};
 use crate::inside::MemoryKind;
 use crate::inside::memory::hexadecimal;
-use crate::pack::upload::blocking;
 use crate::progress::Progress;
 use crate::store::Store;
 use crate::stored::StoredError;
 use crate::unpack::UnpackError;
+use crate::wanted;
 
 /// A page's bytes.
 pub const PAGE_BYTES: u64 = 4096;
@@ -183,9 +183,9 @@ impl Comparison {
         to: (&Store, Checkpoint),
     ) -> Result<Self, DifferenceError> {
         let (from, to) = futures::try_join!(Side::open(from.0, from.1), Side::open(to.0, to.1))?;
-        let compared = blocking(move || {
+        let compared = wanted::blocking(move |wanted| {
             let mut pending = Pending::default();
-            let first = compare::compare(&from, &to, &mut Ask::Places(&mut pending));
+            let first = compare::compare(&from, &to, &mut Ask::Places(&mut pending), wanted);
             Ok((from, to, first, pending))
         });
         let (from, to, first, pending) =
@@ -221,7 +221,9 @@ impl Comparison {
         )?;
         progress.step("compare");
         let (from, to) = (self.from, self.to);
-        let compared = blocking(move || Ok(compare::compare(&from, &to, &mut Ask::Hashes)));
+        let compared = wanted::blocking(move |wanted| {
+            Ok(compare::compare(&from, &to, &mut Ask::Hashes, wanted))
+        });
         let compared = compared.await.map_err(|error| DifferenceError::Io("compare", error))?;
         Ok(Difference { fetched_bytes: fetched.0.saturating_add(fetched.1), ..compared? })
     }

@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use docker_credential::{CredentialRetrievalError, DockerCredential};
 use fs_err as fs;
 use kybernate_spec::document;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 /// The key Docker uses for its own registry.
@@ -25,6 +27,13 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// Longest wait for a helper: one that asks for a keychain's password waits for a person.
 const HELPER_LIMIT: Duration = Duration::from_mins(2);
+
+/// Longest wait for a helper's answer: one that asks a cloud for a password takes seconds, one that
+/// waits for a keychain to be unlocked takes for ever.
+const ASK_LIMIT: Duration = Duration::from_secs(30);
+
+/// Longest answer of a helper: those of clouds are tokens of a few KiB.
+const ANSWER_BYTES_MAX: u64 = 128 << 10;
 
 /// Docker's `config.json`, there or not.
 #[derive(Clone, Debug)]
@@ -80,6 +89,13 @@ pub enum DockerConfigError {
 type Document = Map<String, Value>;
 
 impl DockerConfig {
+    /// Refers to the file where Docker looks for it; `None` when the environment names no place.
+    pub fn of_environment() -> Option<Self> {
+        let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let directory = set("DOCKER_CONFIG").or_else(|| Some(set("HOME")?.join(".docker")));
+        Some(Self::at(directory?.join("config.json")))
+    }
+
     /// Refers to a file.
     pub const fn at(path: PathBuf) -> Self {
         Self { path }
@@ -102,7 +118,7 @@ impl DockerConfig {
             return Err(DockerConfigError::User);
         }
         let server = server(registry);
-        let (kept, entry) = match self.helper(&server)? {
+        let (kept, entry) = match self.helper_for(&server).await? {
             Some(helper) => {
                 let told = json!({ "ServerURL": server, "Username": user, "Secret": password });
                 run(&helper, "store", told.to_string().as_bytes()).await?;
@@ -110,13 +126,17 @@ impl DockerConfig {
             }
             None => (Kept::File, json!({ "auth": STANDARD.encode(format!("{user}:{password}")) })),
         };
-        self.change(|document| {
-            let auths = document.entry("auths").or_insert_with(|| json!({}));
-            let auths = auths.as_object_mut().ok_or("its \"auths\" is no object")?;
-            auths.retain(|key, _| !is_for(key, registry));
-            auths.insert(server, entry);
-            Ok(())
-        })?;
+        let (config, registry) = (self.clone(), registry.to_owned());
+        self.aside(move || {
+            config.change(|document| {
+                let auths = document.entry("auths").or_insert_with(|| json!({}));
+                let auths = auths.as_object_mut().ok_or("its \"auths\" is no object")?;
+                auths.retain(|key, _| !is_for(key, &registry));
+                auths.insert(server, entry);
+                Ok(())
+            })
+        })
+        .await?;
         Ok(kept)
     }
 
@@ -124,43 +144,104 @@ impl DockerConfig {
     /// does not tell.
     pub async fn forget(&self, registry: &str) -> Result<bool, DockerConfigError> {
         let server = server(registry);
-        let document = self.read()?;
-        let auths = document.get("auths").and_then(Value::as_object);
-        let known = auths.is_some_and(|auths| auths.keys().any(|key| is_for(key, registry)));
-        if let Some(helper) = self.helper(&server)? {
+        if let Some(helper) = self.helper_for(&server).await? {
             run(&helper, "erase", server.as_bytes()).await?;
         }
-        if known {
-            self.change(|document| {
-                if let Some(auths) = document.get_mut("auths").and_then(Value::as_object_mut) {
-                    auths.retain(|key, _| !is_for(key, registry));
-                }
-                Ok(())
-            })?;
-        }
-        Ok(known)
+        let (config, registry) = (self.clone(), registry.to_owned());
+        self.aside(move || {
+            let document = config.read()?;
+            let auths = document.get("auths").and_then(Value::as_object);
+            let known = auths.is_some_and(|auths| auths.keys().any(|key| is_for(key, &registry)));
+            if known {
+                config.change(|document| {
+                    if let Some(auths) = document.get_mut("auths").and_then(Value::as_object_mut) {
+                        auths.retain(|key, _| !is_for(key, &registry));
+                    }
+                    Ok(())
+                })?;
+            }
+            Ok(known)
+        })
+        .await
+    }
+
+    /// Finds the credentials for a registry, by the name that it has in the file: its own helper's,
+    /// the file's, the helper's for all. A helper is killed when it has not answered in time.
+    pub(crate) async fn credentials(
+        &self,
+        server: &str,
+    ) -> Result<Option<DockerCredential>, DockerConfigError> {
+        let (config, name) = (self.clone(), server.to_owned());
+        let (helpers, kept) = self
+            .aside(move || {
+                let document = config.read()?;
+                Ok((config.helpers(&document, &name)?, config.kept(document, &name)?))
+            })
+            .await?;
+        let helper = match (helpers, kept) {
+            (Helpers { own: Some(helper), .. }, _) | (Helpers { all: Some(helper), .. }, None) => {
+                helper
+            }
+            (_, kept) => return Ok(kept),
+        };
+        ask(&helper, server).await.map(Some)
+    }
+
+    /// Runs `work` where blocking is allowed.
+    async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, DockerConfigError> + Send + 'static,
+    ) -> Result<T, DockerConfigError> {
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|aborted| self.failed("use", aborted.into()))?
+    }
+
+    async fn helper_for(&self, server: &str) -> Result<Option<String>, DockerConfigError> {
+        let (config, server) = (self.clone(), server.to_owned());
+        self.aside(move || config.helper(&server)).await
     }
 
     /// Returns the helper for a registry, the one of its own before the one for all.
     fn helper(&self, server: &str) -> Result<Option<String>, DockerConfigError> {
-        let document = self.read()?;
+        let Helpers { own, all } = self.helpers(&self.read()?, server)?;
+        Ok(own.or(all))
+    }
+
+    fn helpers(&self, document: &Document, server: &str) -> Result<Helpers, DockerConfigError> {
+        let named = |value: Option<&Value>| match value.and_then(Value::as_str) {
+            None | Some("") => Ok(None),
+            Some(name) if name.contains('/') => {
+                Err(self.malformed(format!("a credential helper cannot be called {name:?}")))
+            }
+            Some(name) => Ok(Some(name.to_owned())),
+        };
         let own = document.get("credHelpers").and_then(|helpers| helpers.get(server));
-        let named = |value: Option<&Value>| {
-            value.and_then(Value::as_str).filter(|name| !name.is_empty()).map(ToOwned::to_owned)
-        };
-        let Some(helper) = named(own).or_else(|| named(document.get("credsStore"))) else {
-            return Ok(None);
-        };
-        if helper.contains('/') {
-            return Err(self.malformed(format!("a credential helper cannot be called {helper:?}")));
+        let own = named(own)?;
+        let all = if own.is_none() { named(document.get("credsStore"))? } else { None };
+        Ok(Helpers { own, all })
+    }
+
+    /// Returns what the file itself has for a registry.
+    fn kept(
+        &self,
+        mut document: Document,
+        server: &str,
+    ) -> Result<Option<DockerCredential>, DockerConfigError> {
+        // Helpers are run by us: with limits.
+        document.retain(|name, _| name == "auths");
+        let text = Value::Object(document).to_string();
+        match docker_credential::get_credential_from_reader(text.as_bytes(), server) {
+            Ok(found) => Ok(Some(found)),
+            Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
+            // Neither error quotes what is there.
+            Err(error) => Err(self.malformed(format!("what it has for {server}: {error}"))),
         }
-        Ok(Some(helper))
     }
 
     fn read(&self) -> Result<Document, DockerConfigError> {
         let mut content = Vec::new();
-        let read = fs::File::open(&self.path)
-            .and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut content));
+        let read =
+            open(&self.path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut content));
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Document::new()),
             Err(source) => return Err(self.failed("read", source)),
@@ -239,28 +320,95 @@ fn make_private(directory: &Path) -> io::Result<()> {
     builder.recursive(true).mode(0o700).create(directory)
 }
 
+/// Opens the file; a pipe in its place is no reason to wait.
+fn open(path: &Path) -> io::Result<std::fs::File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
+}
+
+/// The helpers that are named for a registry.
+struct Helpers {
+    own: Option<String>,
+    all: Option<String>,
+}
+
+/// What a helper answers.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Told {
+    username: String,
+    secret: String,
+}
+
+/// Asks a helper for what it keeps.
+async fn ask(helper: &str, server: &str) -> Result<DockerCredential, DockerConfigError> {
+    let told = run_within(helper, "get", server.as_bytes(), ASK_LIMIT).await?;
+    // The error may quote a secret.
+    let Ok(Told { username, secret }) = serde_json::from_slice(&told) else {
+        return Err(failed(helper, "its answer is no credentials".to_owned()));
+    };
+    // So helpers say that it is no password.
+    if username == "<token>" {
+        return Ok(DockerCredential::IdentityToken(secret));
+    }
+    Ok(DockerCredential::UsernamePassword(username, secret))
+}
+
 /// Runs a helper with what it reads. What it writes is dropped: it may quote a secret.
 async fn run(helper: &str, action: &str, input: &[u8]) -> Result<(), DockerConfigError> {
-    let program = format!("docker-credential-{helper}");
-    let failed = |what: String| DockerConfigError::Helper { program: program.clone(), what };
-    let mut command = Command::new(&program);
-    command.arg(action).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    run_within(helper, action, input, HELPER_LIMIT).await.map(drop)
+}
+
+/// Runs a helper with what it reads, and returns what it writes. It is killed at the limit, and when
+/// nobody waits for it.
+async fn run_within(
+    helper: &str,
+    action: &str,
+    input: &[u8],
+    limit: Duration,
+) -> Result<Vec<u8>, DockerConfigError> {
+    let failed = |what: String| failed(helper, what);
+    let mut command = Command::new(program(helper));
+    command.arg(action).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child =
         command.kill_on_drop(true).spawn().map_err(|error| failed(error.to_string()))?;
-    let input_pipe = child.stdin.take();
+    let (input_pipe, output_pipe) = (child.stdin.take(), child.stdout.take());
     let work = async {
-        if let Some(mut pipe) = input_pipe {
-            // One that ends without reading says by its exit what it thinks.
-            let _broken = pipe.write_all(input).await;
+        let write = async {
+            if let Some(mut pipe) = input_pipe {
+                // One that ends without reading says by its exit what it thinks.
+                let _broken = pipe.write_all(input).await;
+            }
+        };
+        let read = async {
+            let mut told = Vec::new();
+            if let Some(pipe) = output_pipe {
+                pipe.take(ANSWER_BYTES_MAX + 1).read_to_end(&mut told).await?;
+            }
+            Ok::<_, io::Error>(told)
+        };
+        let ((), told) = tokio::join!(write, read);
+        let told = told?;
+        if u64::try_from(told.len()).map_or(true, |length| length > ANSWER_BYTES_MAX) {
+            return Err(io::Error::other("it says more than any credentials have"));
         }
-        child.wait().await
+        Ok((child.wait().await?, told))
     };
-    match tokio::time::timeout(HELPER_LIMIT, work).await {
-        Err(_elapsed) => Err(failed(format!("no end within {} s", HELPER_LIMIT.as_secs()))),
+    match tokio::time::timeout(limit, work).await {
+        Err(_elapsed) => Err(failed(format!("no end within {} s", limit.as_secs()))),
         Ok(Err(error)) => Err(failed(error.to_string())),
-        Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(failed(format!("it ended with {status}"))),
+        Ok(Ok((status, told))) if status.success() => Ok(told),
+        Ok(Ok((status, _))) => Err(failed(format!("it ended with {status}"))),
     }
+}
+
+fn program(helper: &str) -> String {
+    format!("docker-credential-{helper}")
+}
+
+fn failed(helper: &str, what: String) -> DockerConfigError {
+    DockerConfigError::Helper { program: program(helper), what }
 }
 
 #[cfg(test)]
@@ -287,11 +435,18 @@ mod tests {
         let file = fs::File::open(config.path()).unwrap();
         let found = docker_credential::get_credential_from_reader(file, &server(registry));
         match found {
-            Ok(docker_credential::DockerCredential::UsernamePassword(user, password)) => {
-                Some((user, password))
-            }
+            Ok(DockerCredential::UsernamePassword(user, password)) => Some((user, password)),
             _ => None,
         }
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_file_is_not_waited_for() {
+        let (_home, config) = config(Some(""));
+        fs::remove_file(config.path()).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, config.path(), mode).unwrap();
+        assert!(config.read().unwrap().is_empty());
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 
 mod files;
 mod index;
+mod list;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,9 +46,8 @@ impl Layout {
         let subject = self.name(tag.map_or(String::new(), |tag| format!(":{tag}")));
         let tag = tag.cloned();
         self.run("read", subject, move |root| {
-            let index = index::read(root)?;
-            let entry = index::find(&index, tag.as_ref()).ok_or(StoreErrorKind::NotFound)?;
-            load(root, &entry.digest, Some(entry))
+            let entry = index::resolve(root, tag.as_ref())?;
+            load(root, &entry.digest, Some(&entry))
         })
         .await
     }

@@ -58,6 +58,10 @@ const CHUNK_HASH: ChunkHash = ChunkHash::Blake3;
 /// After this many increments everything is stored anew.
 const GENERATIONS_MAX: u32 = 8;
 
+/// How often a base is tried of which shards turn out to be lost: once while pages are compared, once
+/// while what is left is copied.
+const BASE_ATTEMPTS: usize = 3;
+
 /// What to pack.
 #[derive(Debug)]
 pub struct PackRequest {
@@ -227,8 +231,15 @@ async fn pack_in(
         None => None,
     };
     let pages = Pages { dump: &dump, shard_bytes, hashes: request.page_hashes, scratch };
-    let (pushed, lineage) = push_pages(&pages, base, store, progress).await?;
-    let images = push_images(&dump, scratch, store, progress).await?;
+    let stored = async {
+        let pages = push_pages(&pages, base, store, progress).await?;
+        Ok::<_, PackError>((pages, push_images(&dump, scratch, store, progress).await?))
+    };
+    let stored = stored.await;
+    // That is the cause, when something else failed.
+    let looked_at = Arc::clone(&dump);
+    run(move || Ok(looked_at.check_unchanged()?)).await?;
+    let ((pushed, lineage), images) = stored?;
     let sizes = Sizes {
         processes: dump.processes,
         threads: dump.threads,
@@ -264,21 +275,35 @@ async fn push_pages(
     store: &Store,
     progress: &Progress,
 ) -> Result<(Pushed, Lineage), PackError> {
-    let Some(base) = base else {
-        return Ok((pages.push(None, store, progress).await?, Lineage::default()));
+    let Some(base) = base.map(Arc::new) else {
+        return Ok((push_anew(pages, store, progress).await?, Lineage::default()));
     };
-    let (digest, generation) = (base.digest.clone(), base.generation.saturating_add(1));
-    let mut lineage = Lineage { generation, base: Some(digest) };
-    if generation <= GENERATIONS_MAX {
-        let pushed = pages.push(Some(Arc::new(base)), store, progress).await?;
+    let generation = base.generation.saturating_add(1);
+    let mut lineage = Lineage { generation, base: Some(base.digest.clone()) };
+    let attempts = if generation <= GENERATIONS_MAX { BASE_ATTEMPTS } else { 0 };
+    for _ in 0..attempts {
+        let pushed = pages.push(Some(Arc::clone(&base)), store, progress).await?;
+        // Some of the base is lost: once more, without it.
+        let Some(pushed) = pushed else { continue };
         let listed: u64 = pushed.shards.iter().map(|shard| shard.size).sum();
         if pushed.live_bytes.saturating_mul(2) >= listed {
             return Ok((pushed, lineage));
         }
         tracing::info!(live = pushed.live_bytes, listed, "less than half is live: packing in full");
+        break;
     }
     lineage.generation = 0;
-    Ok((pages.push(None, store, progress).await?, lineage))
+    Ok((push_anew(pages, store, progress).await?, lineage))
+}
+
+/// Stores everything.
+async fn push_anew(
+    pages: &Pages<'_>,
+    store: &Store,
+    progress: &Progress,
+) -> Result<Pushed, PackError> {
+    // Without a base none of it can be lost.
+    pages.push(None, store, progress).await?.ok_or(PackError::Interrupted)
 }
 
 /// Packs and pushes the small files.

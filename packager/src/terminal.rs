@@ -97,7 +97,9 @@ impl Terminal {
         if written.as_ref().is_err_and(closed) {
             self.unread.store(true, Ordering::Relaxed);
         }
-        written
+        written.map_err(|error| {
+            std::io::Error::new(error.kind(), format!("failed to write to stdout: {error}"))
+        })
     }
 
     /// Says why it did not work: to people on stderr, to scripts as the only document on stdout.

@@ -199,11 +199,18 @@ fn parse_registry(text: &str) -> Result<Reference, ReferenceErrorKind> {
     if !looks_like_host {
         return Err(missing());
     }
-    if !registry.bytes().all(is_of_a_host) || registry.starts_with(':') || registry.ends_with(':') {
+    if !registry.bytes().all(is_of_a_host) || registry.starts_with(':') || !has_port(registry) {
         return Err(ReferenceErrorKind::MalformedHost(registry.into()));
     }
     let (name, tag) = split_tag(path)?;
     Ok(Reference { registry: registry.into(), repository: name.parse()?, tag, digest })
+}
+
+/// Whether what follows a host's last colon is a port, when there is a colon.
+fn has_port(registry: &str) -> bool {
+    // Those in brackets belong to an address.
+    let rest = registry.rsplit_once(']').map_or(registry, |(_, rest)| rest);
+    rest.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_ok())
 }
 
 fn is_of_a_host(letter: u8) -> bool {

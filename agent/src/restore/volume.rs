@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
-use futures::TryStreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use kybernate_packager::artifact::{Checkpoint, Volume};
 use kybernate_packager::store::{Store, StoreError, StoreErrorKind};
 use tokio_util::io::{StreamReader, SyncIoBridge};
+use tokio_util::sync::CancellationToken;
 
 use super::AllowedMount;
 use crate::app::App;
@@ -85,10 +86,14 @@ pub(super) async fn unpack_into(
 }
 
 async fn unpack_one(store: &Store, volume: &Volume, target: &Path) -> Result<(), VolumeError> {
-    let stream = volume.read(store);
-    let bytes = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+    // Nobody fills a directory that is being removed: dropped, this ends what is read.
+    let wanted = CancellationToken::new();
+    let _ends = wanted.clone().drop_guard();
+    let stream = volume.read(store).map_err(io::Error::other);
+    let stream = stream.take_until(wanted.clone().cancelled_owned()).boxed();
+    let bytes = SyncIoBridge::new(StreamReader::new(stream));
     let target = target.to_owned();
-    let unpacked = tokio::task::spawn_blocking(move || extract(bytes, &target)).await;
+    let unpacked = tokio::task::spawn_blocking(move || extract(bytes, &target, &wanted)).await;
     let unpacked = unpacked.map_err(io::Error::other).and_then(|unpacked| unpacked);
     unpacked.map_err(|error| match error.downcast::<StoreError>() {
         Ok(error) => VolumeError::Store(error),
@@ -97,7 +102,7 @@ async fn unpack_one(store: &Store, volume: &Volume, target: &Path) -> Result<(),
 }
 
 /// Unpacks files, directories and links; nothing leads out of `target`, and devices are left out.
-fn extract(bytes: impl io::Read, target: &Path) -> io::Result<()> {
+fn extract(bytes: impl io::Read, target: &Path, wanted: &CancellationToken) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     stage::make(target)?;
     // As containerd makes its own /dev/shm.
@@ -107,6 +112,9 @@ fn extract(bytes: impl io::Read, target: &Path) -> io::Result<()> {
     archive.set_preserve_ownerships(true);
     for entry in archive.entries()? {
         let mut entry = entry?;
+        if wanted.is_cancelled() {
+            return Err(io::Error::other("nobody waits for it any more"));
+        }
         let kind = entry.header().entry_type();
         if kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link() {
             entry.unpack_in(target)?;
@@ -195,7 +203,7 @@ mod tests {
 
         let target = top.path().join("volume");
         // Either way out is fine, as long as nothing escapes.
-        let _outcome = extract(&*tar, &target);
+        let _outcome = extract(&*tar, &target, &CancellationToken::new());
         assert!(!top.path().join("escaped").exists());
     }
 }

@@ -13,6 +13,7 @@ use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, NodeFacts};
 use kybernate_spec::{Digest, Location, document};
 use serde_json::json;
 
+use super::aside::aside;
 use super::facts::FactsSource;
 use super::offer::Offer;
 use super::{Connection, Failure};
@@ -56,7 +57,10 @@ pub(super) struct Compat {
 impl Compat {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let node = match &self.facts {
-            Some(path) => read(path)?,
+            Some(path) => {
+                let path = path.clone();
+                aside(move || read(&path)).await.map_err(Failure::failed)??
+            }
             None => self.source.report().await?.facts,
         };
         let store = self.connection.open(&self.reference).await?;

@@ -7,7 +7,7 @@ use kybernate_packager::artifact::ArtifactError;
 use kybernate_packager::copy::CopyError;
 use kybernate_packager::difference::DifferenceError;
 use kybernate_packager::inspect::InspectError;
-use kybernate_packager::interchange::{ExportError, ImportError};
+use kybernate_packager::interchange::ExportError;
 use kybernate_packager::key::{KeyError, KeyErrorKind};
 use kybernate_packager::listing::ListError;
 use kybernate_packager::pack::PackError;
@@ -333,16 +333,6 @@ impl From<ExportError> for Failure {
                 Self::Refused(Rule::Compatibility, error.into())
             }
             error @ (ExportError::Image(_) | ExportError::Io(..)) => Self::failed(error),
-        }
-    }
-}
-
-impl From<ImportError> for Failure {
-    fn from(error: ImportError) -> Self {
-        match error {
-            ImportError::Store(error) => error.into(),
-            error if error.is_integrity() => Self::Refused(Rule::Integrity, error.into()),
-            error => Self::failed(error),
         }
     }
 }

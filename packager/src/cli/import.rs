@@ -82,7 +82,7 @@ impl Import {
             Some(path) => Some(keys::open(path).await?),
             None => None,
         };
-        let config = self.config()?;
+        let config = self.config().await?;
         let image = match &self.image {
             Some(image) => {
                 Some(source_image(image, &self.reference, &config, &self.connection).await?)
@@ -123,8 +123,8 @@ impl Import {
     }
 
     /// Returns what is known before anything is read.
-    fn config(&self) -> Result<CheckpointConfig, Failure> {
-        let mut config = facts(self.facts.as_deref())?;
+    async fn config(&self) -> Result<CheckpointConfig, Failure> {
+        let mut config = facts(self.facts.as_deref()).await?;
         let source = &mut config.source;
         source.namespace = self.namespace.clone().or(source.namespace.take());
         source.container = self.container.clone().or(source.container.take());
@@ -142,12 +142,28 @@ impl Import {
                 return Err(Failure::usage("--previous is for --format podman"));
             }
             let request = self.request(facts, image).await?;
-            return Ok(containerd::import(request, progress).await?);
+            let imported = containerd::import(request, progress).await;
+            return imported.map_err(|error| self.failure(error));
         }
         let archive = PathBuf::from(&self.source);
         let (previous, scratch) = (self.previous.clone(), self.scratch.clone());
         let request = cri::ImportRequest { archive, previous, facts, image, scratch };
-        Ok(cri::import(request, progress).await?)
+        cri::import(request, progress).await.map_err(|error| self.failure(error))
+    }
+
+    /// Names what could not be imported.
+    fn failure(&self, error: ImportError) -> Failure {
+        if let ImportError::Store(error) = error {
+            return error.into();
+        }
+        let is_integrity = error.is_integrity();
+        let name = without_credentials(&self.source).into_owned();
+        let named = NotImported { name, source: error };
+        if is_integrity {
+            Failure::Refused(Rule::Integrity, named.into())
+        } else {
+            Failure::failed(named)
+        }
     }
 
     async fn request(
@@ -159,7 +175,8 @@ impl Import {
         let (source, location) = if path.is_file() {
             let path = path.to_owned();
             let opened = tokio::task::spawn_blocking(move || Archive::open(&path)).await;
-            let archive = opened.map_err(Failure::failed)?.map_err(ImportError::from)?;
+            let archive = opened.map_err(Failure::failed)?;
+            let archive = archive.map_err(|error| self.failure(error.into()))?;
             (ForeignSource::Archive(Arc::new(archive)), None)
         } else {
             let location: Location = self.source.parse().map_err(|error: ReferenceError| {
@@ -179,6 +196,14 @@ impl Import {
             scratch: self.scratch.clone(),
         })
     }
+}
+
+/// What was to be imported, and could not be.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to import {name:?}")]
+struct NotImported {
+    name: String,
+    source: ImportError,
 }
 
 /// Returns the repository that blobs can be linked from.

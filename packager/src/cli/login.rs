@@ -1,7 +1,6 @@
 //! `kyb login` and `kyb logout`
 
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
-use std::path::PathBuf;
 
 use clap::Args;
 use kybernate_packager::docker_config::{DockerConfig, Kept};
@@ -10,6 +9,7 @@ use kybernate_packager::store::ConnectOptions;
 use kybernate_spec::{Reference, without_credentials};
 use serde_json::json;
 
+use super::aside::aside;
 use super::{Connection, Failure};
 use crate::terminal::Terminal;
 
@@ -53,7 +53,7 @@ impl Login {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let config = config()?;
         let (username, stdin) = (self.username, self.password_stdin);
-        let asked = tokio::task::spawn_blocking(move || ask(username, stdin));
+        let asked = aside(move || ask(username, stdin));
         let (user, password) = asked.await.map_err(Failure::failed)??;
         let registry = self.registry.registry.to_string();
         let plain_http = self.connection.is_plain(&self.registry);
@@ -92,12 +92,9 @@ impl Logout {
 
 /// Finds Docker's configuration, where its reader looks for it.
 fn config() -> Result<DockerConfig, Failure> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let directory = set("DOCKER_CONFIG").or_else(|| Some(set("HOME")?.join(".docker")));
-    let directory = directory.ok_or_else(|| {
+    DockerConfig::of_environment().ok_or_else(|| {
         Failure::usage("there is no place for credentials: set DOCKER_CONFIG or HOME")
-    })?;
-    Ok(DockerConfig::at(directory.join("config.json")))
+    })
 }
 
 /// Asks for what is not said.
@@ -126,9 +123,8 @@ fn ask(username: Option<String>, stdin: bool) -> Result<(String, String), Failur
 }
 
 fn line(prompt: &str) -> io::Result<String> {
-    let mut error = io::stderr().lock();
-    error.write_all(prompt.as_bytes())?;
-    error.flush()?;
+    // Not locked while somebody types: who presses Ctrl-C is told so there.
+    io::stderr().write_all(prompt.as_bytes())?;
     let mut text = String::new();
     io::stdin().lock().take(PASSWORD_BYTES_MAX).read_line(&mut text)?;
     Ok(text.trim().to_owned())

@@ -18,6 +18,7 @@ use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig};
 use kybernate_spec::{Descriptor, Location, document};
 use serde_json::json;
 
+use super::aside::aside;
 use super::trust::{Trust, Trusted};
 use super::{Connection, Failure, keys, tag_for};
 use crate::terminal::{Terminal, bytes, say};
@@ -114,7 +115,7 @@ impl Pack {
             Some(path) => Some(keys::open(path).await?),
             None => None,
         };
-        let config = facts(self.facts.as_deref())?;
+        let config = facts(self.facts.as_deref()).await?;
         let base = self.base.open(&self.connection, key.as_ref(), &config).await?;
         let image = match &self.image {
             Some(image) => {
@@ -281,8 +282,12 @@ async fn platform(
     Ok(store.manifest(&child.digest).await?)
 }
 
-pub(super) fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
-    let Some(path) = path else { return Ok(CheckpointConfig::default()) };
+pub(super) async fn facts(path: Option<&Path>) -> Result<CheckpointConfig, Failure> {
+    let Some(path) = path.map(Path::to_owned) else { return Ok(CheckpointConfig::default()) };
+    aside(move || read_facts(&path)).await.map_err(Failure::failed)?
+}
+
+fn read_facts(path: &Path) -> Result<CheckpointConfig, Failure> {
     let mut text = Vec::new();
     let file = fs_err::File::open(path).map_err(Failure::failed)?;
     // Devices and pipes tell no size.

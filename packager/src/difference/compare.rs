@@ -13,6 +13,7 @@ use super::{
 use crate::inside::{MappedRegion, Process};
 use crate::pack::base::PAGE_HASH_BYTES;
 use crate::stored::{Piece, Pieces, StoredAt, StoredError};
+use crate::wanted::Wanted;
 
 /// Pages of a chunk.
 const CHUNK_PAGES: u64 = 1024;
@@ -57,7 +58,9 @@ pub(super) fn compare(
     from: &Side,
     to: &Side,
     ask: &mut Ask<'_>,
+    wanted: &Wanted,
 ) -> Result<Difference, DifferenceError> {
+    let mut judge = Judge { from, to, ask, wanted };
     let mut total = PageCounts::default();
     let mut processes = Vec::new();
     let by_pid = |side: &Side| -> BTreeMap<u32, usize> {
@@ -71,7 +74,7 @@ pub(super) fn compare(
         let after = new.get(&pid).and_then(|at| to.inside.processes.get(*at));
         let mut account = Account::of(pid, before, after);
         let pagemap = format!("pagemap-{pid}.img");
-        walk(from, to, (Some(&pagemap), Some(&pagemap)), ask, &mut account)?;
+        walk((Some(&pagemap), Some(&pagemap)), &mut judge, &mut account)?;
         total.add(&account.total);
         let change = change(before.is_some(), after.is_some());
         let name = after.or(before).map(|process| process.name.clone()).unwrap_or_default();
@@ -83,7 +86,7 @@ pub(super) fn compare(
             regions: account.regions,
         });
     }
-    let shared = shared(from, to, ask, &mut total)?;
+    let shared = shared(&mut judge, &mut total)?;
     let based = to.checkpoint.config.lineage.base.as_ref() == Some(from.digest());
     Ok(Difference {
         from: from.digest().clone(),
@@ -98,12 +101,10 @@ pub(super) fn compare(
 
 /// Compares memory that several processes may share.
 fn shared(
-    from: &Side,
-    to: &Side,
-    ask: &mut Ask<'_>,
+    judge: &mut Judge<'_, '_>,
     total: &mut PageCounts,
 ) -> Result<Vec<RegionDifference>, DifferenceError> {
-    let (old, new) = (from.shared(), to.shared());
+    let (old, new) = (judge.from.shared(), judge.to.shared());
     let keys: BTreeSet<(u32, u64)> = old.keys().chain(new.keys()).copied().collect();
     let mut found = Vec::new();
     for key in keys {
@@ -114,7 +115,7 @@ fn shared(
             before.map(|shared| shared.pagemap.as_str()),
             after.map(|shared| shared.pagemap.as_str()),
         );
-        walk(from, to, pagemaps, ask, &mut account)?;
+        walk(pagemaps, judge, &mut account)?;
         total.add(&account.total);
         let change = change(before.is_some(), after.is_some());
         found.push(RegionDifference { pages: account.total, ..described(key.0, region, change) });
@@ -210,6 +211,8 @@ struct Judge<'a, 'b> {
     from: &'a Side,
     to: &'a Side,
     ask: &'a mut Ask<'b>,
+    /// Asked between two stretches.
+    wanted: &'a Wanted,
 }
 
 impl Judge<'_, '_> {
@@ -347,16 +350,14 @@ impl Cursor {
 
 /// Walks one memory of both, which `pagemaps` describe.
 fn walk(
-    from: &Side,
-    to: &Side,
     pagemaps: (Option<&str>, Option<&str>),
-    ask: &mut Ask<'_>,
+    judge: &mut Judge<'_, '_>,
     account: &mut Account,
 ) -> Result<(), DifferenceError> {
-    let mut old = Cursor::open(from, pagemaps.0)?;
-    let mut new = Cursor::open(to, pagemaps.1)?;
-    let mut judge = Judge { from, to, ask };
+    let mut old = Cursor::open(judge.from, pagemaps.0)?;
+    let mut new = Cursor::open(judge.to, pagemaps.1)?;
     loop {
+        judge.wanted.check().map_err(|error| DifferenceError::Io("compare", error))?;
         let starts = [&old.piece, &new.piece].into_iter().flatten().map(|piece| piece.address);
         let Some(address) = starts.min() else { return Ok(()) };
         let ends = [old.until(address), new.until(address)];
@@ -364,7 +365,7 @@ fn walk(
         // Addresses are those of pages, so there is at least one.
         let pages = (end.saturating_sub(address) / PAGE_BYTES).max(1);
         let (before, after) = (old.state(address), new.state(address));
-        account.count(Stretch { address, pages, before, after }, &mut judge)?;
+        account.count(Stretch { address, pages, before, after }, judge)?;
         old.pass(address, pages)?;
         new.pass(address, pages)?;
     }

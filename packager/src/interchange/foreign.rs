@@ -18,6 +18,9 @@ const EXTENSION_BYTES_MAX: u64 = 64 << 10;
 /// Longest name: what Linux takes as a path.
 const NAME_BYTES_MAX: usize = 4096;
 
+/// Most characters told of what is no header.
+const TOLD_CHARS_MAX: usize = 80;
+
 /// Why something foreign was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignError {
@@ -369,7 +372,10 @@ const fn word(kind: EntryType) -> &'static str {
 }
 
 fn damaged(error: io::Error) -> ForeignError {
-    ForeignError::Header(error.to_string())
+    // It may quote the whole header.
+    let told = error.to_string();
+    let told = told.split(" when getting ").next().unwrap_or_default();
+    ForeignError::Header(told.chars().take(TOLD_CHARS_MAX).flat_map(char::escape_debug).collect())
 }
 
 fn early() -> io::Error {

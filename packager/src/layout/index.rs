@@ -1,13 +1,15 @@
 //! `index.json` of a layout. Everything here blocks.
+//!
+//! Other programs list things there too. What they wrote stays as it is, known to us or not; an entry
+//! that is no descriptor for us is passed over.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use kybernate_spec::{
-    Annotations, Descriptor, Digest, Index, MANIFEST_BYTES_MAX, Tag, annotation, media_type,
-};
+use kybernate_spec::{Descriptor, Digest, Index, MANIFEST_BYTES_MAX, Tag, annotation, media_type};
 
+use super::list::List;
 use super::{files, load, missing};
 use crate::outline::{Outline, may_be};
 use crate::store::StoreErrorKind;
@@ -17,8 +19,24 @@ const NAME: &str = "index.json";
 /// Manifests looked at in search of referrers, beside those that the list itself names.
 const MANIFESTS_MAX: usize = 10_000;
 
-/// Reads the list of what the layout holds.
+/// Reads the list of what the layout holds, as far as we know it.
 pub(super) fn read(root: &Path) -> Result<Index, StoreErrorKind> {
+    Ok(open(root)?.known())
+}
+
+/// Reads the list and finds what `tag` names.
+pub(super) fn resolve(root: &Path, tag: Option<&Tag>) -> Result<Descriptor, StoreErrorKind> {
+    let list = open(root)?;
+    if let Some(found) = find(&list.known(), tag) {
+        return Ok(found.clone());
+    }
+    match tag.and_then(|tag| list.wrong_with(tag.as_str())) {
+        Some(wrong) => Err(StoreErrorKind::Malformed(wrong)),
+        None => Err(StoreErrorKind::NotFound),
+    }
+}
+
+fn open(root: &Path) -> Result<List, StoreErrorKind> {
     files::open_beneath(root, files::MARKER).map_err(missing)?;
     let file = files::open_beneath(root, NAME).map_err(missing)?;
     let size = file.metadata()?.len();
@@ -26,25 +44,19 @@ pub(super) fn read(root: &Path) -> Result<Index, StoreErrorKind> {
         return Err(StoreErrorKind::TooLarge { size, limit: MANIFEST_BYTES_MAX });
     }
     let content = files::read_whole(file, MANIFEST_BYTES_MAX)?;
-    serde_json::from_slice(&content).map_err(StoreErrorKind::Malformed)
+    List::parse(&content).map_err(StoreErrorKind::Malformed)
 }
 
 /// Replaces the list by what `change` makes of it.
 pub(super) fn update(root: &Path, change: impl FnOnce(&mut Index)) -> Result<(), StoreErrorKind> {
     let _lock = files::lock(root)?;
-    let mut index = match read(root) {
-        Err(StoreErrorKind::NotFound) => Index {
-            schema_version: 2,
-            media_type: Some(media_type::OCI_INDEX.to_owned()),
-            artifact_type: None,
-            manifests: Vec::new(),
-            subject: None,
-            annotations: Annotations::new(),
-        },
+    let list = match open(root) {
+        Err(StoreErrorKind::NotFound) => List::empty(),
         other => other?,
     };
+    let mut index = list.known();
     change(&mut index);
-    let content = serde_json::to_vec(&index).map_err(StoreErrorKind::Malformed)?;
+    let content = list.changed(&index).map_err(StoreErrorKind::Malformed)?;
     let size = crate::checked::length(&content);
     if size > MANIFEST_BYTES_MAX {
         return Err(StoreErrorKind::TooLarge { size, limit: MANIFEST_BYTES_MAX });
@@ -97,7 +109,7 @@ pub(super) fn forget(index: &mut Index, digests: &[Digest]) -> bool {
 
 /// Finds what `tag` names. Without a tag: `latest`, else the only entry with a tag, else the only
 /// entry.
-pub(super) fn find<'a>(index: &'a Index, tag: Option<&Tag>) -> Option<&'a Descriptor> {
+fn find<'a>(index: &'a Index, tag: Option<&Tag>) -> Option<&'a Descriptor> {
     let named = |name: &str| index.manifests.iter().find(|entry| tag_of(entry) == Some(name));
     if let Some(tag) = tag {
         return named(tag.as_str());

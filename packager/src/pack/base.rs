@@ -4,10 +4,11 @@
 //! A page that is found unchanged is not stored again; the new page index points at the base's shard.
 //! Looking in the wrong place costs bytes and nothing else: what is compared is the content.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufReader, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use fs_err as fs;
 use kybernate_spec::page_index::{
@@ -59,6 +60,8 @@ pub(super) struct OpenBase {
     files: BTreeMap<MemoryKey, KnownFile>,
     /// Page hashes, when the pages themselves are not on this machine.
     hashes: Option<PathBuf>,
+    /// Shards that are gone or damaged: no new checkpoint may list them. Held for a look only.
+    unfit: Mutex<BTreeSet<u16>>,
 }
 
 /// A pages file of the base.
@@ -143,6 +146,7 @@ impl OpenBase {
             shard_pages: Vec::new(),
             files: BTreeMap::new(),
             hashes,
+            unfit: Mutex::default(),
         };
         let scanned = wanted::blocking(move |wanted| opened.scan(wanted)).await;
         scanned.map_err(|kind| PackError::Io("read the base", kind))
@@ -189,6 +193,28 @@ impl OpenBase {
     /// Whether pages are compared by their hashes.
     pub(super) const fn is_remote(&self) -> bool {
         self.hashes.is_some()
+    }
+
+    /// Notes that a shard is not what it should be.
+    pub(super) fn give_up(&self, shard: u16) {
+        let first = self.unfit.lock().unwrap_or_else(PoisonError::into_inner).insert(shard);
+        if let Some(shard) = self.shards.get(usize::from(shard)).filter(|_| first) {
+            let shard = &shard.digest;
+            tracing::warn!(%shard, "gone or damaged in the base: its pages are stored again");
+        }
+    }
+
+    /// Whether a shard was given up.
+    pub(super) fn is_given_up(&self, shard: u16) -> bool {
+        self.unfit.lock().unwrap_or_else(PoisonError::into_inner).contains(&shard)
+    }
+
+    /// Whether a blob is one of the shards that were given up: what is stored under its digest is
+    /// not to be relied upon.
+    pub(super) fn has_given_up(&self, digest: &Digest) -> bool {
+        let unfit = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shards = unfit.iter().filter_map(|number| self.shards.get(usize::from(*number)));
+        shards.any(|shard| shard.digest == *digest)
     }
 
     /// Prepares to find the pages of a new file; `None` when the base has no such memory.

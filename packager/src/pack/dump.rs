@@ -26,14 +26,19 @@ const THREADS_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) struct Listing {
     directory: PathBuf,
+    seen: BTreeMap<String, Stamp>,
     files: BTreeMap<String, u64>,
     flat: Flat,
 }
+
+/// What tells that a file is still the same: its number, length, and time of the last change.
+type Stamp = (u64, u64, (i64, i64));
 
 /// A dump directory that was found whole.
 #[derive(Debug)]
 pub(super) struct Dump {
     directory: PathBuf,
+    seen: BTreeMap<String, Stamp>,
     /// What its parents have of it.
     flat: Flat,
     /// Files that go into the pack, by name, with their sizes.
@@ -132,6 +137,9 @@ pub enum DumpErrorKind {
         /// Bytes of the file.
         actual: u64,
     },
+    /// It is not what it was when packing began.
+    #[error("it was changed, added or removed meanwhile: pack it when nothing writes there")]
+    Changed,
     /// More than any dump has.
     #[error("it has more {0} than any dump")]
     TooMany(&'static str),
@@ -141,11 +149,13 @@ impl Listing {
     /// Lists `directory`. What its parents have of it is written down in `scratch`.
     pub(super) fn of(directory: &Path, scratch: &Path) -> Result<Self, DumpError> {
         let wrong = |kind| DumpError { path: directory.to_owned(), kind };
-        let mut files = list(directory).map_err(wrong)?;
+        let seen = list(directory).map_err(wrong)?;
+        let mut files: BTreeMap<_, _> =
+            seen.iter().map(|(name, (_, length, _))| (name.clone(), *length)).collect();
         let pagemaps = files.keys().map(String::as_str).filter(|name| name.starts_with("pagemap-"));
         let flat = Flat::of(directory, pagemaps, scratch)?;
         files.extend(flat.files().map(|(name, bytes)| (name.to_owned(), bytes)));
-        Ok(Self { directory: directory.to_owned(), files, flat })
+        Ok(Self { directory: directory.to_owned(), seen, files, flat })
     }
 
     /// Returns the apparent bytes of the files that will be shards.
@@ -158,7 +168,7 @@ impl Listing {
 impl Dump {
     /// Looks at every file. `shard_bytes` tells how large mappings are cut.
     pub(super) fn scan(listing: Listing, shard_bytes: u64) -> Result<Self, DumpError> {
-        let Listing { directory, files, flat } = listing;
+        let Listing { directory, seen, files, flat } = listing;
         let wrong = |kind| DumpError { path: directory.clone(), kind };
         for needed in ["inventory.img", "pstree.img"] {
             if !files.contains_key(needed) {
@@ -202,7 +212,19 @@ impl Dump {
                 small.push((name, length));
             }
         }
-        Ok(Self { directory, flat, small, bulk, processes, threads })
+        Ok(Self { directory, seen, flat, small, bulk, processes, threads })
+    }
+
+    /// Fails when a file was changed, added or removed since the directory was listed: what was read
+    /// is then no dump, or not all of one.
+    pub(super) fn check_unchanged(&self) -> Result<(), DumpError> {
+        let wrong = |path: PathBuf, kind| DumpError { path, kind };
+        let now = list(&self.directory).map_err(|kind| wrong(self.directory.clone(), kind))?;
+        let mut names = self.seen.keys().chain(now.keys());
+        match names.find(|name| self.seen.get(*name) != now.get(*name)) {
+            None => Ok(()),
+            Some(name) => Err(wrong(self.directory.join(name), DumpErrorKind::Changed)),
+        }
     }
 
     /// Returns the directory that a file is in: another one than the dump's when it had to be written
@@ -237,7 +259,7 @@ fn is_bulk(name: &str, length: u64) -> bool {
     classify(name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX
 }
 
-fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
+fn list(directory: &Path) -> Result<BTreeMap<String, Stamp>, DumpErrorKind> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -247,7 +269,8 @@ fn list(directory: &Path) -> Result<BTreeMap<String, u64>, DumpErrorKind> {
             NameClass::Leftover => {}
             NameClass::Foreign if name == "parent" && metadata.is_symlink() => {}
             NameClass::Pages | NameClass::Image if metadata.is_file() => {
-                files.insert(name, metadata.size());
+                let changed = (metadata.mtime(), metadata.mtime_nsec());
+                files.insert(name, (metadata.ino(), metadata.size(), changed));
             }
             _ => return Err(DumpErrorKind::Foreign(name)),
         }

@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fs_err as fs;
+use kybernate_spec::Descriptor;
 use kybernate_spec::page_index::{Chunk, PAGES_PER_SEGMENT, Place};
-use kybernate_spec::{Descriptor, Digest};
 
 use super::base::OpenBase;
 
@@ -95,8 +95,8 @@ impl<'a> LocalPages<'a> {
         (shard, number): (u16, u16),
         mut content: Vec<u8>,
     ) -> io::Result<Option<Vec<u8>>> {
-        let Some((digest, expected)) = self.listed(shard, number) else { return Ok(None) };
-        let Some(file) = self.shard(shard, digest)? else { return Ok(None) };
+        let Some((descriptor, expected)) = self.listed(shard, number) else { return Ok(None) };
+        let Some(file) = self.shard(shard, descriptor)? else { return Ok(None) };
         content.resize(usize::try_from(expected.stored_bytes).map_err(io::Error::other)?, 0);
         let whole = match read_hashed(&file, &mut content, expected.stored_offset) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
@@ -106,18 +106,18 @@ impl<'a> LocalPages<'a> {
         if whole {
             return Ok(Some(content));
         }
-        let chunk = number;
-        tracing::warn!(shard = %digest, chunk, "damaged in the base: its pages are stored again");
+        self.base.give_up(shard);
         Ok(None)
     }
 
-    fn listed(&self, shard: u16, chunk: u16) -> Option<(&'a Digest, &'a Chunk)> {
-        let Descriptor { digest, .. } = self.base.shards.get(usize::from(shard))?;
+    fn listed(&self, shard: u16, chunk: u16) -> Option<(&'a Descriptor, &'a Chunk)> {
+        let descriptor = self.base.shards.get(usize::from(shard))?;
         let table = self.base.tables.get(usize::from(shard))?;
-        Some((digest, table.get(usize::from(chunk))?))
+        Some((descriptor, table.get(usize::from(chunk))?))
     }
 
-    fn shard(&self, number: u16, digest: &Digest) -> io::Result<Option<Arc<fs::File>>> {
+    /// Opens a shard; one that is not there as a whole is given up.
+    fn shard(&self, number: u16, shard: &Descriptor) -> io::Result<Option<Arc<fs::File>>> {
         let mut kept = self.kept();
         if kept.open.len() >= OPEN_SHARDS_MAX && !kept.open.contains_key(&number) {
             kept.open.clear();
@@ -126,8 +126,20 @@ impl<'a> LocalPages<'a> {
             Entry::Occupied(file) => return Ok(Some(Arc::clone(file.get()))),
             Entry::Vacant(place) => place,
         };
-        let Some(file) = self.base.store.local_blob(digest) else { return Ok(None) };
-        Ok(Some(Arc::clone(place.insert(Arc::new(file?)))))
+        match self.base.store.local_blob(&shard.digest).transpose() {
+            Ok(Some(file)) if file.metadata()?.len() == shard.size => {
+                Ok(Some(Arc::clone(place.insert(Arc::new(file)))))
+            }
+            Ok(_) => {
+                self.base.give_up(number);
+                Ok(None)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a shard of the base cannot be opened");
+                self.base.give_up(number);
+                Ok(None)
+            }
+        }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

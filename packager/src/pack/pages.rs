@@ -19,7 +19,7 @@ use super::shards::{OpenFile, Planned, Planner, ShardPlan, open_files};
 use super::upload::{FileSource, HashingWriter, ShardSource, blocking, ensure_blob, hash_file};
 use crate::copy;
 use crate::progress::Progress;
-use crate::store::Store;
+use crate::store::{Store, StoreError, StoreErrorKind};
 use crate::wanted;
 
 /// The pages of one dump.
@@ -56,21 +56,22 @@ struct Listed {
 type NewShard = (u16, Listed);
 
 impl Pages<'_> {
-    /// Pushes what `base` does not have, and the page index.
+    /// Pushes what `base` does not have, and the page index; `None` when shards of the base that are
+    /// needed turned out to be gone or damaged. They are known now, so that it can be tried again.
     pub(super) async fn push(
         &self,
         base: Option<Arc<OpenBase>>,
         store: &Store,
         progress: &Progress,
-    ) -> Result<Pushed, PackError> {
+    ) -> Result<Option<Pushed>, PackError> {
         let records = self.scratch.join("page-index.records");
         let (planned, new) = self.push_new(base.as_ref(), &records, store, progress).await?;
         let added_bytes = new.iter().map(|(_, shard)| shard.descriptor.size).sum::<u64>();
         let (numbers, shards) = list(base.as_deref(), &planned, new);
-        if let Some(base) = &base {
-            for shard in shards.iter().take(planned.used.iter().filter(|used| **used > 0).count()) {
-                copy::send(&base.store, store, &shard.descriptor, progress).await?;
-            }
+        if let Some(base) = &base
+            && !base.provide(&planned.used, store, progress).await?
+        {
+            return Ok(None);
         }
         let header = Header {
             hash: super::CHUNK_HASH,
@@ -90,13 +91,13 @@ impl Pages<'_> {
         super::check::check_index(&index, self.dump.bulk_bytes())?;
         ensure_blob(store, &index, &FileSource { path, offset: 0 }, None, progress).await?;
         let used = planned.used.iter().map(|pages| u64::from(*pages)).sum::<u64>();
-        Ok(Pushed {
+        Ok(Some(Pushed {
             index: index.with_annotation(annotation::TITLE, "page-index"),
             shards: shards.into_iter().map(|shard| shard.descriptor).collect(),
             hashes: self.push_hashes(store, progress).await?,
             live_bytes: added_bytes + used * u64::from(PAGE_BYTES),
             added_bytes,
-        })
+        }))
     }
 
     /// Places all pages and pushes the shards that are new, while the files are read.
@@ -133,7 +134,7 @@ impl Pages<'_> {
             })
         };
         let pushed: Result<Vec<_>, PackError> = ReceiverStream::new(receiver)
-            .map(|plan| push_shard(plan, Arc::clone(&files), store, progress))
+            .map(|plan| push_shard(plan, Arc::clone(&files), base, store, progress))
             .buffer_unordered(parallel)
             .try_collect()
             .await;
@@ -180,6 +181,7 @@ impl Pages<'_> {
 async fn push_shard(
     plan: ShardPlan,
     files: Arc<[Arc<OpenFile>]>,
+    base: Option<&Arc<OpenBase>>,
     store: &Store,
     progress: &Progress,
 ) -> Result<NewShard, PackError> {
@@ -189,8 +191,49 @@ async fn push_shard(
     let (descriptor, chunks) = wanted::blocking(move |wanted| hashed.hash(wanted))
         .await
         .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
+    if base.is_some_and(|base| base.has_given_up(&descriptor.digest)) {
+        // It may be in this very store, damaged.
+        store.put_blob(&descriptor, &source).await?;
+        progress.transfer(descriptor.size);
+    }
     ensure_blob(store, &descriptor, &source, None, progress).await?;
     Ok((number, Listed { descriptor, chunks }))
+}
+
+impl OpenBase {
+    /// Makes sure that `store` has the shards that are used. Returns false when one of them is not
+    /// to be had: it is given up.
+    async fn provide(
+        &self,
+        used: &[u32],
+        store: &Store,
+        progress: &Progress,
+    ) -> Result<bool, StoreError> {
+        let mut whole = true;
+        for (number, (shard, used)) in (0..).zip(self.shards.iter().zip(used)) {
+            if *used == 0 {
+                continue;
+            }
+            if self.is_given_up(number) {
+                whole = false;
+                continue;
+            }
+            match copy::send(&self.store, store, shard, progress).await {
+                Ok(_) => {}
+                Err(error) if is_lost(&error.kind) => {
+                    self.give_up(number);
+                    whole = false;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(whole)
+    }
+}
+
+/// Whether a shard is not there, or something else is.
+const fn is_lost(kind: &StoreErrorKind) -> bool {
+    matches!(kind, StoreErrorKind::NotFound | StoreErrorKind::Mismatch(_))
 }
 
 /// Numbers the shards anew, without those of the base that are not used; returns the new number by

@@ -337,7 +337,8 @@ impl<'a> Planner<'a> {
         if let (Some(out), Some(hash)) = (&mut self.hashes, &seen.hash) {
             out.write_all(hash)?;
         }
-        if let Some(place) = seen.same {
+        let is_there = |place: &Place| self.base.is_some_and(|base| !base.is_given_up(place.shard));
+        if let Some(place) = seen.same.filter(is_there) {
             if let Some(used) = self.used.get_mut(usize::from(place.shard)) {
                 *used += 1;
             }

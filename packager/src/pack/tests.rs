@@ -15,6 +15,7 @@ use crate::store::ConnectOptions;
 use crate::unpack::{Limits, UnpackError, unpack};
 
 mod cancelled;
+mod changed;
 mod increments;
 mod parents;
 mod refused;

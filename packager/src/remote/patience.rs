@@ -31,6 +31,9 @@ const REPEATS_FIRST: usize = 2;
 /// Longest pause that a registry may ask for. Whoever wants to wait longer can come back.
 const PAUSE_MAX: Duration = Duration::from_mins(10);
 
+/// From which length on a pause is told: whoever waits wants to know for what.
+const PAUSE_TOLD: Duration = Duration::from_secs(10);
+
 /// How much longer failures without progress between them are borne.
 #[derive(Debug)]
 pub(super) struct Patience {
@@ -75,7 +78,12 @@ impl Patience {
 /// Says in the log that a request is repeated.
 fn tell(kind: &StoreErrorKind, pause: Duration) {
     let reason = kybernate_spec::chain(kind);
-    tracing::debug!(%reason, pause_ms = pause.as_millis(), "the registry is asked again");
+    let pause_s = pause.as_secs();
+    if pause >= PAUSE_TOLD {
+        tracing::warn!(%reason, pause_s, "the registry is asked again after a pause");
+    } else {
+        tracing::debug!(%reason, pause_ms = pause.as_millis(), "the registry is asked again");
+    }
 }
 
 /// Makes the first request to a registry, and again while the failure may pass.

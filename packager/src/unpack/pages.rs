@@ -237,7 +237,10 @@ fn write_pages(
         // The last page of a file is padded in its shard and cut here.
         let room = usize::try_from(file.length.saturating_sub(offset)).unwrap_or(usize::MAX);
         let part = part.get(..part.len().min(room)).unwrap_or_default();
-        file.file.file().write_all_at(part, file.base.saturating_add(offset))?;
+        let written = file.file.file().write_all_at(part, file.base.saturating_add(offset));
+        written.map_err(|error| {
+            io::Error::new(error.kind(), format!("{}: {error}", file.file.path().display()))
+        })?;
     }
     Ok(())
 }

@@ -233,7 +233,13 @@ async fn a_file_that_is_no_checkpoint_is_told_from_one() {
     let scratch = tempfile::tempdir().unwrap();
     fs_err::write(scratch.path().join("text"), "hello").unwrap();
     let import = |source: &str| format!("import {source} oci:in:v1 --format containerd");
-    run(&scratch, &import("text")).await.ended(2, "early");
+    run(&scratch, &import("text")).await.ended(2, "\"text\": it ends early");
+    fs_err::write(scratch.path().join("long"), "what is no tar\n".repeat(100)).unwrap();
+    for format in ["containerd", "cri", "podman"] {
+        let ran = run(&scratch, &format!("import long oci:in:v1 --format {format}")).await;
+        ran.ended(2, "failed to import \"long\": it is no tar");
+        assert!(ran.told.len() < 400, "{ran:?}");
+    }
     packed(&scratch, "").await;
     run(&scratch, &import("oci:layout:v1")).await.ended(2, "no checkpoint of containerd");
     run(&scratch, &import("rw.tar")).await.ended(2, "no image layout");

@@ -135,6 +135,30 @@ async fn a_credential_helper_gets_the_secret_and_the_file_does_not() {
 }
 
 #[tokio::test]
+async fn a_helper_that_does_not_stop_talking_is_ended() {
+    let server = Scripted::start(|_, _| reply("200 OK", "", "")).await;
+    let scratch = tempfile::tempdir().unwrap();
+    let helper = scratch.path().join("docker-credential-chatty");
+    let program = "#!/bin/sh\necho $$ > \"$0.pid\"\nexec yes pass-word-1\n";
+    fs_err::write(&helper, program).unwrap();
+    fs_err::set_permissions(&helper, std::fs::Permissions::from_mode(0o755)).unwrap();
+    fs_err::create_dir(scratch.path().join(".docker")).unwrap();
+    let file = scratch.path().join(".docker/config.json");
+    fs_err::write(&file, r#"{"credsStore": "chatty"}"#).unwrap();
+
+    let line = format!("inspect {}/a/b:v1 --facts-only", server.address);
+    let ran = fed(&scratch, "", &line).await;
+    assert!(ran.told.contains("docker-credential-chatty"), "{ran:?}");
+    assert!(ran.told.contains("more than any credentials"), "{ran:?}");
+    assert!(!ran.told.contains("pass-word-1"), "{ran:?}");
+    let pid = fs_err::read_to_string(helper.with_extension("pid")).unwrap();
+    let line = format!("/proc/{}/cmdline", pid.trim());
+    crate::kyb::until("the helper ends", || {
+        !fs_err::read_to_string(&line).is_ok_and(|line| line.contains("pass-word-1"))
+    });
+}
+
+#[tokio::test]
 async fn a_password_is_never_an_argument() {
     let scratch = tempfile::tempdir().unwrap();
     fed(&scratch, "x", "login localhost:1 --username kyb").await.ended(64, "--password-stdin");

@@ -146,3 +146,45 @@ async fn nobody_has_to_read_to_the_end() {
         }
     }
 }
+
+#[tokio::test]
+async fn what_never_comes_is_not_waited_for_after_ctrl_c() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path();
+    crate::dump::dump(directory, 1);
+    for (name, line) in [
+        ("pack.fifo", "pack dump oci:l:v1 --facts pack.fifo"),
+        ("import.fifo", "import x oci:l:v1 --format cri --facts import.fifo"),
+        ("compat.fifo", "compat oci:l:v1 --facts compat.fifo"),
+    ] {
+        let fifo = directory.join(name);
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        let interrupt = async {
+            // Opened for writing once somebody reads: it is waiting.
+            let opened = tokio::task::spawn_blocking(move || fs_err::File::create(fifo)).await;
+            let writer = opened.unwrap().unwrap();
+            crate::kyb::terminate_child_with(name);
+            writer
+        };
+        let both = async { tokio::join!(kyb(directory, line.split(' ')), interrupt) };
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(30), both).await;
+        let (ran, writer) = ended.expect("it waits on");
+        ran.ended(1, "terminated");
+        drop(writer);
+    }
+}
+
+#[tokio::test]
+async fn output_that_cannot_be_written_is_told_as_such() {
+    let full = fs_err::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ran = Command::new(env!("CARGO_BIN_EXE_kyb"))
+        .arg("facts")
+        .stdin(Stdio::null())
+        .stdout(full.into_parts().0)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(1), "{told}");
+    assert!(told.contains("failed to write to stdout"), "{told}");
+}

@@ -1,4 +1,4 @@
-use super::{Location, Reference, without_credentials};
+use super::{Location, Reference, ReferenceErrorKind, without_credentials};
 use crate::{Digest, chain};
 use proptest::prelude::*;
 
@@ -83,6 +83,17 @@ fn a_url_is_no_reference_and_is_told_so() {
         chain(&error).to_string().ends_with("it is a URL: leave out \"https://\""),
         "{error:?}"
     );
+}
+
+#[test]
+fn a_port_is_a_number_of_a_port() {
+    for text in ["localhost:x/a", "r.example.com:99999/a", "r.example.com:/a", "[::1]:/a"] {
+        let error = text.parse::<Reference>().unwrap_err();
+        assert!(matches!(error.kind, ReferenceErrorKind::MalformedHost(_)), "{error}");
+    }
+    for text in ["localhost:65535/a", "[::1]/a", "[fe80::1]:5000/a"] {
+        assert_eq!(reference(text).to_string(), text);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use fs_err as fs;
 use kybernate_spec::chain;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
+use super::super::aside::aside;
 use super::Failure;
 
 /// How to reach the agent of another machine.
@@ -46,8 +47,8 @@ impl NetworkAgent {
             return Ok(None);
         };
         let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(read(ca)?))
-            .identity(Identity::from_pem(read(certificate)?, read(key)?));
+            .ca_certificate(Certificate::from_pem(read(ca).await?))
+            .identity(Identity::from_pem(read(certificate).await?, read(key).await?));
         let failed = |error: tonic::transport::Error| {
             let text = chain(&error).to_string();
             Failure::failed(format!("failed to reach the agent at {agent}: {text}"))
@@ -63,8 +64,10 @@ impl NetworkAgent {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::usage(chain(&error).to_string()))
+async fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let path = path.to_owned();
+    let read = aside(move || fs::read(path)).await.map_err(Failure::failed)?;
+    read.map_err(|error| Failure::usage(chain(&error).to_string()))
 }
 
 fn address(text: &str) -> Result<String, String> {

@@ -229,9 +229,57 @@ async fn what_is_damaged_in_the_base_is_stored_again() {
     let second = tagged(scratch.path(), "v2");
     let based = PackRequest { base: Some(base.clone()), ..request(&before) };
     let packed = pack_and_tag(based, &second, &store).await;
-    // The first chunk of each: 3 MiB of the small mappings, 4 of the large one in each of two.
-    assert_eq!(packed.added_bytes, 11 * MIB);
+    // All of it: a shard that is not whole is not listed, or no copy of the new one could be made.
+    assert_eq!((packed.added_bytes, packed.lineage.generation), (73 * MIB, 1));
     check(&store, &second, &before).await;
+    let (there, target) = open(&scratch.path().join("target")).await;
+    let found = store.resolve(&second).await.unwrap();
+    copy(&store, found, &target, there.tag(), &Progress::default()).await.unwrap();
+    check(&target, &there, &before).await;
+}
+
+#[tokio::test]
+async fn a_damaged_shard_that_comes_again_is_written_again() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, store) = open(&scratch.path().join("layout")).await;
+    fs::create_dir(scratch.path().join("1")).unwrap();
+    let before = dump(&scratch.path().join("1"), &[(0x10_0000, noise(2 * MIB, 1))]);
+    pack_and_tag(request(&before), &first, &store).await;
+    let base = base(&first, &store).await;
+    damage(&scratch.path().join("layout"), &base.checkpoint.shards);
+    let based = PackRequest { base: Some(base), ..request(&before) };
+    let second = tagged(scratch.path(), "v2");
+    assert_eq!(pack_and_tag(based, &second, &store).await.added_bytes, 2 * MIB);
+    check(&store, &second, &before).await;
+    check(&store, &first, &before).await;
+}
+
+#[tokio::test]
+async fn what_is_lost_of_a_base_elsewhere_is_found_when_it_is_copied() {
+    for gone in [false, true] {
+        let scratch = tempfile::tempdir().unwrap();
+        let (first, store) = open(&scratch.path().join("base")).await;
+        let before = process(&scratch.path().join("1"), |_| ());
+        pack_and_tag(request(&before), &first, &store).await;
+        let base = base(&first, &store).await;
+        // The large mapping's second shard, in a chunk that nobody looks at below.
+        let shard = base.checkpoint.shards.iter().find(|shard| shard.size == 6 * MIB).unwrap();
+        let path = scratch.path().join("base/blobs/sha256").join(shard.digest.hex());
+        let mut content = fs::read(&path).unwrap();
+        content[5 << 20] ^= 1;
+        fs::remove_file(&path).unwrap();
+        if !gone {
+            fs::write(&path, content).unwrap();
+        }
+        let after = process(&scratch.path().join("2"), |mappings| {
+            mappings[2].1.truncate(67 << 20);
+        });
+        let (second, target) = open(&scratch.path().join("target")).await;
+        let based = PackRequest { base: Some(base), ..request(&after) };
+        let packed = pack_and_tag(based, &second, &target).await;
+        assert_eq!((packed.added_bytes, packed.lineage.generation), (3 * MIB, 1));
+        check(&target, &second, &after).await;
+    }
 }
 
 #[tokio::test]
