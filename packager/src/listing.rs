@@ -371,6 +371,8 @@ pub struct Removed {
     pub digest: Digest,
     /// Its signatures and other referrers: removed with it, or there still when only a tag was.
     pub referrers: Vec<Digest>,
+    /// Which of them are signatures.
+    pub signatures: Vec<Digest>,
 }
 
 /// Removes a tag; or, when `location` names a digest, that checkpoint with its tags and referrers.
@@ -379,9 +381,9 @@ pub struct Removed {
 pub async fn remove(store: &Store, location: &Location) -> Result<Removed, ListError> {
     if let (None, Some(tag)) = (location.digest(), location.tag()) {
         let digest = store.resolve(location).await?.descriptor.digest;
-        let referrers = referrers(store, &digest).await?;
+        let (referrers, signatures) = referrers(store, &digest).await?;
         store.delete_tag(tag).await?;
-        return Ok(Removed { tag: Some(tag.to_string()), digest, referrers });
+        return Ok(Removed { tag: Some(tag.to_string()), digest, referrers, signatures });
     }
     let digest = location.digest().ok_or(ListError::Unnamed)?;
     if let Some(tag) = location.tag() {
@@ -397,9 +399,9 @@ pub async fn remove(store: &Store, location: &Location) -> Result<Removed, ListE
         }
         other => drop(other?),
     }
-    let referrers = referrers(store, digest).await?;
+    let (referrers, signatures) = referrers(store, digest).await?;
     store.delete_manifest(digest, &referrers).await?;
-    Ok(Removed { tag: None, digest: digest.clone(), referrers })
+    Ok(Removed { tag: None, digest: digest.clone(), referrers, signatures })
 }
 
 /// Makes sure that a tag names what it is removed with: one of the two may be a slip.
@@ -424,18 +426,28 @@ async fn agrees(
     Err(ListError::Disagree { tag: tag.clone(), named })
 }
 
-/// Returns what belongs to a checkpoint by referring to it; other checkpoints do not.
-async fn referrers(store: &Store, digest: &Digest) -> Result<Vec<Digest>, StoreError> {
-    let mut found = Vec::new();
+/// Returns what belongs to a checkpoint by referring to it, and which of that is a signature; other
+/// checkpoints do not belong to it.
+async fn referrers(
+    store: &Store,
+    digest: &Digest,
+) -> Result<(Vec<Digest>, Vec<Digest>), StoreError> {
+    let (mut found, mut signatures) = (Vec::new(), Vec::new());
     for referrer in store.referrers(digest, None).await? {
-        match store.manifest(&referrer.digest).await {
-            Ok(stored) if is_checkpoint(&stored) => {}
+        // Lists under fallback tags say of cosign's signatures nothing, or something else.
+        let kind = match store.manifest(&referrer.digest).await {
+            Ok(stored) if is_checkpoint(&stored) => continue,
+            Ok(stored) => stored.descriptor.artifact_type,
             // One that cannot be read is no checkpoint either.
-            Err(error) if !error.kind.is_about_content() => return Err(error),
-            _ => found.push(referrer.digest),
+            Err(error) if error.kind.is_about_content() => referrer.artifact_type,
+            Err(error) => return Err(error),
+        };
+        if kind.as_deref() == Some(media_type::SIGSTORE_BUNDLE) {
+            signatures.push(referrer.digest.clone());
         }
+        found.push(referrer.digest);
     }
-    Ok(found)
+    Ok((found, signatures))
 }
 
 fn is_checkpoint(stored: &StoredManifest) -> bool {

@@ -26,6 +26,7 @@ use kybernate_spec::{
     Descriptor, Digest, Hasher, MANIFEST_BYTES_MAX, Reference, RepositoryName, Tag,
 };
 
+use self::blobs::Begun;
 use self::documents::Documents;
 use self::notes::Notes;
 use self::scheme::Scheme;
@@ -52,6 +53,7 @@ struct Shared {
     repository: RepositoryName,
     documents: Documents,
     notes: Option<Notes>,
+    begun: Begun,
 }
 
 impl fmt::Debug for Remote {
@@ -87,7 +89,8 @@ impl Remote {
             })?;
         let repository = reference.repository.clone();
         let notes = options.notes.as_deref().map(Notes::at);
-        Ok(Self { shared: Arc::new(Shared { registry, repository, documents, notes }) })
+        let begun = Begun::default();
+        Ok(Self { shared: Arc::new(Shared { registry, repository, documents, notes, begun }) })
     }
 
     /// Returns the repository's name within its registry.

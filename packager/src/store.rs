@@ -105,6 +105,10 @@ pub enum StoreErrorKind {
     /// The content does not match its digest or size.
     #[error("the content does not match its digest: {0}")]
     Mismatch(String),
+    /// The registry says that what it was given has another digest, or that what was asked for is
+    /// none. Nobody takes its word for that.
+    #[error("the registry says that the digest is wrong, which its own log may explain{0}")]
+    Disputed(Told),
     /// The registry wants other credentials.
     #[error("not authorised: log in, or check the repository's name{0}")]
     Unauthorized(Told),
@@ -185,7 +189,8 @@ impl StoreError {
             StoreErrorKind::Mismatch(_) => Some(Reason::DigestMismatch),
             StoreErrorKind::TooLarge { .. } => Some(Reason::DocumentTooLarge),
             StoreErrorKind::Malformed(_) => Some(Reason::Document),
-            StoreErrorKind::Unauthorized(_)
+            StoreErrorKind::Disputed(_)
+            | StoreErrorKind::Unauthorized(_)
             | StoreErrorKind::Denied(_)
             | StoreErrorKind::Full
             | StoreErrorKind::RequestTooLarge

@@ -188,6 +188,7 @@ impl From<StoreError> for Failure {
             | StoreErrorKind::TooLarge { .. }
             | StoreErrorKind::Malformed(_) => Self::Refused(Rule::Integrity, error.into()),
             StoreErrorKind::NotFound
+            | StoreErrorKind::Disputed(_)
             | StoreErrorKind::Unauthorized(_)
             | StoreErrorKind::Denied(_)
             | StoreErrorKind::Full

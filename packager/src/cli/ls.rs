@@ -13,6 +13,9 @@ use crate::terminal::{Terminal, bytes};
 /// Digits shown of a digest.
 const DIGITS: usize = 12;
 
+/// Tags shown of a checkpoint; `--json` has all of them.
+const TAGS_MAX: usize = 8;
+
 /// List the checkpoints of a repository or image layout that have a tag, the newest first.
 ///
 /// Who signed them is what the signatures say, which proves nothing, unless keys or a policy are
@@ -74,7 +77,7 @@ fn tell_listing(listing: &Listing) -> Page {
     let mut table = Table::new(&headings, usize::MAX);
     for one in &listing.checkpoints {
         table.row(vec![
-            one.tags.join(",").into(),
+            tags(&one.tags).into(),
             short(&one.digest).into(),
             age(one).into(),
             Cell::number(&bytes(one.bytes)),
@@ -118,6 +121,14 @@ fn tell_chain(chain: &Chain) -> Page {
         page.fact("then", Cell::new(&text, Tone::Faint));
     }
     page
+}
+
+/// Returns the first tags, and how many more there are.
+fn tags(all: &[String]) -> String {
+    let some = all.get(..TAGS_MAX).unwrap_or(all);
+    let more = all.len() - some.len();
+    let some = some.join(",");
+    if more > 0 { format!("{some} and {more} more") } else { some }
 }
 
 fn container(one: &Listed) -> String {
@@ -174,6 +185,14 @@ fn elapsed(seconds: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_many_tags_some_are_shown() {
+        let told =
+            |count: usize| tags(&(0..count).map(|number| format!("t{number}")).collect::<Vec<_>>());
+        assert_eq!((told(1), told(8)), ("t0".to_owned(), "t0,t1,t2,t3,t4,t5,t6,t7".to_owned()));
+        assert_eq!(told(130), "t0,t1,t2,t3,t4,t5,t6,t7 and 122 more");
+    }
 
     #[test]
     fn ages_are_told_in_one_unit() {

@@ -46,7 +46,7 @@ impl Rm {
         let Ok(stored) = store.resolve(&self.reference).await else { return error.into() };
         // docker-registry says of a tag that it is no digest.
         let begin = match error.kind {
-            StoreErrorKind::Mismatch(_) => "the registry removes no tags by themselves".to_owned(),
+            StoreErrorKind::Disputed(_) => "the registry removes no tags by themselves".to_owned(),
             _ => format!("{}: it may remove no tags by themselves", kybernate_spec::chain(&error)),
         };
         Failure::failed(format!(
@@ -58,13 +58,19 @@ impl Rm {
 
 /// Whether a registry has answered that it does not do such a thing.
 const fn is_unsupported(error: &StoreError) -> bool {
-    matches!(error.kind, StoreErrorKind::Registry(_) | StoreErrorKind::Mismatch(_))
+    matches!(error.kind, StoreErrorKind::Registry(_) | StoreErrorKind::Disputed(_))
 }
 
 fn tell(removed: &Removed) -> Page {
     let mut page = Page::default();
-    let count = removed.referrers.len();
-    let what = format!("{}, with {count} signatures", removed.digest);
+    let signatures = removed.signatures.len();
+    let others = removed.referrers.len().saturating_sub(signatures);
+    let digest = &removed.digest;
+    let what = if others == 0 {
+        format!("{digest}, with {signatures} signatures")
+    } else {
+        format!("{digest}, with {signatures} signatures and {others} other referrers")
+    };
     if let Some(tag) = &removed.tag {
         page.fact("removed", format!("the tag {tag}"));
         page.fact("left", what);
@@ -72,7 +78,9 @@ fn tell(removed: &Removed) -> Page {
     }
     page.fact("removed", what);
     for referrer in &removed.referrers {
-        page.fact("  signature", referrer.to_string());
+        let is_signature = removed.signatures.contains(referrer);
+        let kind = if is_signature { "  signature" } else { "  referrer" };
+        page.fact(kind, referrer.to_string());
     }
     page
 }

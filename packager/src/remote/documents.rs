@@ -16,6 +16,7 @@ use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use super::patience::{CONNECT, STALL, persist, within_stall};
 use super::scheme::Scheme;
 use super::tokens::{Access, Tokens};
+use super::upload::next_url;
 use crate::checked::length;
 use crate::store::StoreErrorKind;
 use crate::trace_parent::TraceParent;
@@ -35,6 +36,14 @@ pub(super) struct Document {
     pub(super) next: Option<Url>,
     /// Whether `OCI-Filters-Applied` names the artifact type.
     pub(super) filtered: bool,
+}
+
+/// What a registry did that was asked to link a blob.
+#[derive(Debug)]
+pub(super) enum Mount {
+    Linked,
+    /// It has begun an upload instead, and may have said where.
+    Upload(Option<Url>),
 }
 
 /// The part of a registry's API that is not about blobs.
@@ -197,18 +206,19 @@ impl Documents {
         Err(failure(reply, url).await)
     }
 
-    /// Asks the registry to link a blob of its repository `from`. Returns whether it did.
+    /// Asks the registry to link a blob of its repository `from`.
     pub(super) async fn mount(
         &self,
         digest: &str,
         from: &RepositoryName,
-    ) -> Result<bool, StoreErrorKind> {
+    ) -> Result<Mount, StoreErrorKind> {
         let mut url = self.address("blobs/uploads/")?;
         url.query_pairs_mut().append_pair("mount", digest).append_pair("from", from.as_str());
         persist(async || {
             let request = self.http.post(url.clone()).header(CONTENT_LENGTH, 0);
             let reply = self.send(request, &url, Access::Mount(from.clone())).await?;
-            Ok(reply.status() == StatusCode::CREATED)
+            let linked = reply.status() == StatusCode::CREATED;
+            Ok(if linked { Mount::Linked } else { Mount::Upload(next_url(&reply)) })
         })
         .await
     }

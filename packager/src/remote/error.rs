@@ -12,6 +12,10 @@ use crate::store::{StoreErrorKind, Told};
 /// Statuses that promise that the same request may work later.
 const TRANSIENT: [u16; 6] = [408, 429, 500, 502, 503, 504];
 
+/// What a registry says without room, or past its quota: `ENOSPC` is 28, `EDQUOT` 122.
+const FULL: [&str; 5] =
+    ["no space left", "ENOSPC", "disk quota exceeded", r#""Err":28}"#, r#""Err":122}"#];
+
 impl From<OciDistributionError> for StoreErrorKind {
     fn from(error: OciDistributionError) -> Self {
         let told = || Told::of(message(&error));
@@ -76,13 +80,8 @@ fn of_status(status: u16, message: &str) -> Option<StoreErrorKind> {
         404 => Some(StoreErrorKind::NotFound),
         413 => Some(StoreErrorKind::RequestTooLarge),
         507 => Some(StoreErrorKind::Full),
-        // docker-registry answers 500 with the error text of its file system.
-        _ if ["no space left", "ENOSPC", "disk quota exceeded"]
-            .iter()
-            .any(|sign| message.contains(sign)) =>
-        {
-            Some(StoreErrorKind::Full)
-        }
+        // docker-registry answers 500 with the error text of its file system, or its number.
+        _ if FULL.iter().any(|sign| message.contains(sign)) => Some(StoreErrorKind::Full),
         _ => None,
     }
 }
@@ -95,9 +94,7 @@ fn of_code(code: &OciErrorCode, told: impl Fn() -> Told) -> Option<StoreErrorKin
         | OciErrorCode::NotFound => Some(StoreErrorKind::NotFound),
         OciErrorCode::Unauthorized => Some(StoreErrorKind::Unauthorized(told())),
         OciErrorCode::Denied => Some(StoreErrorKind::Denied(told())),
-        OciErrorCode::DigestInvalid => {
-            Some(StoreErrorKind::Mismatch("the registry says so".to_owned()))
-        }
+        OciErrorCode::DigestInvalid => Some(StoreErrorKind::Disputed(told())),
         _ => None,
     }
 }
@@ -155,8 +152,11 @@ mod tests {
         assert!(matches!(answer(413, "<html>"), StoreErrorKind::RequestTooLarge));
         let text = "write /srv/x: no space left on device";
         assert!(matches!(answer(500, text), StoreErrorKind::Full));
+        let text = r#"{"errors":[{"code":"UNKNOWN","message":"unknown error","detail":{
+            "DriverName":"filesystem","Enclosed":{"Op":"write","Path":"/srv/x","Err":28}}}]}"#;
+        assert!(matches!(answer(500, text), StoreErrorKind::Full));
         let envelope = r#"{"errors":[{"code":"DIGEST_INVALID","message":"x"}]}"#;
-        assert!(matches!(answer(400, envelope), StoreErrorKind::Mismatch(_)));
+        assert!(matches!(answer(400, envelope), StoreErrorKind::Disputed(_)));
     }
 
     #[test]

@@ -112,6 +112,10 @@ impl Upload<'_> {
             Some(session) if known => self.look(session).await?,
             _ => None,
         };
+        let session = match session {
+            Some(session) => Some(session),
+            None => self.adopt().await,
+        };
         let resumed = session.is_some();
         let session = match session {
             Some(session) => session,
@@ -178,10 +182,20 @@ impl Upload<'_> {
                 "it began an upload without saying where".to_owned(),
             ))
         })?;
+        Ok(self.begun(url).await)
+    }
+
+    /// Goes on with the upload that the registry began when it was to link the blob.
+    async fn adopt(&mut self) -> Option<Session> {
+        let url = self.remote.shared.begun.take(&self.descriptor.digest)?;
+        Some(self.begun(url).await)
+    }
+
+    async fn begun(&mut self, url: Url) -> Session {
         if let Some(note) = &mut self.note {
             note.write(&url).await;
         }
-        Ok(Session { url, offset: 0 })
+        Session { url, offset: 0 }
     }
 
     /// Sends everything from `offset` on, and ends the upload. Small blobs go with the request that
@@ -263,7 +277,7 @@ impl Upload<'_> {
 /// not know it any more, has it elsewhere than it said, or has put it together wrongly.
 const fn is_about_session(kind: &StoreErrorKind) -> bool {
     match kind {
-        StoreErrorKind::NotFound | StoreErrorKind::Mismatch(_) => true,
+        StoreErrorKind::NotFound | StoreErrorKind::Disputed(_) => true,
         StoreErrorKind::Registry(OciDistributionError::ServerError { code, .. }) => {
             matches!(*code, 400 | 409 | 410 | 416)
         }
@@ -277,7 +291,7 @@ fn lost() -> StoreErrorKind {
 }
 
 /// Returns where an upload goes on.
-fn next_url(reply: &Response) -> Option<Url> {
+pub(super) fn next_url(reply: &Response) -> Option<Url> {
     let location = text(reply.headers(), LOCATION.as_str())?;
     reply.url().join(&location).ok()
 }

@@ -117,6 +117,7 @@ async fn repositories_chains_and_their_ends_are_told() {
         let digest = first["digest"].as_str().unwrap();
         let removed = run(&scratch, &format!("rm {at}@{digest} --json")).await.json();
         assert_eq!(removed["referrers"].as_array().unwrap().len(), 1);
+        assert_eq!(removed["signatures"], removed["referrers"]);
         run(&scratch, &format!("inspect {at}:v1")).await.ended(1, "not found");
         let tree = run(&scratch, &format!("tree {at}:v2 --json")).await.json();
         assert_eq!(

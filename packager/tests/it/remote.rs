@@ -111,13 +111,13 @@ async fn what_is_not_there_is_not_found() {
 }
 
 #[tokio::test]
-async fn content_that_does_not_match_is_refused() {
+async fn content_that_does_not_match_is_not_taken() {
     for registry in Registry::all() {
         let store = registry.open("a/b").await;
         let promised = Descriptor::of(media_type::PAGES, b"good");
         let source = crate::artifact::Memory(Bytes::from_static(b"evil"));
         let error = store.put_blob(&promised, &source).await.unwrap_err();
-        assert!(matches!(error.kind, StoreErrorKind::Mismatch(_)), "{error:?}");
+        assert!(matches!(error.kind, StoreErrorKind::Disputed(_)), "{error:?}");
         assert!(!store.has_blob(&promised).await.unwrap());
     }
 }

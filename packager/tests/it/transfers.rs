@@ -363,3 +363,57 @@ async fn a_truncated_signature_is_a_refusal() {
     let ran = kyb(scratch.path(), ["verify", &at, "--key", "ours.pub"]).await;
     ran.ended(2, "bytes instead of");
 }
+
+/// zot says so when its disk is full.
+#[tokio::test]
+async fn a_registrys_word_on_a_digest_is_no_refusal_of_ours() {
+    const WRONG: &str = r#"{"errors":[{"code":"DIGEST_INVALID","message":"not the digest"}]}"#;
+    let server = Scripted::start(move |_, head| match head {
+        _ if head.starts_with("get /v2/ ") => reply("200 OK", "", ""),
+        _ if head.starts_with("post ") => {
+            reply("202 Accepted", "Location: /v2/a/b/blobs/uploads/1\r\n", "")
+        }
+        _ if head.starts_with("put ") => reply("400 Bad Request", "Connection: close\r\n", WRONG),
+        _ => reply("404 Not Found", "", ""),
+    })
+    .await;
+    let scratch = tempfile::tempdir().unwrap();
+    let layout: Location = format!("oci:{}/layout:v1", scratch.path().display()).parse().unwrap();
+    let store = open(&layout).await;
+    let index = checkpoint(&store, &[Bytes::from_static(b"x")]).await;
+    store.tag(&index, layout.tag().unwrap()).await.unwrap();
+    let at = server.at("a/b:v1").to_string();
+    let ran = kyb(scratch.path(), ["copy", "oci:layout:v1", &at]).await;
+    ran.ended(1, "the registry says that the digest is wrong");
+    assert!(ran.told.contains("\"not the digest\""), "{ran:?}");
+}
+
+/// A registry that does not link the blob begins an upload of it, as the specification wants.
+#[tokio::test]
+async fn an_upload_begun_in_place_of_a_link_is_gone_on_with() {
+    // The second registry has forgotten that upload by then.
+    for forgets in [false, true] {
+        let (server, store) = serving(move |head| {
+            let upload = |name| format!("Location: /v2/a/b/blobs/uploads/{name}\r\n");
+            match head {
+                _ if head.starts_with("post ") && head.contains("mount=") => {
+                    reply("202 Accepted", &upload("instead"), "")
+                }
+                _ if head.starts_with("post ") => reply("202 Accepted", &upload("anew"), ""),
+                _ if head.starts_with("put /v2/a/b/blobs/uploads/instead") && forgets => {
+                    reply("404 Not Found", "Connection: close\r\n", "")
+                }
+                _ if head.starts_with("put ") => reply("201 Created", "Connection: close\r\n", ""),
+                _ => reply("404 Not Found", "", ""),
+            }
+        })
+        .await;
+        let content = Bytes::from_static(CONTENT.as_bytes());
+        let blob = Descriptor::of(media_type::PAGES, &content);
+        assert!(!store.mount_blob(&blob, &"a/c".parse().unwrap()).await.unwrap());
+        store.put_blob(&blob, &Memory(content)).await.unwrap();
+        let ended = |name: &str| server.asked(&format!("put /v2/a/b/blobs/uploads/{name}?digest="));
+        assert_eq!((ended("instead"), ended("anew")), (1, usize::from(forgets)));
+        assert_eq!(server.asked("post "), 1 + usize::from(forgets));
+    }
+}
