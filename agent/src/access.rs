@@ -1,6 +1,8 @@
 //! Who may ask this agent for what: root over the socket for everything, everybody else for what a
 //! `[[caller]]` of the configuration says, and nobody for more.
 
+mod callers;
+
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,8 +14,12 @@ use serde::Deserialize;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo, UdsConnectInfo};
 use tonic::{Extensions, Status};
 
+pub use self::callers::Callers;
+pub(crate) use self::callers::Look;
+use crate::app::App;
 use crate::checkpoint::DEFAULT_NAMESPACE;
 use crate::door;
+use crate::metrics::Metrics;
 
 /// What a rule allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -85,11 +91,14 @@ pub(crate) enum Place<'a> {
     Anywhere,
 }
 
-/// A caller, and what it may do.
+/// A caller, what it calls and what it may do: at each moment what the rules say then, so that a long
+/// call ends to see what they no longer allow.
 #[derive(Clone, Debug)]
 pub(crate) struct Asker {
     caller: Caller,
-    rules: Arc<Rules>,
+    method: &'static str,
+    callers: Arc<Callers>,
+    metrics: Metrics,
 }
 
 impl Rules {
@@ -101,6 +110,12 @@ impl Rules {
     /// Whether a user of this machine other than root may do anything.
     pub(crate) fn has_users(&self) -> bool {
         self.0.iter().any(|rule| matches!(rule.who, Who::User(_)))
+    }
+
+    /// Whether a rule says that a caller may.
+    fn say(&self, caller: &Caller, right: Right, place: Place<'_>) -> bool {
+        let mut rules = self.0.iter().filter(|rule| rule.is_about(caller));
+        rules.any(|rule| rule.may.contains(&right) && rule.is_for(place))
     }
 }
 
@@ -128,8 +143,8 @@ impl Rule {
 }
 
 impl Asker {
-    /// Finds out who sends a request, by what its connection has proven.
-    pub(crate) fn of(extensions: &Extensions, rules: &Arc<Rules>) -> Self {
+    /// Finds out who calls `method`, by what its connection has proven.
+    pub(crate) fn of(extensions: &Extensions, method: &'static str, app: &App) -> Self {
         let local = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
         let remote = extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
         let caller = match (local, remote.and_then(TlsConnectInfo::peer_certs)) {
@@ -139,15 +154,13 @@ impl Asker {
             }
             _ => Caller::Nobody,
         };
-        Self { caller, rules: Arc::clone(rules) }
+        let callers = Arc::clone(&app.config.callers);
+        Self { caller, method, callers, metrics: app.operations.metrics.clone() }
     }
 
     /// Whether it may.
     pub(crate) fn has(&self, right: Right, place: Place<'_>) -> bool {
-        self.is_root() || {
-            let mut rules = self.rules.0.iter().filter(|rule| rule.is_about(&self.caller));
-            rules.any(|rule| rule.may.contains(&right) && rule.is_for(place))
-        }
+        self.is_root() || self.callers.current().say(&self.caller, right, place)
     }
 
     /// Refuses what it may not.
@@ -193,7 +206,8 @@ impl Asker {
     }
 
     fn refuse(&self, told: &str) -> Status {
-        tracing::warn!(caller = %self.caller, "refused: it {told}");
+        tracing::warn!(caller = %self.caller, method = self.method, "refused: it {told}");
+        self.metrics.denied(self.caller.to_string(), self.method);
         Status::permission_denied(format!(
             "{} {told}: no [[caller]] of this node's configuration says so",
             self.caller

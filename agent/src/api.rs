@@ -28,9 +28,9 @@ impl Service {
         Self { app }
     }
 
-    /// Finds out who asks.
-    fn asker<T>(&self, request: &Request<T>) -> Asker {
-        Asker::of(request.extensions(), &self.app.config.callers)
+    /// Finds out who asks for `method`.
+    fn asker<T>(&self, request: &Request<T>, method: &'static str) -> Asker {
+        Asker::of(request.extensions(), method, &self.app)
     }
 
     /// Finds an operation that `asker` may see; to others there is none.
@@ -60,7 +60,7 @@ impl Agent for Service {
         request: Request<api::CheckpointRequest>,
     ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request).may(Right::Checkpoint, place)?;
+        self.asker(&request, "Checkpoint").may(Right::Checkpoint, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -71,7 +71,7 @@ impl Agent for Service {
         &self,
         request: Request<api::RestoreRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let (asker, wanted) = (self.asker(&request), request.get_ref());
+        let (asker, wanted) = (self.asker(&request, "Restore"), request.get_ref());
         let place = Place::Namespace(&wanted.containerd_namespace);
         asker.may_restore(wanted.allow.as_ref(), place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
@@ -85,7 +85,7 @@ impl Agent for Service {
         request: Request<api::StageRequest>,
     ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request).may(Right::Stage, place)?;
+        self.asker(&request, "Stage").may(Right::Stage, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -96,7 +96,7 @@ impl Agent for Service {
         &self,
         request: Request<api::ProvideRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let (asker, wanted) = (self.asker(&request), request.get_ref());
+        let (asker, wanted) = (self.asker(&request, "Provide"), request.get_ref());
         let place = Place::Namespace(&wanted.containerd_namespace);
         asker.may_restore(wanted.allow.as_ref(), place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
@@ -109,7 +109,7 @@ impl Agent for Service {
         &self,
         request: Request<api::EvictRequest>,
     ) -> Result<Response<api::EvictResponse>, Status> {
-        self.asker(&request).may(Right::Stage, Place::Everywhere)?;
+        self.asker(&request, "Evict").may(Right::Stage, Place::Everywhere)?;
         let evicted = self.app.evict(request.get_ref()).await?;
         Ok(Response::new(api::EvictResponse { evicted }))
     }
@@ -119,7 +119,7 @@ impl Agent for Service {
         request: Request<api::SuspendRequest>,
     ) -> Result<Response<api::SuspendResponse>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request).may(Right::Suspend, place)?;
+        self.asker(&request, "Suspend").may(Right::Suspend, place)?;
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
         let done = self.app.suspend(&wanted).await?;
@@ -132,7 +132,7 @@ impl Agent for Service {
         request: Request<api::ResumeRequest>,
     ) -> Result<Response<api::ResumeResponse>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request).may(Right::Suspend, place)?;
+        self.asker(&request, "Resume").may(Right::Suspend, place)?;
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
         let done = self.app.resume(&wanted).await?;
@@ -144,7 +144,7 @@ impl Agent for Service {
         &self,
         request: Request<api::GetNodeRequest>,
     ) -> Result<Response<api::Node>, Status> {
-        let asker = self.asker(&request);
+        let asker = self.asker(&request, "GetNode");
         asker.may(Right::Read, Place::Anywhere)?;
         let report = self.app.report().await;
         let facts = serde_json::to_string(&report.facts);
@@ -163,7 +163,7 @@ impl Agent for Service {
         &self,
         request: Request<api::ListRequest>,
     ) -> Result<Response<api::ListResponse>, Status> {
-        let asker = self.asker(&request);
+        let asker = self.asker(&request, "List");
         let request = request.into_inner();
         let place = match &*request.containerd_namespace {
             "" => Place::Anywhere,
@@ -197,7 +197,7 @@ impl Agent for Service {
         &self,
         request: Request<api::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let asker = self.asker(&request);
+        let asker = self.asker(&request, "Watch");
         let id = Some(request.into_inner().operation_id).filter(|id| !id.is_empty());
         match &id {
             Some(id) => drop(self.operation(&asker, id)?),
@@ -216,7 +216,7 @@ impl Agent for Service {
         request: Request<api::PreflightRequest>,
     ) -> Result<Response<api::PreflightResponse>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request).may(Right::Checkpoint, place)?;
+        self.asker(&request, "Preflight").may(Right::Checkpoint, place)?;
         let findings = self.app.preflight(request.into_inner()).await?;
         let findings = findings.iter().map(crate::preflight::Finding::to_api).collect();
         Ok(Response::new(api::PreflightResponse { findings }))
@@ -226,7 +226,7 @@ impl Agent for Service {
         &self,
         request: Request<api::GetOperationRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let asker = self.asker(&request);
+        let asker = self.asker(&request, "GetOperation");
         Ok(Response::new(self.operation(&asker, &request.into_inner().operation_id)?))
     }
 
@@ -234,7 +234,7 @@ impl Agent for Service {
         &self,
         request: Request<api::CancelRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let asker = self.asker(&request);
+        let asker = self.asker(&request, "Cancel");
         let id = request.into_inner().operation_id;
         asker.may_change(&self.operation(&asker, &id)?)?;
         let cancelled = self.app.operations.cancel(&id, CancelCause::Asked).await;
@@ -245,7 +245,7 @@ impl Agent for Service {
         &self,
         request: Request<api::ClaimRequest>,
     ) -> Result<Response<api::ClaimResponse>, Status> {
-        self.asker(&request).must_be_root()?;
+        self.asker(&request, "Claim").must_be_root()?;
         Ok(Response::new(restore::claim(&self.app, request.into_inner()).await?))
     }
 
@@ -253,7 +253,7 @@ impl Agent for Service {
         &self,
         request: Request<api::SettleRequest>,
     ) -> Result<Response<api::SettleResponse>, Status> {
-        self.asker(&request).must_be_root()?;
+        self.asker(&request, "Settle").must_be_root()?;
         restore::settle(&self.app, request.into_inner())?;
         Ok(Response::new(api::SettleResponse {}))
     }
@@ -262,7 +262,7 @@ impl Agent for Service {
         &self,
         request: Request<api::ReportTaggedRequest>,
     ) -> Result<Response<api::Operation>, Status> {
-        let asker = self.asker(&request);
+        let asker = self.asker(&request, "ReportTagged");
         let id = request.into_inner().operation_id;
         asker.may_change(&self.operation(&asker, &id)?)?;
         let operation = self.app.operations.tagged(&id).await.map_err(Rejection::from)?;

@@ -26,7 +26,7 @@ pub use self::pods::{PodsConfig, RegistryConfig};
 use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;
 pub use self::staging::{StagingConfig, TierConfig};
-use crate::access::Rules;
+use crate::access::{Callers, Rules};
 use crate::door;
 use crate::hooks::HookConfig;
 use crate::metrics::Address;
@@ -36,7 +36,14 @@ use crate::trust::Trust;
 const OPTIONS: &[&str] = &["CONFIG", "SOCKET", "CONTAINERD", "ROOT", "NODE", "LOG_FORMAT"];
 
 /// Read when no file is named; it need not exist.
-const DEFAULT_FILE: &str = "/etc/kybernate/agent.toml";
+pub(crate) const DEFAULT_FILE: &str = "/etc/kybernate/agent.toml";
+
+/// Where the agent keeps everything, and where containerd answers, unless it is told otherwise.
+pub(crate) const DEFAULT_ROOT: &str = "/var/lib/kybernate";
+pub(crate) const DEFAULT_CONTAINERD: &str = "/run/containerd/containerd.sock";
+
+/// Below the agent's directory: the records of operations.
+pub(crate) const OPERATIONS: &str = "operations";
 
 /// Longest pause that can be asked for. Longer than any dump, short enough that a forgotten
 /// container comes back the same day.
@@ -94,7 +101,7 @@ pub struct Config {
     /// Where callers from the network come in.
     pub network: Option<NetworkConfig>,
     /// Who but root may ask for what.
-    pub callers: Arc<Rules>,
+    pub callers: Arc<Callers>,
     /// What runs around checkpoints.
     pub hooks: Vec<HookConfig>,
     /// How registries are reached where no request can say so.
@@ -185,8 +192,13 @@ impl ServeArgs {
         if wrong.is_empty() { Ok(config) } else { Err(wrong) }
     }
 
+    /// Returns the file that is read, or would be if it were there.
+    pub(crate) fn file(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(DEFAULT_FILE))
+    }
+
     fn read(&self) -> Result<(String, toml::Table), ConfigError> {
-        let path = self.config.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        let path = self.file();
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if self.config.is_none() && error.kind() == io::ErrorKind::NotFound => {
@@ -199,20 +211,16 @@ impl ServeArgs {
     }
 
     fn merge(self, table: toml::Table, sources: &mut Sources) -> Config {
+        let source = self.clone();
         let mut file = Reader::new(table, "", sources);
         let written = file.text("node");
         let node = self.node.or(written);
-        let root = path(&mut file, "root", self.root, "/var/lib/kybernate");
+        let root = path(&mut file, "root", self.root, DEFAULT_ROOT);
         let config = Config {
             node: node.unwrap_or_else(host_name),
             cluster: file.text("cluster"),
             socket: path(&mut file, "socket", self.socket, AGENT_SOCKET),
-            containerd: path(
-                &mut file,
-                "containerd",
-                self.containerd,
-                "/run/containerd/containerd.sock",
-            ),
+            containerd: path(&mut file, "containerd", self.containerd, DEFAULT_CONTAINERD),
             metrics: metrics(&mut file),
             log_format: self.log_format.or(log_format(&mut file)).unwrap_or_default(),
             staging: staging::read(&mut file, &root),
@@ -225,7 +233,7 @@ impl ServeArgs {
             gpu: gpu::gpu(&mut file),
             pods: pods::pods(&mut file),
             network: access::network(&mut file),
-            callers: callers(&mut file),
+            callers: Arc::new(Callers::from(source, callers(&mut file))),
             hooks: file.each("hooks", hooks::hook).into_iter().flatten().collect(),
             registries: file.each("registry", pods::registry),
             page_hashes: file.flag("page_hashes").unwrap_or(false),
@@ -261,7 +269,7 @@ impl Config {
 
     /// Returns the directory of one operation's state.
     pub(crate) fn operations(&self) -> PathBuf {
-        self.root.join("operations")
+        self.root.join(OPERATIONS)
     }
 
     /// Returns the directory of what is suspended.
@@ -386,8 +394,8 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
     }
 }
 
-fn callers(file: &mut Reader<'_>) -> Arc<Rules> {
-    Arc::new(Rules::new(file.each("caller", access::caller).into_iter().flatten().collect()))
+fn callers(file: &mut Reader<'_>) -> Rules {
+    Rules::new(file.each("caller", access::caller).into_iter().flatten().collect())
 }
 
 fn metrics(file: &mut Reader<'_>) -> Option<Address> {

@@ -19,6 +19,7 @@ mod call;
 mod child;
 mod management;
 mod sys;
+pub(crate) mod version;
 
 pub use self::call::{Code, Failure, State};
 use self::call::{Looked, Reply, Request, Work};
@@ -133,6 +134,22 @@ impl Gpus {
     /// Whether CRIU's plugin moves GPU memory.
     pub(crate) fn is_plugin(&self) -> bool {
         self.config.method == GpuMethod::Plugin && self.is_there()
+    }
+
+    /// Returns the version of the driver that is loaded; `None` when there is none, or another one is
+    /// named.
+    pub(crate) fn loaded(&self) -> Option<String> {
+        if self.config.driver.is_some() {
+            return None;
+        }
+        version::of(&fs_err::read_to_string(LOADED).ok()?)
+    }
+
+    /// Whether the driver that is loaded is too old to be asked for anything: what has no GPU open
+    /// needs none.
+    pub(crate) fn is_too_old(&self) -> bool {
+        let major = self.loaded().and_then(|loaded| version::major(&loaded));
+        major.is_some_and(|major| major < version::FIRST)
     }
 
     /// A driver that is named is believed in, another one looked for.

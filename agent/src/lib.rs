@@ -5,7 +5,7 @@
 //! work, [`guardian`] brings a paused source back when the agent cannot, [`hooks`] are
 //! the operator's programs around a checkpoint, [`gate`] reads CRIU's
 //! images before CRIU does, [`staging`] keeps checkpoints ready, [`suspend`] freezes containers in
-//! place, [`gpu`] moves GPU memory, `undo` takes away what a failure leaves. [`access`] says who may
+//! place, [`gpu`] moves GPU memory, `undo` takes away what a failure leaves, `waiting` says what that waits for. [`access`] says who may
 //! ask, and [`door`] lets callers in from the network. [`runtime`] is containerd.
 
 pub mod access;
@@ -32,7 +32,10 @@ mod orphan;
 mod patience;
 pub mod pre_copy;
 mod preflight;
+mod private;
 mod process;
+mod reload;
+pub mod rescue;
 mod restore;
 mod revive;
 pub mod runtime;
@@ -43,4 +46,5 @@ pub mod suspend;
 pub mod tasks;
 pub mod trust;
 mod undo;
+mod waiting;
 pub mod wrapper;

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use kybernate_agent::config::{Config, LogFormat, ServeArgs};
 use kybernate_agent::guardian::GuardianArgs;
-use kybernate_agent::{gate, gpu, guardian, memory, serve};
+use kybernate_agent::rescue::RescueArgs;
+use kybernate_agent::{gate, gpu, guardian, memory, rescue, serve};
 use kybernate_packager::spans::Spans;
 use kybernate_spec::chain;
 use tracing_subscriber::EnvFilter;
@@ -41,6 +42,12 @@ enum Command {
     /// Print the JSON schema of the configuration file.
     #[command(after_help = "Example:\n  kybernate-agent schema >agent.schema.json")]
     Schema,
+    /// Let containers run again that an agent which has ended left paused.
+    ///
+    /// The next agent does that by itself, first of all. A service manager runs this for the case that
+    /// none can start. It does nothing while an agent runs.
+    #[command(after_help = "Example:\n  kybernate-agent rescue --config /etc/kybernate/agent.toml")]
+    Rescue(RescueArgs),
     /// Bring a paused container back when its agent cannot (started by the agent itself).
     #[command(hide = true)]
     Guardian(GuardianArgs),
@@ -65,6 +72,10 @@ fn main() -> ExitCode {
         Command::Guardian(arguments) => {
             log(LogFormat::Text);
             guardian::run(arguments)
+        }
+        Command::Rescue(arguments) => {
+            log(LogFormat::Text);
+            rescue::run(arguments)
         }
         Command::Gate => gate::run(),
         Command::Gpu => gpu::run(),

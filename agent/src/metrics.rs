@@ -1,7 +1,9 @@
 //! Figures for Prometheus, and the page they are on.
 //!
 //! Names are `kybernate_agent_<noun>_<unit>`; labels have few values that we choose, never the name
-//! of a container or a reference.
+//! of a container or a reference. Only who was refused is told by name, and not more than a few.
+
+mod denials;
 
 use std::fmt;
 use std::io;
@@ -24,8 +26,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::net::{TcpListener, UnixListener};
 
+use self::denials::Denials;
 use crate::operations::{Kind, Record};
-use crate::stage;
+use crate::private;
 use crate::staging::Figures;
 use crate::tasks::Tasks;
 
@@ -59,6 +62,7 @@ pub(crate) struct Metrics {
     policy_reads: Family<PolicyRead, Counter>,
     paused: Histogram,
     guardian_resumes: Counter,
+    denied: Denials,
     pub(crate) staging: Figures,
 }
 
@@ -110,6 +114,7 @@ impl Default for Metrics {
             policy_reads: Family::default(),
             paused: Histogram::new(PAUSE_SECONDS),
             guardian_resumes: Counter::default(),
+            denied: Denials::default(),
             staging: Figures::default(),
         }
     }
@@ -165,8 +170,13 @@ impl Metrics {
         self.guardian_resumes.inc();
     }
 
+    /// Counts a call that no rule allows.
+    pub(crate) fn denied(&self, caller: String, method: &'static str) {
+        self.denied.count(caller, method);
+    }
+
     /// Writes all of it in the text format of OpenMetrics.
-    fn page(&self) -> Result<String, fmt::Error> {
+    pub(crate) fn page(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("kybernate_agent");
         let all = &mut registry;
         all.register("operations", "Operations that have ended", self.ended.clone());
@@ -187,6 +197,7 @@ impl Metrics {
         all.register_with_unit("paused", help, Unit::Seconds, self.paused.clone());
         let help = "Sources that their guardian brought back";
         all.register("guardian_resumes", help, self.guardian_resumes.clone());
+        self.denied.register(all);
         self.staging.register(all);
         let mut page = String::new();
         text::encode(&mut page, &registry)?;
@@ -218,13 +229,7 @@ pub(crate) async fn serve(address: &Address, metrics: Metrics, tasks: &Tasks) ->
             });
         }
         Address::Unix(path) => {
-            if let Some(directory) = path.parent() {
-                stage::make(directory)?;
-            }
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+            private::free_socket(path)?;
             let listener = UnixListener::bind(path)?;
             fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
             tracing::info!(?path, "serving metrics");
@@ -290,6 +295,7 @@ mod tests {
         metrics.policy_read(false);
         metrics.paused(Duration::from_millis(120));
         metrics.guardian_resumed();
+        metrics.denied("uid:1000".to_owned(), "Restore");
 
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.sock");
@@ -315,6 +321,7 @@ mod tests {
             "kybernate_agent_trust_policy_reads_total{outcome=\"bad\"} 1",
             "kybernate_agent_paused_seconds_bucket{le=\"0.25\"} 1",
             "kybernate_agent_guardian_resumes_total 1",
+            "kybernate_agent_denied_calls_total{caller=\"uid:1000\",method=\"Restore\"} 1",
         ] {
             assert!(page.contains(line), "{line} is missing in\n{page}");
         }

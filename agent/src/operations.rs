@@ -56,6 +56,8 @@ struct Entry {
     cancel: CancellationToken,
     /// Why it cannot be cancelled any more.
     committed: Option<&'static str>,
+    /// What it waits for just now; empty when for nothing.
+    waits_for: String,
 }
 
 /// The one who drives an operation.
@@ -100,6 +102,13 @@ pub struct OperationsError {
     /// What happened.
     #[source]
     source: io::Error,
+}
+
+/// Reads what an earlier agent did not finish.
+pub(crate) fn unfinished(directory: &Path) -> io::Result<Vec<Record>> {
+    let (_, mut records) = Journal::open(directory)?;
+    records.retain(|record| !record.is_finished());
+    Ok(records)
 }
 
 impl Operations {
@@ -313,6 +322,23 @@ impl Driver {
         &self.operations.metrics
     }
 
+    /// Tells what it waits for, because nothing else can be done; nothing any more when empty.
+    pub(crate) fn waits_for(&self, what: &str) {
+        {
+            let mut entries = self.operations.entries();
+            let Some(entry) = entries.get_mut(&*self.id) else { return };
+            if entry.waits_for == what {
+                return;
+            }
+            what.clone_into(&mut entry.waits_for);
+        }
+        match what {
+            "" => tracing::info!(operation.id = self.id(), "the operation waits no longer"),
+            what => tracing::warn!(operation.id = self.id(), "the operation waits for {what}"),
+        }
+        self.publish();
+    }
+
     /// Tells whoever watches that something changed.
     pub(crate) fn publish(&self) {
         self.operations.tell(&self.id);
@@ -414,6 +440,7 @@ impl Entry {
             progress: Progress::default(),
             cancel: CancellationToken::new(),
             committed: None,
+            waits_for: String::new(),
         }
     }
 
@@ -422,7 +449,8 @@ impl Entry {
         if self.record.is_finished() {
             snapshot = Snapshot { transferred: snapshot.transferred, ..Snapshot::default() };
         }
-        self.record.to_api(&snapshot)
+        let waits_for = self.waits_for.clone();
+        api::Operation { waits_for, ..self.record.to_api(&snapshot) }
     }
 }
 

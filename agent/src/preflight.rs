@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 mod check;
+mod gpu;
 mod options;
 mod peers;
 mod rules;
@@ -30,10 +31,6 @@ use crate::process::field;
 const STRICT_KERNEL: [u64; 2] = [6, 16];
 const LENIENT_CRIU: [u64; 2] = [4, 2];
 
-/// Where CRIU's plugins are (`criu/config.c`, and Debian's place).
-const PLUGINS: [&str; 3] =
-    ["/usr/lib/criu", "/usr/lib/x86_64-linux-gnu/criu", "/usr/local/lib/criu"];
-
 /// The capability that prlimit(2) wants for another user's process.
 const CAP_SYS_RESOURCE: u32 = 24;
 
@@ -51,6 +48,8 @@ pub(crate) struct Subject {
     pub(crate) criu_config: PathBuf,
     /// Whether that can be written for this operation.
     pub(crate) own_options: bool,
+    /// Whether a network namespace was made for it.
+    pub(crate) own_network: bool,
     pub(crate) kernel: Vec<u64>,
     pub(crate) criu: Vec<u64>,
     pub(crate) execs: Vec<String>,
@@ -68,14 +67,6 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
         BTreeMap::default()
     });
     let user = fs_err::read_link("/proc/self/ns/user").ok();
-    let plugin = |name: &str| PLUGINS.iter().any(|place| Path::new(place).join(name).exists());
-    let mut plugged = Vec::new();
-    if subject.gpus.is_asked() || (subject.gpus.is_plugin() && plugin("cuda_plugin.so")) {
-        plugged.push("/dev/nvidia");
-    }
-    if plugin("amdgpu_plugin.so") {
-        plugged.extend(["/dev/kfd", "/dev/dri/"]);
-    }
     // CRIU is started by the shim, as the container's first process was.
     let shim = view.processes.iter().find(|process| process.pid == subject.init);
     let shim = shim.map_or(0, |process| process.parent);
@@ -83,12 +74,13 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
         policy: subject.policy,
         options: CriuOptions::of(&subject.criu_config),
         own_options: subject.own_options,
+        own_network: subject.own_network,
         user_namespace: user.map(|link| link.to_string_lossy().into_owned()),
         mount_points: subject.mount_points.clone(),
         no_limits: lacks(proc, shim, CAP_SYS_RESOURCE),
         no_internet: subject.kernel.as_slice() >= STRICT_KERNEL.as_slice()
             && subject.criu.as_slice() < LENIENT_CRIU.as_slice(),
-        plugged,
+        unsaved: gpu::unsaved(&subject.gpus),
         execs: subject.execs.clone(),
         peers,
     };

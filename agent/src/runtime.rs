@@ -23,6 +23,7 @@ mod content;
 pub(crate) mod fake;
 mod image;
 mod options;
+mod plugin;
 mod snapshot;
 mod task;
 
@@ -146,6 +147,11 @@ impl RuntimeError {
     /// Whether there is no such thing.
     pub const fn is_not_found(&self) -> bool {
         matches!(self.kind, RuntimeErrorKind::NotFound(_))
+    }
+
+    /// Whether nobody has answered.
+    pub const fn is_away(&self) -> bool {
+        matches!(self.kind, RuntimeErrorKind::Unreachable(..) | RuntimeErrorKind::Timeout)
     }
 
     /// Whether the name is taken.

@@ -24,13 +24,7 @@ use crate::door::Door;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
-use crate::{metrics, restore, stage, undo};
-
-/// File mode mask of a socket that only root can use.
-const ROOT: u32 = 0o177;
-
-/// Of one that everybody can connect to, since the API asks who it is.
-const EVERYBODY: u32 = 0o111;
+use crate::{metrics, private, reload, rescue, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -79,8 +73,11 @@ pub enum ServeError {
 pub async fn serve(config: Config) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Signals)?;
+    let hangup = signal(SignalKind::hangup()).map_err(ServeError::Signals)?;
     let socket = config.socket.clone();
     let _locks = prepare(&config)?;
+    // Nothing of what follows is as urgent, and any of it may fail.
+    rescue::first(&config.operations(), &config.containerd, rescue::FIRST_LIMIT).await;
     let staging = &config.staging;
     stage::mount(staging).map_err(|error| ServeError::Prepare(staging.tmpfs.clone(), error))?;
     let app = App::new(config)?;
@@ -93,9 +90,10 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         served.map_err(|error| ServeError::Metrics(address.clone(), error))?;
     }
     let door = open_door(&app).await?;
-    let mask = if app.config.callers.has_users() { EVERYBODY } else { ROOT };
+    let mask = 0o777 & !reload::socket_mode(&app);
     let listener =
         listen(&socket, mask).map_err(|error| ServeError::Listen(socket.clone(), error))?;
+    reload::follow(&app, hangup);
     tracing::info!(?socket, node = app.config.node, "serving");
     let over = CancellationToken::new();
     let stopping = Arc::clone(&app);
@@ -138,17 +136,23 @@ fn prepare(config: &Config) -> Result<[OwnedFd; 2], ServeError> {
         move |error| ServeError::Prepare(path, error)
     };
     let (root, volumes, criu_config) = (&config.root, config.volumes(), config.criu_config());
-    stage::make(root).map_err(wrong(root))?;
+    let records = [root.clone(), config.operations(), config.suspended()];
+    for directory in records.into_iter().chain([config.restored(), config.criu_configs()]) {
+        private::claim_records(&directory).map_err(wrong(&directory))?;
+    }
     let path = root.join("agent.lock");
     let mut options = fs::OpenOptions::new();
     let lock = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
     let lock = hold(lock.map_err(wrong(&path))?, root)?;
     // What runs beside the root has files of running containers, and a dump under way.
-    stage::make(&volumes).map_err(wrong(&volumes))?;
+    private::claim_records(&volumes).map_err(wrong(&volumes))?;
     let directory = fs::File::open(&volumes).map_err(wrong(&volumes))?;
     let beside = hold(directory, &volumes)?;
     if std::os::unix::net::UnixStream::connect(&config.socket).is_ok() {
         return Err(ServeError::Locked(config.socket.clone()));
+    }
+    for directory in [config.disk_stage(), config.staging.tmpfs.clone()] {
+        private::claim(&directory).map_err(wrong(&directory))?;
     }
     let written = fs::File::create(&criu_config);
     let written = written.and_then(|mut file| file.write_all(RESTORED.as_bytes()));
@@ -178,13 +182,7 @@ async fn open_door(app: &App) -> Result<Option<Door>, ServeError> {
 
 /// Listens on a socket that only those can use whom `mask` leaves, from its first moment on.
 fn listen(socket: &Path, mask: u32) -> io::Result<UnixListener> {
-    if let Some(directory) = socket.parent() {
-        stage::make(directory)?;
-    }
-    match fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    private::free_socket(socket)?;
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(mask));
     let listener = UnixListener::bind(socket);
     rustix::process::umask(before);

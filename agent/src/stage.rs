@@ -1,14 +1,14 @@
 //! Where dumps lie while they are taken or restored: in memory when they fit there, else on disk.
 //! Only root can look inside.
 
-use std::ffi::CString;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use kybernate_spec::chain;
-use rustix::mount::MountFlags;
+
+mod tmpfs;
 
 use crate::config::{Config, StagingConfig};
 use crate::process::memory_available;
@@ -55,42 +55,50 @@ pub(crate) fn choose(config: &Config, bytes: u64) -> Result<PathBuf, StageError>
 
 /// Mounts a tmpfs of the agent's own on the staging directory, unless one is there or something lies
 /// in it. What a dump writes and CRIU reads then comes in huge pages, which halves the time of both;
-/// small files still take small pages. Where that cannot be, the directory is used as it is.
+/// small files still take small pages. Where that cannot be, the directory is used as it is. One that
+/// an earlier agent mounted gets the size that the configuration has now.
 pub(crate) fn mount(staging: &StagingConfig) -> io::Result<()> {
     let directory = &staging.tmpfs;
     make(directory)?;
+    // A share of the memory in percent: what tmpfs's `size` takes.
+    let size = format!("{:.0}%", (staging.memory_share * 100.0).max(1.0));
+    if tmpfs::is_ours(directory)? {
+        // What lies in it may be more than that: then it stays as it is until the next start.
+        if let Err(error) = tmpfs::resize(directory, &size) {
+            tracing::warn!(error = %chain(&error), ?directory, size, "the tmpfs keeps its size");
+        }
+        return Ok(());
+    }
     if is_mount_point(directory)? || fs::read_dir(directory)?.next().is_some() {
         return Ok(());
     }
-    // A share of the memory in percent: what tmpfs's `size` takes.
-    let size = format!("{:.0}%", (staging.memory_share * 100.0).max(1.0));
-    if let Err(error) = mount_tmpfs(directory, &size) {
+    if let Err(error) = tmpfs::mount(directory, &size) {
         tracing::warn!(error = %chain(&error), ?directory, "no tmpfs of our own for staging");
     }
     Ok(())
 }
 
-/// Makes sure that a directory is in memory, and mounts a tmpfs there that holds `bytes` unless it is.
+/// Makes sure that a directory is in memory: mounts a tmpfs there that holds `bytes` unless it is,
+/// and gives one that an earlier agent mounted that size, or what lies in it.
 pub(crate) fn mount_memory(directory: &Path, bytes: u64) -> io::Result<()> {
+    let wanted = bytes.saturating_add(MARGIN_BYTES);
+    if tmpfs::is_ours(directory)? {
+        let used = tmpfs::used(directory)?;
+        return tmpfs::resize(directory, &wanted.max(used).to_string());
+    }
     if !is_mount_point(directory)? && fs::read_dir(directory)?.next().is_none() {
-        mount_tmpfs(directory, &bytes.saturating_add(MARGIN_BYTES).to_string())?;
+        tmpfs::mount(directory, &wanted.to_string())?;
+    } else if is_tmpfs(directory) && tmpfs::total(directory)? < bytes {
+        tracing::warn!(
+            ?directory,
+            budget = bytes,
+            "the tmpfs that was mounted here is smaller than the budget: mount it anew with more"
+        );
     }
     if is_tmpfs(directory) {
         return Ok(());
     }
     Err(io::Error::other(format!("{} is not in memory: mount a tmpfs there", directory.display())))
-}
-
-/// Mounts a tmpfs of huge pages where the kernel has them, and of small ones else.
-fn mount_tmpfs(directory: &Path, size: &str) -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let mount = |options: String| {
-        let options = CString::new(options)?;
-        Ok(rustix::mount::mount("kybernate", directory, "tmpfs", flags, &*options)?)
-    };
-    let small = format!("mode=0700,size={size}");
-    // A kernel without huge pages refuses the first.
-    mount(format!("{small},huge=within_size")).or_else(|_: io::Error| mount(small))
 }
 
 /// Makes a directory that only root can look into, and those above it.
@@ -129,7 +137,8 @@ fn is_tmpfs(directory: &Path) -> bool {
     rustix::fs::statfs(directory).is_ok_and(|found| u64::try_from(found.f_type) == Ok(TMPFS_MAGIC))
 }
 
-fn space(directory: &Path) -> io::Result<u64> {
+/// Returns how many bytes the file system of a directory has left.
+pub(crate) fn space(directory: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(directory)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

@@ -24,6 +24,7 @@ use crate::revive::{Paused, Revived};
 use crate::runtime::{Collect, Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 use crate::suspend;
+use crate::waiting;
 
 /// How long a killed task may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -50,6 +51,16 @@ pub(crate) struct Undoing<'a> {
 /// and `conclusion`. Returns whether all is undone; if not, the agent was asked to end, and the
 /// next one goes on.
 pub(crate) async fn undo(
+    app: &App,
+    driver: &Driver,
+    undoing: Undoing<'_>,
+    cancel: &CancellationToken,
+) -> bool {
+    let undone = Box::pin(undo_all(app, driver, undoing, cancel));
+    waiting::for_containerd(&app.containerd, driver, undone).await
+}
+
+async fn undo_all(
     app: &App,
     driver: &Driver,
     undoing: Undoing<'_>,
@@ -210,6 +221,22 @@ async fn bring_back(gpus: &Gpus, held: &Held) -> Result<Undone, AnyError> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Brings back what an operation left paused, and undoes nothing else of it. Returns whether it runs,
+/// or has ended.
+pub(crate) async fn bring_back_source(namespace: &Namespace, record: &Record) -> bool {
+    for made in record.made.iter().filter(|made| matches!(made, Made::Paused { .. })) {
+        match undo_one(namespace, &record.container, &record.id, made).await {
+            Ok(Undone::Gone | Undone::NeverWas) => {}
+            Ok(Undone::NotYet) => return false,
+            Err(error) => {
+                tracing::error!(container = record.container, error = %chain(&*error), "still paused");
+                return false;
+            }
+        }
+    }
+    true
 }
 
 /// Undoes one thing.

@@ -91,6 +91,12 @@ impl SourceSpec {
         pid.is_none_or(|namespace| !namespace.path.is_empty())
     }
 
+    /// Whether a network namespace is made for it, in which nothing is up before it starts.
+    pub fn has_own_network(&self) -> bool {
+        let mut own = self.linux.namespaces.iter().filter(|namespace| namespace.path.is_empty());
+        own.any(|namespace| namespace.kind == "network")
+    }
+
     /// Whether it has a terminal, which does not move with a container.
     pub const fn has_terminal(&self) -> bool {
         self.process.terminal
@@ -191,6 +197,10 @@ mod tests {
         assert_eq!(own.criu_config(), None);
         let joined = spec(r#"{"linux":{"namespaces":[{"type":"pid","path":"/proc/1/ns/pid"}]}}"#);
         assert!(joined.shares_pid_namespace() && spec("{}").shares_pid_namespace());
+        let own = spec(r#"{"linux":{"namespaces":[{"type":"network"}]}}"#);
+        let joined = spec(r#"{"linux":{"namespaces":[{"type":"network","path":"/run/netns/x"}]}}"#);
+        assert!(own.has_own_network() && !joined.has_own_network());
+        assert!(!spec("{}").has_own_network());
         let more = spec(
             r#"{"process":{"terminal":true},"annotations":{"org.criu.config":"/x"},
                 "mounts":[{"destination":"/data"}]}"#,

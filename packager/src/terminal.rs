@@ -33,6 +33,7 @@ pub(crate) struct Terminal {
 pub(crate) struct Display {
     bar: Option<ProgressBar>,
     told: usize,
+    waits_for: String,
 }
 
 impl Terminal {
@@ -133,7 +134,7 @@ impl Terminal {
             bar.set_style(style("{spinner} {msg:12} {elapsed}"));
             bar
         });
-        Display { bar, told: 0 }
+        Display { bar, told: 0, waits_for: String::new() }
     }
 
     /// Runs `work` and shows how far it is.
@@ -176,6 +177,22 @@ impl Display {
             bar.set_position(now.done);
         } else {
             bar.tick();
+        }
+    }
+
+    /// Says what it waits for, once; nothing when empty.
+    pub(crate) fn waits_for(&mut self, what: &str) {
+        if self.waits_for == what {
+            return;
+        }
+        what.clone_into(&mut self.waits_for);
+        let text = match what {
+            "" => "waits no longer".to_owned(),
+            what => format!("waits for {what}"),
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(|| say(&text)),
+            None => say(&text),
         }
     }
 

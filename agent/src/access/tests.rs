@@ -12,7 +12,12 @@ fn asker(caller: Caller) -> Asker {
         rule(operator, &[Right::Read, Right::Checkpoint], &["k8s.io"]),
         rule(operator, &[Right::Stage], &["*"]),
     ]);
-    Asker { caller, rules: Arc::new(rules) }
+    by(caller, rules)
+}
+
+fn by(caller: Caller, rules: Rules) -> Asker {
+    let (callers, metrics) = (Arc::new(Callers::of(rules)), Metrics::default());
+    Asker { caller, method: "GetNode", callers, metrics }
 }
 
 fn operator() -> Asker {
@@ -52,7 +57,7 @@ fn root_of_this_machine_may_everything_and_no_certificate_is_root() {
     assert!(root.has(Right::Allow, Place::Everywhere) && root.must_be_root().is_ok());
     let all = Rules::new(vec![rule("certificate:*", &[Right::Allow], &["*"])]);
     let caller = Caller::Certificate(vec!["root".to_owned()]);
-    let other = Asker { caller, rules: Arc::new(all) };
+    let other = by(caller, all);
     assert!(other.has(Right::Allow, Place::Everywhere) && other.must_be_root().is_err());
 }
 

@@ -15,6 +15,10 @@ pub(crate) async fn find(app: &App, pid: u32) -> Result<Held, String> {
     if !app.gpus.is_asked() && !app.gpus.is_plugin() {
         return Ok(Held::default());
     }
+    if app.gpus.is_too_old() {
+        // What has a GPU open is refused by the look before the pause; the rest is as without one.
+        return Ok(Held::default());
+    }
     let looked = tokio::task::spawn_blocking(move || {
         let freezer = Freezer::of(pid)?;
         Ok((freezer.processes()?, freezer.memory_left()))

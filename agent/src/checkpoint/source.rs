@@ -221,6 +221,7 @@ async fn measure(
         mount_points: spec.mount_points(),
         criu_config: told.unwrap_or_else(|| preflight::DEFAULT_FILE.into()),
         own_options,
+        own_network: spec.has_own_network(),
         kernel: numbers(&report.facts.kernel),
         criu: numbers(&report.facts.criu),
         execs: namespace.execs(&wanted.container).await?,

@@ -30,7 +30,7 @@ use crate::revive::{Paused, ReviveError, Revived};
 use crate::runtime::{RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
-use crate::{criu_config, criu_log};
+use crate::{criu_config, criu_log, waiting};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -269,7 +269,7 @@ impl Taking<'_> {
             let born = self.source.born;
             self.driver.will_make(Made::Paused { pid, born, directory }).await?;
             self.paused_at.get_or_insert_with(Instant::now);
-            self.source.namespace.pause(&self.order.container).await?;
+            self.in_containerd(self.source.namespace.pause(&self.order.container)).await?;
         }
         let captured = if self.source.suspended {
             // Without a guardian, a CRIU that hangs has to be noticed here.
@@ -356,6 +356,7 @@ impl Taking<'_> {
         let (images, work) = (self.images(), self.directory.join("work"));
         let container = &self.order.container;
         let dump = self.source.namespace.dump(container, &images, &work, self.order.policy.tcp);
+        let dump = self.in_containerd(dump);
         let dumped = measure(&images, self.source.memory, &self.driver.progress, dump).await;
         let Err(source) = dumped else { return Ok(()) };
         let log = work.join("dump.log");
@@ -395,7 +396,8 @@ impl Taking<'_> {
             // Made::Dumped stays: at the end it is looked at once more.
             return Ok(());
         }
-        self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
+        let paused = self.paused();
+        self.in_containerd(paused.revive(Instant::now() + DUMP_PATIENCE)).await?;
         // Not before it runs: the driver works in its threads.
         self.app.gpus.bring_back(self.gpu()).await?;
         self.running().await?;
@@ -403,6 +405,11 @@ impl Taking<'_> {
             guardian.dismiss().await?;
         }
         Ok(())
+    }
+
+    /// Has containerd do something, and tells when it does not answer meanwhile.
+    fn in_containerd<T>(&self, work: impl Future<Output = T>) -> impl Future<Output = T> {
+        waiting::for_containerd(&self.app.containerd, self.driver, Box::pin(work))
     }
 
     /// Returns the source as someone to be brought back, after a dump that came to its end.

@@ -181,8 +181,10 @@ fn callers_are_named_in_full_or_not_at_all() {
         assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
     }
     let good = "[[caller]]\nwho = 'uid:7'\nmay = ['read']\nnamespaces = ['*']\n";
-    assert!(check(good).unwrap().callers.has_users());
-    assert!(check("").unwrap().network.is_none() && !check("").unwrap().callers.has_users());
+    assert!(check(good).unwrap().callers.current().has_users());
+    assert!(
+        check("").unwrap().network.is_none() && !check("").unwrap().callers.current().has_users()
+    );
 }
 
 #[test]

@@ -213,6 +213,53 @@ async fn operations_of_other_namespaces_are_not_there() {
 }
 
 #[tokio::test]
+async fn a_rule_that_is_taken_away_counts_for_the_next_call_and_for_open_ones() {
+    let authority = Authority::new("ours");
+    let served = Served::start(&authority).await;
+    let operator = authority.client("spiffe://here/operator");
+    let mut client = served.client(&authority, Some(&operator));
+    let mut all = client.watch(api::WatchRequest::default()).await.unwrap().into_inner();
+    let begin = async |container: &str| {
+        let subject = Subject {
+            kind: Kind::Checkpoint,
+            container: container.to_owned(),
+            namespace: "team".to_owned(),
+            reference: "r.example/a:1".to_owned(),
+            time_out: None,
+        };
+        served.app.operations.begin(subject).await.unwrap();
+    };
+    begin("first").await;
+    assert_eq!(all.message().await.unwrap().unwrap().container, "first");
+
+    let file = served.files.path().join("agent.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("spiffe://here/*", "spiffe://gone/*")).unwrap();
+    assert!(served.app.config.callers.look(crate::access::Look::IfChanged));
+    let told = client.list(list("team")).await.unwrap_err();
+    assert_eq!(told.code(), Code::PermissionDenied, "{told}");
+    begin("second").await;
+    let unseen = tokio::time::timeout(Duration::from_millis(300), all.message()).await;
+    assert!(unseen.is_err(), "{unseen:?}");
+    fs::write(&file, &text).unwrap();
+    assert!(served.app.config.callers.look(crate::access::Look::IfChanged));
+    begin("third").await;
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|last| last != "third") {
+        seen.push(all.message().await.unwrap().unwrap().container);
+    }
+    client.list(list("team")).await.unwrap();
+    let counted = served.app.operations.metrics.page().unwrap();
+    let line = counted.lines().find(|line| line.contains("denied_calls_total{")).unwrap();
+    assert!(
+        line.contains("caller=\"certificate:") && line.ends_with("method=\"List\"} 1"),
+        "{line}"
+    );
+    drop((all, client));
+    served.end().await;
+}
+
+#[tokio::test]
 async fn what_changes_in_the_files_counts_for_the_next_connection() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let served = Served::start(&old).await;

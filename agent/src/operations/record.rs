@@ -334,6 +334,11 @@ impl Record {
         self.state != State::Running
     }
 
+    /// Whether its source may be paused.
+    pub(crate) fn pauses(&self) -> bool {
+        self.made.iter().any(|made| matches!(made, Made::Paused { .. }))
+    }
+
     /// What went wrong, also while that is being undone.
     fn error(&self) -> &str {
         self.conclusion.as_ref().map_or(&self.error, |conclusion| &conclusion.error)
@@ -397,6 +402,7 @@ impl Record {
             cancelling: self.cancelled.is_some() && !self.is_finished(),
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
             tier: self.tier.map_or(api::Tier::Unspecified, Tier::to_api).into(),
+            waits_for: String::new(),
         }
     }
 }

@@ -37,6 +37,7 @@ pub(crate) enum Check {
     TcpEstablished,
     TcpInFlight,
     TcpClose,
+    TcpLoopback,
     ListenerAddress,
     InetSocket,
     SocketFamily,
@@ -51,6 +52,7 @@ pub(crate) enum Check {
     SecretMemory,
     Device,
     Gpu,
+    GpuDriver,
     FileLock,
     Mount,
     HiddenMount,
@@ -169,7 +171,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 36] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -184,6 +186,7 @@ impl Check {
         Self::TcpEstablished,
         Self::TcpInFlight,
         Self::TcpClose,
+        Self::TcpLoopback,
         Self::ListenerAddress,
         Self::InetSocket,
         Self::SocketFamily,
@@ -198,6 +201,7 @@ impl Check {
         Self::SecretMemory,
         Self::Device,
         Self::Gpu,
+        Self::GpuDriver,
         Self::FileLock,
         Self::Mount,
         Self::HiddenMount,
@@ -226,6 +230,7 @@ impl Check {
             Self::TcpEstablished
             | Self::TcpInFlight
             | Self::TcpClose
+            | Self::TcpLoopback
             | Self::ListenerAddress
             | Self::InetSocket
             | Self::SocketFamily
@@ -338,6 +343,12 @@ impl Check {
                 "run it with kybernate-runc or with the annotation org.criu.config=FILE, a file in \
                  the directory criu of the agent's root, or say --tcp keep",
             ),
+            Self::TcpLoopback => refuse(
+                "tcp-loopback",
+                "a TCP connection over loopback cannot be kept: its other end is outside of the \
+                 container, or a restore makes a network of its own, where loopback is not up yet",
+                "say --tcp close, or end the connection",
+            ),
             Self::ListenerAddress => warn(
                 "listener-address",
                 "it listens on an address that a restored container may not have",
@@ -397,8 +408,14 @@ impl Check {
             }
             Self::Gpu => refuse(
                 "gpu",
-                "a GPU is open, and CRIU has no plugin here that saves it",
-                "install CRIU's plugin for it, and a driver that can checkpoint",
+                "a GPU is open, and nobody here saves its memory",
+                "NVIDIA: load driver 570 or later, with [gpu] method = \"driver\"; AMD: install CRIU's \
+                 amdgpu_plugin.so",
+            ),
+            Self::GpuDriver => refuse(
+                "gpu-driver",
+                "a GPU is open, and the driver that is loaded is too old to checkpoint its memory",
+                "load driver 570 or later (580 to go on with another GPU)",
             ),
             Self::FileLock => refuse(
                 "file-lock",

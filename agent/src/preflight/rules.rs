@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::check::{Check, Finding};
+use super::gpu::{GPUS, Unsaved};
 use super::options::CriuOptions;
 use super::socket::Tcp;
 use super::view::{Mount, OpenFile, Process, View};
@@ -106,12 +107,16 @@ pub(crate) struct Policy {
 
 /// What else is known.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Context {
     pub(super) policy: Policy,
     /// What CRIU is told by the container's configuration file.
     pub(super) options: CriuOptions,
     /// Whether that file can be written for this operation.
     pub(super) own_options: bool,
+    /// Whether a network namespace was made for it, as a restore makes one: without loopback when CRIU
+    /// connects the sockets again.
+    pub(super) own_network: bool,
     /// The user namespace that containers have by default.
     pub(super) user_namespace: Option<String>,
     /// Where the specification mounts something.
@@ -120,8 +125,8 @@ pub(super) struct Context {
     pub(super) no_limits: bool,
     /// Whether CRIU cannot dump internet sockets with this kernel.
     pub(super) no_internet: bool,
-    /// Prefixes of device paths that CRIU has a plugin for.
-    pub(super) plugged: Vec<&'static str>,
+    /// GPUs whose memory nobody saves.
+    pub(super) unsaved: Vec<Unsaved>,
     /// Exec sessions, by name.
     pub(super) execs: Vec<String>,
     /// The other end of connected unix sockets.
@@ -312,7 +317,6 @@ fn of_device(
     say: &mut impl FnMut(Check, String),
     at: impl Fn() -> String,
 ) {
-    const GPUS: &[&str] = &["/dev/nvidia", "/dev/kfd", "/dev/dri/"];
     let target = &*file.target;
     if target.starts_with("/dev/pts/") || target == "/dev/console" {
         // One whose other end is in the container is CRIU's everyday business.
@@ -320,8 +324,9 @@ fn of_device(
             say(Check::Terminal, at());
         }
     } else if GPUS.iter().any(|gpu| target.starts_with(gpu)) {
-        if !context.plugged.iter().any(|prefix| target.starts_with(prefix)) {
-            say(Check::Gpu, at());
+        let mut unsaved = context.unsaved.iter();
+        if let Some(gpu) = unsaved.find(|gpu| target.starts_with(gpu.prefix)) {
+            say(gpu.check, format!("{}; {}", at(), gpu.lack));
         }
     } else if !DEVICES.contains(&target) {
         say(Check::Device, at());
@@ -378,6 +383,24 @@ fn of_tcp(view: &View, world: &World<'_>, context: &Context, say: &mut impl FnMu
                 say(Check::TcpClose, ends);
             }
             _ => {}
+        }
+    }
+    let kept = match context.policy.tcp {
+        TcpPolicy::Keep => true,
+        TcpPolicy::Refuse => options.has("tcp-established") && !options.has("tcp-close"),
+        TcpPolicy::Close => false,
+    };
+    if kept {
+        let halves = |one: &&Tcp| one.is_connected() && one.remote.ip().is_loopback();
+        for one in all.iter().filter(ours).filter(halves) {
+            let other = all.iter().find(|other| other.is_other_end_of(one));
+            // What nobody has accepted is told below; what the other end left behind is no connection.
+            let ends = format!("{} to {}", one.local, one.remote);
+            if !other.is_some_and(|other| ours(&other) || other.is_in_flight()) {
+                say(Check::TcpLoopback, format!("{ends}, whose other end is outside"));
+            } else if context.own_network {
+                say(Check::TcpLoopback, format!("{ends}, in a network of its own"));
+            }
         }
     }
     let closed = context.policy.tcp == TcpPolicy::Close && context.own_options;

@@ -46,6 +46,11 @@ impl Tcp {
         !matches!(self.state, LISTEN | CLOSE | TIME_WAIT | NEW_SYN_RECEIVED)
     }
 
+    /// Whether they are the two ends of one connection.
+    pub(super) fn is_other_end_of(&self, one: &Self) -> bool {
+        (self.local, self.remote) == (one.remote, one.local) && !self.listens()
+    }
+
     /// Whether it is a connection that nobody has accepted yet.
     pub(super) const fn is_in_flight(&self) -> bool {
         self.number == 0 && self.state == ESTABLISHED

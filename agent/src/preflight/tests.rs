@@ -6,6 +6,7 @@ use fs_err as fs;
 use tempfile::TempDir;
 
 use super::check::Words;
+use super::gpu::Unsaved;
 use super::*;
 
 /// Mounts of a container, as mountinfo has them.
@@ -220,11 +221,32 @@ fn established_connections_need_a_choice() {
     tree.open(10, 3, "socket:[7]", "");
     tree.tcp(&["0100007F:0FA0 0100007F:C350 01 7"]);
     tree.finds("tcp-established: 127.0.0.1:4000 to 127.0.0.1:50000");
-    tree.subject.policy.tcp = TcpPolicy::Keep;
-    assert_eq!(tree.found(), [""; 0]);
     tree.subject.policy.tcp = TcpPolicy::Close;
     tree.finds("tcp-close: 127.0.0.1:4000 to 127.0.0.1:50000");
     tree.subject.own_options = true;
+    assert_eq!(tree.found(), [""; 0]);
+}
+
+#[test]
+fn both_ends_of_a_connection_over_loopback_are_kept_or_none() {
+    let mut tree = Tree::new();
+    tree.subject.policy.tcp = TcpPolicy::Keep;
+    tree.open(10, 3, "socket:[7]", "");
+    let (one, other) = ("0100007F:0FA0 0100007F:C350 01 7", "0100007F:C350 0100007F:0FA0 01 8");
+    // Another container's, in the same network namespace; or closed by its process long ago.
+    for there in [&[one, other][..], &[one]] {
+        tree.tcp(there);
+        tree.finds("tcp-loopback: 127.0.0.1:4000 to 127.0.0.1:50000, whose other end is outside");
+    }
+    tree.open(10, 4, "socket:[8]", "");
+    tree.tcp(&[one, other]);
+    assert_eq!(tree.found(), [""; 0]);
+    // Loopback of a network that is made anew is not up when CRIU needs it.
+    tree.subject.own_network = true;
+    let told = tree.found();
+    assert!(told.len() == 2 && told[0].ends_with("50000, in a network of its own"), "{told:?}");
+    // With an address of the network the request has said so.
+    tree.tcp(&["0B004D0A:0FA0 0C004D0A:C350 01 7"]);
     assert_eq!(tree.found(), [""; 0]);
 }
 
@@ -341,8 +363,15 @@ fn devices_are_told_apart() {
     tree.open(10, 3, "/dev/fuse-of-a-test", "mnt_id:\t102\n");
     tree.finds("device: descriptor 3 of process 10 \"job\": /dev/fuse-of-a-test");
     tree.open(10, 3, "/dev/nvidia-of-a-test", "mnt_id:\t102\n");
-    tree.finds("gpu: descriptor 3 of process 10 \"job\": /dev/nvidia-of-a-test");
-    tree.subject.plugged = vec!["/dev/nvidia"];
+    let lack = |check, lack: &str| Unsaved { prefix: "/dev/nvidia", check, lack: lack.to_owned() };
+    tree.subject.unsaved = vec![lack(Check::Gpu, "none is loaded")];
+    tree.finds("gpu: descriptor 3 of process 10 \"job\": /dev/nvidia-of-a-test; none is loaded");
+    tree.subject.unsaved = vec![lack(Check::GpuDriver, "550 is loaded, 570 is needed")];
+    tree.finds(
+        "gpu-driver: descriptor 3 of process 10 \"job\": /dev/nvidia-of-a-test; 550 is loaded, 570 \
+         is needed",
+    );
+    tree.subject.unsaved = Vec::new();
     assert_eq!(tree.found(), [""; 0]);
 }
 

@@ -1,8 +1,8 @@
 //! The third door: a checkpoint becomes an image of containerd's, from which any client of containerd
 //! restores (`ctr container restore`, `WithTaskCheckpoint`) without us.
 //!
-//! Reading order: [`order`] is what is asked for; here are the steps; [`local`] reads what lies on
-//! this node, [`record`] is the image in containerd. Admission, gate and the way of the bytes are those of a restore. Only then the dump
+//! Reading order: [`order`] is what is asked for; here are the steps; [`room`] looks whether it fits,
+//! [`local`] reads what lies on this node, [`record`] is the image in containerd. Admission, gate and the way of the bytes are those of a restore. Only then the dump
 //! goes into containerd's content store, as a tar and under a lease, with the container image that
 //! it needs. containerd's index of a checkpoint names that image by the name of the image it is
 //! itself: so one image record keeps everything, and what it kept goes with it
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 mod local;
 mod order;
 mod record;
+mod room;
 
 use self::local::Local;
 pub(crate) use self::order::Order;
@@ -139,6 +140,7 @@ impl Providing<'_> {
             Found::Nothing => {}
         }
         self.staged = app.staging.take(digest, driver.id()).await;
+        self.has_room(&admitted, &parts, &plain).await?;
         let directory = self.place(&admitted, &parts).await?;
         let (images, has_cgroups) = self.dump(&admitted, &directory).await?;
         let leased = lease(&plain, driver).await?;
@@ -187,6 +189,25 @@ impl Providing<'_> {
             target: Descriptor::of(media_type::OCI_INDEX, b""),
             labels: labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         }
+    }
+
+    /// Makes sure that containerd's content store has room for all of it.
+    async fn has_room(
+        &self,
+        admitted: &Admitted,
+        parts: &Parts,
+        namespace: &Namespace,
+    ) -> Result<(), ProvideError> {
+        let Admitted { store, checkpoint } = admitted;
+        let staged = if self.staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
+        let load = room::Load {
+            store,
+            checkpoint,
+            image: &parts.image().digest,
+            layer_bytes: parts.layer_bytes().saturating_mul(2),
+            staged_bytes: staged,
+        };
+        room::look(&self.app.config, namespace, load).await
     }
 
     /// Makes a directory for the dump, unless that is staged, and for the container's layer.

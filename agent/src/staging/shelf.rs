@@ -11,7 +11,7 @@ use kybernate_spec::{Digest, chain};
 use super::Tier;
 use super::record::{Record, own};
 use crate::config::TierConfig;
-use crate::{process, stage};
+use crate::{private, process, stage};
 
 /// Name of the directory with CRIU's images in a checkpoint's.
 pub(super) const IMAGES: &str = "images";
@@ -65,19 +65,40 @@ impl Shelf {
                 }
             }
         }
+        let found = self.trim(found)?;
+        // What went may have been in the way of a smaller size.
+        self.prepare()?;
         Ok(found)
+    }
+
+    /// Removes what was used least recently, and more than the budget of now allows.
+    fn trim(&self, mut found: Vec<Record>) -> io::Result<Vec<Record>> {
+        found.sort_by_key(|record| record.used_at);
+        let mut bytes = found.iter().fold(0, |sum: u64, record| sum.saturating_add(record.bytes));
+        let mut kept = Vec::new();
+        for record in found {
+            if bytes <= self.config.budget {
+                kept.push(record);
+                continue;
+            }
+            match self.remove(&record.digest) {
+                Ok(()) => {
+                    bytes = bytes.saturating_sub(record.bytes);
+                    tracing::info!(digest = %record.digest, tier = self.tier.name(),
+                        "a staged checkpoint was removed: the budget is smaller now");
+                }
+                // A CRIU that outlived its agent reads it.
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => kept.push(record),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(kept)
     }
 
     /// Makes sure that the directory is ours alone, and in memory when it is to be.
     fn prepare(&self) -> io::Result<()> {
         let directory = &self.config.directory;
-        stage::make(directory)?;
-        if !own(directory)?.is_dir() {
-            return Err(io::Error::other(format!(
-                "{} is no directory of its own",
-                directory.display()
-            )));
-        }
+        private::claim(directory)?;
         if self.tier == Tier::Ram {
             stage::mount_memory(directory, self.config.budget)?;
         }

@@ -179,6 +179,28 @@ fn what_depends_on_a_choice_is_taken_when_it_is_made() {
 }
 
 #[test]
+fn connections_over_loopback_that_cannot_come_back_are_not_kept() {
+    let scenario = start();
+    let b = &scenario.testbed.b;
+    watch_events(b);
+    // Both ends are its own, and so is the network, where nothing is up when CRIU connects them again.
+    hold(&scenario, b, &[], &["tcp"]);
+    refuses(&scenario, b, "tcp-loopback", &["--tcp", "keep"]);
+    remove(&scenario, b);
+
+    // The other end is another process of the node.
+    let listens = "busybox nc -ll -p 4001 -e busybox cat >/dev/null 2>&1 </dev/null &";
+    b.run(&["sh", "-c", listens]).unwrap();
+    let connects = "busybox sleep 1000 | busybox nc 127.0.0.1 4001";
+    run(&scenario, b, &["--net-host"], &["sh", "-c", connects]);
+    let found =
+        || findings(&scenario, b, &["--tcp", "keep"]).contains(&"refuse tcp-loopback".into());
+    assert!(wait_until(HOLD_LIMIT, found), "{:?}", findings(&scenario, b, &["--tcp", "keep"]));
+    refuses(&scenario, b, "tcp-loopback", &["--tcp", "keep"]);
+    scenario.end().unwrap();
+}
+
+#[test]
 fn an_old_criu_on_a_new_kernel_takes_no_internet_sockets() {
     let scenario = start();
     let a = &scenario.testbed.a;

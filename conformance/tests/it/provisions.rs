@@ -9,6 +9,8 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Agent, Scenario, counter};
 use serde_json::Value;
 
+mod kubernetes;
+
 use crate::failures::deaths::{END_LIMIT, catch};
 use crate::harness::{checkpoint, restore, said, start};
 
@@ -251,5 +253,31 @@ fn people_are_told_what_containerd_would_lose() {
         assert_eq!(after["wrong"], wrong, "{after}");
         scenario.remove(node, "kept").unwrap();
     }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_content_store_without_room_is_seen_before_a_byte_comes() {
+    let scenario = start();
+    let b = &scenario.testbed.b;
+    let (reference, before) = taken(&scenario, b, 48);
+    let empty = kept(b);
+    let store = "/var/lib/containerd/io.containerd.content.v1.content";
+    b.run(&["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", store]).unwrap();
+    let output = scenario.kyb(b, &["provide", &reference, "--plain-http"]).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let words = format!("\"{store}\" has ");
+    assert!(said(&output).contains(&words), "{}", said(&output));
+    assert!(said(&output).contains("are needed"), "{}", said(&output));
+    // Neither to containerd nor to this node.
+    for step in ["gate", "materialise", "pull", "write"] {
+        assert!(!said(&output).contains(&format!("{step}:")), "{}", said(&output));
+    }
+    let written = b.run(&["find", store, "-type", "f"]).unwrap();
+    assert_eq!(written, "");
+    b.run(&["umount", store]).unwrap();
+    assert_eq!(kept(b), empty);
+    let told = provide(&scenario, b, &reference);
+    containerd_restores(b, (&scenario, "one"), told["image"].as_str().unwrap(), &before);
     scenario.end().unwrap();
 }

@@ -165,3 +165,50 @@ fn what_cannot_be_staged_leaves_nothing() {
     assert_eq!(files(&scenario.testbed.b, "/run/small"), "");
     scenario.end().unwrap();
 }
+
+/// Returns how many bytes the tier in memory could hold.
+fn size(node: &Node) -> u64 {
+    let told = node.run(&["df", "--output=size", "-B1", RAM]).unwrap();
+    told.lines().last().unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn another_budget_counts_from_the_next_start_on() {
+    let (mut scenario, reference, _) = scene();
+    let again = |scenario: &mut Scenario, mib: u64| {
+        drop(scenario.agent_b.take());
+        let config = format!("[staging.ram]\nbudget = \"{mib}MiB\"\n");
+        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, &config).unwrap());
+        let node = scenario.kyb_json(&scenario.testbed.b, &["node"]).unwrap();
+        assert_eq!(tier(&node, "ram")["budgetBytes"], mib << 20, "{node}");
+        let size = size(&scenario.testbed.b);
+        assert!((mib << 20..(mib + 64) << 20).contains(&size), "{size} bytes for {mib} MiB");
+        tier(&node, "ram")["staged"].as_array().unwrap().len()
+    };
+    let (second, third) =
+        (scenario.reference("staging/job:v2"), scenario.reference("staging/job:v3"));
+    for reference in [&second, &third] {
+        checkpoint(&scenario, &scenario.testbed.a, "job", reference);
+    }
+    // Room for one of them.
+    assert_eq!(again(&mut scenario, 64), 0);
+    stage(&scenario, &reference, "ram");
+    // With more, what is there stays, and all three find room.
+    assert_eq!(again(&mut scenario, 256), 1);
+    for reference in [&second, &third] {
+        stage(&scenario, reference, "ram");
+    }
+    let (told, _) = restored(&scenario, &reference, "one");
+    assert_eq!(told["staged"], "ram", "{told}");
+    // With less, what was used least recently goes, here the second, and then all but the first.
+    assert_eq!(again(&mut scenario, 80), 2);
+    let (told, _) = restored(&scenario, &second, "two");
+    assert!(told["staged"].is_null(), "{told}");
+    assert_eq!(again(&mut scenario, 64), 1);
+    let (told, _) = restored(&scenario, &reference, "three");
+    assert_eq!(told["staged"], "ram", "{told}");
+    // None fits any more.
+    assert_eq!(again(&mut scenario, 16), 0);
+    assert_eq!(files(&scenario.testbed.b, RAM), "");
+    scenario.end().unwrap();
+}

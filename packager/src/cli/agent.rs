@@ -20,12 +20,14 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tower::service_fn;
 
+use self::limit::{Limit, overdue};
 use self::network::NetworkAgent;
 use super::preflight::Obstacles;
 use super::{Failure, Rule};
 use crate::interrupt::Claim;
 use crate::terminal::{Display, Terminal, say};
 
+mod limit;
 mod network;
 
 /// How often a broken watch is begun again without news between: an agent restarts in seconds, and
@@ -98,6 +100,7 @@ impl AgentSocket {
         let mut latest = begun;
         let mut breaks = 0;
         let mut cancelled = false;
+        let limit = Limit::of(&latest);
         while !ended(&latest) {
             let interrupted = async {
                 match &mut interrupts {
@@ -113,6 +116,12 @@ impl AgentSocket {
                         return Err(left(&latest));
                     }
                     self.cancel(&latest.id).await;
+                }
+                () = limit.is_over() => {
+                    if let Some(failure) = overdue(&latest) {
+                        display.end();
+                        return Err(failure);
+                    }
                 }
             }
         }
@@ -131,7 +140,11 @@ impl AgentSocket {
         display: &mut Display,
         breaks: &mut u32,
     ) -> Result<(), Failure> {
-        let news = self.watch(latest, |now| display.update(&snapshot(now))).await;
+        let show = |now: &Operation| {
+            display.update(&snapshot(now));
+            display.waits_for(&now.waits_for);
+        };
+        let news = self.watch(latest, show).await;
         *breaks = if news.is_ok_and(|news| news) { 0 } else { *breaks + 1 };
         if ended(latest) {
             return Ok(());

@@ -128,6 +128,7 @@ fn operation(one: &Operation) -> Value {
         "tier": word(one.tier()),
         "image": Some(&one.image).filter(|name| !name.is_empty()),
         "step": one.step,
+        "waitsFor": Some(&one.waits_for).filter(|what| !what.is_empty()),
         "progress": progress(one),
         "cancelling": one.cancelling,
         "undone": one.undone,
@@ -161,6 +162,9 @@ fn progress(one: &Operation) -> Value {
 
 /// Returns the step under way and how much of it is done.
 fn step(one: &Operation) -> String {
+    if !one.waits_for.is_empty() {
+        return format!("{}, waits for {}", one.step, one.waits_for);
+    }
     match one.progress.unwrap_or_default().percent {
         Some(percent) => format!("{} {percent}%", one.step),
         None => one.step.clone(),

@@ -27,6 +27,8 @@ pub(crate) const END_LIMIT: Duration = Duration::from_mins(1);
 const JITTER_MICROS: u64 = 4000;
 /// The workload's memory: long enough to dump that moments can be told apart.
 const MIB: u32 = 96;
+/// What is said while containerd is away.
+const WAITS: &str = "waits for containerd";
 /// How often a moment is waited for.
 const TRIES: u32 = 3;
 
@@ -50,6 +52,10 @@ enum Victim {
 }
 
 impl Victim {
+    const fn is_containerd_for_long(self) -> bool {
+        matches!(self, Self::ContainerdForGood | Self::HungContainerd)
+    }
+
     const fn is_criu(self) -> bool {
         matches!(self, Self::Criu | Self::HungCriu)
     }
@@ -169,7 +175,7 @@ fn guards(pid: u32) -> bool {
     String::from_utf8_lossy(&line).contains("\0guardian\0")
 }
 
-pub(super) fn signal(processes: &[Process], signal: Signal) {
+pub(crate) fn signal(processes: &[Process], signal: Signal) {
     for process in processes {
         process.signal(signal);
     }
@@ -228,6 +234,9 @@ impl<'a> Place<'a> {
         self.dumped |= victim.is_criu() && (!died || self.dump.says("Dumping finished"));
         self.ticks(before, &what);
         println!("{what}: ran on after {:?}, died: {died}", began.elapsed());
+        if died && victim.is_containerd_for_long() && kyb.try_wait().unwrap().is_none() {
+            self.waits(&what);
+        }
         self.comes_back(victim, &program);
         let mut status = None;
         wait_until(END_LIMIT, || {
@@ -253,6 +262,17 @@ impl<'a> Place<'a> {
             assert!(next.status.success(), "{what}: the next one fails: {}", said(&next));
         }
         died
+    }
+
+    /// Makes sure that everybody is told what is waited for.
+    fn waits(&self, what: &str) {
+        let told = || fs::read_to_string(self.words()).is_ok_and(|kyb| kyb.contains(WAITS));
+        assert!(wait_until(SLACK * 2, told), "{what}: kyb does not say so\n{}", self.told());
+        let words = ["ps", "--operations", "--state", "running"];
+        let list = self.scenario.kyb_json(self.node, &words).unwrap();
+        let waits = list["operations"][0]["waitsFor"].as_str().unwrap_or_default();
+        assert!(waits.starts_with("containerd ("), "{what}: {list}");
+        assert!(self.told().contains(&format!("operation {WAITS}")), "{what}\n{}", self.told());
     }
 
     /// Returns the processes that are to die, but for the agent.
@@ -450,4 +470,106 @@ fn the_source_runs_on_whenever_containerd_dies() {
             place.kills(Victim::Containerd, moment);
         }
     });
+}
+
+impl Place<'_> {
+    /// Kills the agent and its guardian in the middle of a pause, so that nobody is left to end it.
+    fn abandoned(&mut self, tag: &str) {
+        let reference = self.scenario.reference(&format!("deaths/both:{tag}"));
+        let words =
+            ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+        let told = fs::File::create(self.words()).unwrap().into_parts().0;
+        let mut kyb = self.node.command(&words);
+        let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+        assert!(catch(|| MOMENTS[6].1(&self.dump)), "no memory is written\n{}", self.told());
+        let guardians = processes(self.node, guards);
+        signal(&guardians, Signal::STOP);
+        self.agent.take().unwrap().kill();
+        signal(&guardians, Signal::KILL);
+        kyb.kill().unwrap();
+        kyb.wait().unwrap();
+        assert!(
+            !guardians.is_empty() && wait_until(SLACK, || processes(self.node, guards).is_empty())
+        );
+        // CRIU is not told of it, and ends.
+        assert!(wait_until(END_LIMIT, || running(self.node, "criu").is_empty()));
+        assert!(self.dump.froze(), "somebody was left\n{}", self.told());
+    }
+}
+
+#[test]
+fn a_source_whose_agent_and_guardian_died_together_is_the_first_thing_that_is_seen_to() {
+    let mut scenario = start();
+    let (agent, node) = (scenario.agent_a.take(), &scenario.testbed.a);
+    let mut place = Place::new(&scenario, node, agent);
+    let rescue = || node.output(&["kybernate-agent", "rescue"]).unwrap();
+    // An agent that runs sees to everything itself.
+    assert!(rescue().status.success());
+
+    // Without any agent, and with a configuration that lets none start.
+    place.abandoned("alone");
+    let config = node.path("/etc/kybernate/agent.toml");
+    let good = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{good}\n[no such thing\n")).unwrap();
+    let before = place.dump.counter();
+    let rescued = rescue();
+    assert!(rescued.status.success(), "{}", said(&rescued));
+    assert!(said(&rescued).contains("while this container was paused"), "{}", said(&rescued));
+    place.ticks(before, "rescued");
+    assert!(is(node, "job", "RUNNING"), "containerd disagrees");
+    fs::write(&config, &good).unwrap();
+    place.start_agent();
+    place.runs_on("the next agent");
+    assert_eq!(place.dump.directory(), None, "a dump is left");
+
+    // By an agent that gets no further than that: a tier's directory is somebody's.
+    place.abandoned("first");
+    let thesis = "/var/lib/theses";
+    node.run(&["sh", "-c", &format!("mkdir {thesis}; touch {thesis}/mine.txt")]).unwrap();
+    let tier = format!("[staging.nvme]\ndirectory = \"{thesis}\"\nbudget = \"1GiB\"\n");
+    fs::write(&config, format!("{good}{tier}")).unwrap();
+    let before = place.dump.counter();
+    let failed = node.output(&["kybernate-agent", "serve"]).unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{}", said(&failed));
+    assert!(said(&failed).contains("mine.txt"), "{}", said(&failed));
+    place.ticks(before, "first of all");
+    place.start_agent();
+    place.runs_on("the last agent");
+    assert_eq!(place.dump.directory(), None, "a dump is left");
+    drop(place);
+    scenario.end().unwrap();
+}
+
+#[test]
+fn kyb_does_not_wait_for_containerd_when_the_time_is_over() {
+    let mut scenario = start();
+    let (agent, node) = (scenario.agent_a.take(), &scenario.testbed.a);
+    let place = Place::new(&scenario, node, agent);
+    let reference = scenario.reference("deaths/late:cut");
+    let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+    let mut kyb = node.command(&[&words[..], &["--timeout", "8s"]].concat());
+    let told = fs::File::create(place.words()).unwrap().into_parts().0;
+    let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+    assert!(catch(|| MOMENTS[6].1(&place.dump)), "no memory is written\n{}", place.told());
+    let (before, program) = (place.dump.counter(), running(node, "containerd"));
+    signal(&program, Signal::KILL);
+    place.ticks(before, "while containerd is away");
+    let mut status = None;
+    wait_until(END_LIMIT, || {
+        status = kyb.try_wait().unwrap();
+        status.is_some()
+    });
+    let told = fs::read_to_string(place.words()).unwrap();
+    assert_eq!(status.expect("kyb waits").code(), Some(1), "{told}");
+    assert!(told.contains(WAITS) && told.contains("kyb ps --operations"), "{told}");
+    // It is the agent's to see to.
+    let list = || scenario.kyb_json(node, &["ps", "--operations", "--state", "running"]).unwrap();
+    assert_eq!(list()["operations"].as_array().map(Vec::len), Some(1), "{}", list());
+    place.start_containerd();
+    let ended = wait_until(END_LIMIT, || list()["operations"].as_array().is_none_or(Vec::is_empty));
+    assert!(ended, "{}", list());
+    place.runs_on("when containerd is back");
+    assert_eq!(place.dump.directory(), None, "a dump is left");
+    drop(place);
+    scenario.end().unwrap();
 }
