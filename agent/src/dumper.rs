@@ -39,6 +39,15 @@ enum Moment {
     Restless,
 }
 
+/// Where a thread is while it does what CRIU wants of it.
+#[derive(Debug)]
+struct Foreign {
+    /// The beginning of its code, over which CRIU writes.
+    written_over: Option<Range<u64>>,
+    /// What CRIU has mapped into it.
+    code: Vec<Range<u64>>,
+}
+
 /// Kills the CRIU that dumps the processes of a cgroup.
 pub(crate) async fn cut(criu: u32, freezer: &Freezer) -> io::Result<()> {
     let mut tries = Patience::new(CUT_LIMIT, LOOK_EVERY);
@@ -82,22 +91,26 @@ fn look(criu: u32, freezer: &Freezer) -> io::Result<Moment> {
     Ok(worst)
 }
 
-/// Decides about one thread. One that sleeps waits for CRIU in code that puts everything back when
-/// nobody speaks to it any more; one that is stopped is to be where it was found.
-fn judge(state: Option<char>, at: Option<u64>, foreign: &[Range<u64>]) -> Moment {
-    match (state, at) {
-        (None | Some('S' | 'D' | 'I' | 'Z' | 'X'), _) => Moment::Good,
-        (Some('t' | 'T'), Some(at)) if !foreign.iter().any(|range| range.contains(&at)) => {
+/// Decides about one thread. One that is stopped is to be where it was found. One that sleeps in
+/// CRIU's own code waits for CRIU there, and puts everything back when nobody speaks to it any more;
+/// one that sleeps in a system call that CRIU wrote over its code comes to the trap after it.
+fn judge(state: Option<char>, at: Option<u64>, foreign: &Foreign) -> Moment {
+    let within = |range: &Range<u64>| at.is_some_and(|at| range.contains(&at));
+    let written_over = foreign.written_over.as_ref().is_some_and(within);
+    match state {
+        None | Some('Z' | 'X') => Moment::Good,
+        Some('S' | 'D' | 'I') if at.is_some() && !written_over => Moment::Good,
+        Some('t' | 'T') if at.is_some() && !written_over && !foreign.code.iter().any(within) => {
             Moment::Good
         }
-        (Some('t' | 'T'), _) => Moment::Bad,
+        Some('t' | 'T') => Moment::Bad,
         _ => Moment::Restless,
     }
 }
 
 /// Returns where a stopped thread is when it does what CRIU wants of it: at the beginning of the code,
 /// or in what CRIU has mapped (`proc_pid_maps(5)`).
-fn foreign(maps: &str) -> Vec<Range<u64>> {
+fn foreign(maps: &str) -> Foreign {
     let range = |line: &str| {
         let (begin, end) = line.split_once(' ')?.0.split_once('-')?;
         Some(u64::from_str_radix(begin, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
@@ -106,7 +119,7 @@ fn foreign(maps: &str) -> Vec<Range<u64>> {
     let code = maps.lines().find(is_code).and_then(range);
     let code = code.map(|code| code.start..code.start.saturating_add(WRITTEN_OVER));
     let criu = maps.lines().filter(|line| line.contains("/memfd:CRIUMFD")).filter_map(range);
-    criu.chain(code).collect()
+    Foreign { written_over: code, code: criu.collect() }
 }
 
 /// Returns the program counter, which comes last (`proc_pid_syscall(5)`).
@@ -131,13 +144,17 @@ mod tests {
     #[test]
     fn what_works_for_criu_is_not_left_alone() {
         let foreign = foreign(MAPS);
-        for at in [0x7fb4_1a3e_7003, 0x7fb4_1b26_b000] {
+        let (written_over, criu) = (0x7fb4_1a3e_7003, 0x7fb4_1b26_b000);
+        for (at, asleep) in [(written_over, Moment::Restless), (criu, Moment::Good)] {
             assert_eq!(judge(Some('t'), Some(at), &foreign), Moment::Bad, "{at:x}");
-            assert_eq!(judge(Some('S'), Some(at), &foreign), Moment::Good, "{at:x}");
+            assert_eq!(judge(Some('S'), Some(at), &foreign), asleep, "{at:x}");
             assert_eq!(judge(Some('R'), Some(at), &foreign), Moment::Restless, "{at:x}");
         }
-        assert_eq!(judge(Some('t'), Some(0x7fb4_1a3e_8000), &foreign), Moment::Good);
+        for state in ['t', 'S'] {
+            assert_eq!(judge(Some(state), Some(0x7fb4_1a3e_8000), &foreign), Moment::Good);
+        }
         assert_eq!(judge(Some('t'), None, &foreign), Moment::Bad);
+        assert_eq!(judge(Some('S'), None, &foreign), Moment::Restless);
         assert_eq!(judge(None, None, &foreign), Moment::Good);
     }
 
