@@ -7,6 +7,7 @@
 //! `{"boot":N,"count":N,"threads":N,"wrong":"…"}`.
 
 mod events;
+mod huge;
 mod memory;
 mod peer;
 mod sys;
@@ -21,6 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::events::Events;
+use self::huge::Huge;
 use self::peer::Peer;
 use super::Failure;
 
@@ -31,8 +33,9 @@ const THREAD_LIMIT: Duration = Duration::from_secs(20);
 /// Pause of a thread that only counts.
 const THREAD_TICK: Duration = Duration::from_millis(100);
 
-/// Holds everything until it is killed. `threads` more threads count meanwhile.
-pub(crate) fn keep(state: &Path, threads: usize) -> Result<(), Failure> {
+/// Holds everything until it is killed. `threads` more threads count meanwhile; `huge` MiB of each
+/// kind are in huge pages.
+pub(crate) fn keep(state: &Path, threads: usize, huge: usize) -> Result<(), Failure> {
     fs::create_dir_all(state)?;
     // Before the first thread: all inherit it.
     events::block_signals()?;
@@ -45,6 +48,7 @@ pub(crate) fn keep(state: &Path, threads: usize) -> Result<(), Failure> {
         events: Events::new()?,
         deleted: Deleted::new(state)?,
         locks: Locks::new(state)?,
+        huge: Huge::new(huge)?,
         counters: count_in(threads)?,
         seen: (Instant::now(), vec![0; threads]),
     };
@@ -59,6 +63,7 @@ struct Keeper {
     events: Events,
     deleted: Deleted,
     locks: Locks,
+    huge: Huge,
     counters: Arc<Vec<AtomicU64>>,
     seen: (Instant, Vec<u64>),
 }
@@ -92,6 +97,7 @@ impl Keeper {
         self.events.tick(self.count)?;
         self.deleted.tick(self.count)?;
         self.locks.tick(&mut self.peer)?;
+        self.huge.tick(self.count)?;
         let (since, seen) = &mut self.seen;
         if since.elapsed() > THREAD_LIMIT {
             for (counter, before) in self.counters.iter().zip(seen.iter_mut()) {

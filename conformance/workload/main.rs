@@ -32,7 +32,7 @@ usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--
        workload pause
        workload status --state DIR
        workload echo --state DIR
-       workload keep --state DIR [--threads N]
+       workload keep --state DIR [--threads N] [--huge MIB]
        workload hold tcp|listen|unix|lock|device|map|deleted|inotify|io-uring [ARGUMENT]
 ";
 
@@ -69,6 +69,7 @@ struct Options {
     /// Whether each tick is a line on standard output.
     says: bool,
     threads: usize,
+    huge: usize,
 }
 
 /// What the threads tell the ticker.
@@ -140,7 +141,7 @@ fn main() -> ExitCode {
         },
         Some((command, rest)) => match (command.as_str(), Options::parse(rest)) {
             ("run", Ok(options)) => Ticker::start(options).and_then(Ticker::run),
-            ("keep", Ok(options)) => keep::keep(&options.state, options.threads),
+            ("keep", Ok(options)) => keep::keep(&options.state, options.threads, options.huge),
             ("status", Ok(options)) => status(&options.state),
             ("echo", Ok(options)) => echo(&options.state),
             ("run" | "keep" | "status" | "echo", Err(error)) => Err(error),
@@ -168,6 +169,7 @@ impl Options {
             tick: Duration::from_millis(100),
             says: false,
             threads: 0,
+            huge: 0,
         };
         let mut rest = arguments.iter();
         while let Some(flag) = rest.next() {
@@ -181,6 +183,7 @@ impl Options {
                 ("--say", "nothing") => options.says = false,
                 ("--say", "ticks") => options.says = true,
                 ("--threads", _) => options.threads = value.parse()?,
+                ("--huge", _) => options.huge = value.parse()?,
                 ("--tick-ms", _) => options.tick = Duration::from_millis(value.parse()?),
                 _ => return Err(format!("{flag} {value} is not known\n{USAGE}").into()),
             }

@@ -19,6 +19,9 @@ const READ_WRITE: c_int = 3;
 /// `MAP_SHARED`, and `MAP_ANONYMOUS`.
 const SHARED: c_int = 1;
 const ANONYMOUS: c_int = 0x20;
+/// `MAP_PRIVATE`, and `MAP_HUGETLB`.
+const ALONE: c_int = 2;
+const HUGE: c_int = 0x4_0000;
 /// `IPC_PRIVATE`, `IPC_CREAT | 0600`, `IPC_RMID`, `SETVAL`.
 const PRIVATE: c_int = 0;
 const CREATE: c_int = 0o1600;
@@ -162,6 +165,13 @@ pub(super) fn share(file: Option<RawFd>, length: usize) -> io::Result<*mut c_voi
     let none = std::ptr::null_mut();
     // SAFETY: a new mapping, which stays until the end.
     mapped(unsafe { mmap(none, length, READ_WRITE, flags, file.unwrap_or(-1), 0) })
+}
+
+/// Maps huge pages.
+pub(super) fn huge(is_shared: bool, length: usize) -> io::Result<*mut c_void> {
+    let flags = HUGE | ANONYMOUS | if is_shared { SHARED } else { ALONE };
+    // SAFETY: a new mapping, which stays until the end.
+    mapped(unsafe { mmap(std::ptr::null_mut(), length, READ_WRITE, flags, -1, 0) })
 }
 
 pub(super) fn memory_file() -> io::Result<OwnedFd> {

@@ -104,6 +104,41 @@ pub(crate) const WORKLOADS: &[Workload] = &[
     },
 ];
 
+/// Runs where the machine can spare huge pages.
+pub(super) const HUGE: Workload = Workload {
+    id: "huge",
+    name: "huge pages (hugetlb)",
+    proven: "8 MiB, half of them shared memory",
+    options: &[],
+    command: &["/workload", "keep", "--state", "/state", "--huge", "4"],
+    state: "/state/keep",
+    allow: &[],
+    unless: None,
+};
+
+/// Huge pages that the machine has for as long as this lives.
+struct HugePages {
+    before: u64,
+}
+
+impl HugePages {
+    const NUMBER: &str = "/proc/sys/vm/nr_hugepages";
+
+    /// Returns nothing when its memory is too scattered for so many more.
+    fn reserve(pages: u64) -> Option<Self> {
+        let number = || fs::read_to_string(Self::NUMBER).unwrap().trim().parse::<u64>().unwrap();
+        let reserved = Self { before: number() };
+        fs::write(Self::NUMBER, (reserved.before + pages).to_string()).unwrap();
+        (number() >= reserved.before + pages).then_some(reserved)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        fs::write(Self::NUMBER, self.before.to_string()).unwrap_or_default();
+    }
+}
+
 /// What the table says of the workload whose memory is large.
 pub(super) const HEAP: (&str, &str) = ("a heap of 2 GiB", "sums over all of it");
 const HEAP_MIB: u32 = 2048;
@@ -132,6 +167,22 @@ fn what_linux_gives_to_processes_is_given_back() {
             _ => workload.moves(&scenario, &image, [a, b], &|_| {}),
         }
     }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn huge_pages_move() {
+    let Some(_reserved) = HugePages::reserve(16) else {
+        println!("SKIPPED: this machine has no 32 MiB in one piece each 2 MiB");
+        return;
+    };
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let image = scenario.image();
+    for node in [a, b] {
+        node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    }
+    HUGE.moves(&scenario, &image, [a, b], &|_| {});
     scenario.end().unwrap();
 }
 
