@@ -24,6 +24,10 @@ const OPEN_SHARDS_MAX: usize = 64;
 /// They have 4 MiB each, half of what packing may have resident.
 const CHUNKS_KEPT: usize = 8;
 
+/// Chunks of a segment that are read before its pages are compared: those of a base whose pages lie
+/// as they do in memory.
+const CHUNKS_AHEAD: usize = 2;
+
 /// Bytes read at once: few enough that they are hashed where the kernel has just put them, in a
 /// core's own cache.
 const PIECE_BYTES: usize = 128 << 10;
@@ -71,7 +75,7 @@ impl<'a> LocalPages<'a> {
         place: Place,
         chunk: &mut Option<Arc<Proven>>,
     ) -> io::Result<Range<usize>> {
-        let wanted = (place.shard, place.page / PAGES_PER_SEGMENT);
+        let wanted = chunk_of(place);
         if chunk.as_ref().is_none_or(|chunk| chunk.chunk != wanted) {
             // Let go first: its place may be the one that is taken next.
             *chunk = None;
@@ -79,6 +83,28 @@ impl<'a> LocalPages<'a> {
         }
         let start = usize::from(place.page % PAGES_PER_SEGMENT) * 4096;
         Ok(start..start + 4096)
+    }
+
+    /// Reads the chunks of these pages that nobody has begun to read: whoever looks at a segment
+    /// then waits less for who looks at the one before, with which it shares a chunk. Few, so that
+    /// they are still kept when they are looked at.
+    pub(super) fn ahead(&self, places: impl Iterator<Item = Place>) -> io::Result<()> {
+        let mut last = None;
+        let mut seen = 0;
+        for place in places {
+            let chunk = chunk_of(place);
+            if last.replace(chunk) == Some(chunk) {
+                continue;
+            }
+            seen += 1;
+            if seen > CHUNKS_AHEAD {
+                break;
+            }
+            if !self.kept().has(chunk) {
+                self.proven(chunk)?;
+            }
+        }
+        Ok(())
     }
 
     fn proven(&self, chunk: (u16, u16)) -> io::Result<Arc<Proven>> {
@@ -148,7 +174,15 @@ impl<'a> LocalPages<'a> {
     }
 }
 
+const fn chunk_of(place: Place) -> (u16, u16) {
+    (place.shard, place.page / PAGES_PER_SEGMENT)
+}
+
 impl Kept {
+    fn has(&self, chunk: (u16, u16)) -> bool {
+        self.chunks.iter().any(|proven| proven.chunk == chunk)
+    }
+
     /// Returns a chunk, and room for it that one that is gone has left: making room for each costs
     /// a tenth of the time.
     fn chunk(&mut self, chunk: (u16, u16)) -> (Arc<Proven>, Vec<u8>) {

@@ -134,6 +134,9 @@ impl Looking<'_> {
     }
 
     fn look_through(&self, segment: &Segment, buffer: &mut [u8]) -> io::Result<Vec<Seen>> {
+        if let Some(local) = &self.local {
+            local.ahead(segment.known.iter().map(|(_, known)| known.place))?;
+        }
         let mut known = segment.known.iter().peekable();
         let mut chunk = None;
         let mut all = Vec::with_capacity(usize::from(segment.pages));
