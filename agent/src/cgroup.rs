@@ -63,6 +63,27 @@ impl Freezer {
         })
     }
 
+    /// Whether every process is held back by now: none of them is within a system call.
+    pub(crate) fn holds(&self) -> io::Result<bool> {
+        Ok(match self.version {
+            Version::V1 => fs::read_to_string(self.file())?.trim() == "FROZEN",
+            Version::V2 => {
+                let events = fs::read_to_string(self.directory.join("cgroup.events"))?;
+                events.lines().any(|line| line == "frozen 1")
+            }
+        })
+    }
+
+    /// Whether there are cgroups within it, with processes of their own.
+    pub(crate) fn is_divided(&self) -> io::Result<bool> {
+        for entry in fs::read_dir(&self.directory)? {
+            if entry?.file_type()?.is_dir() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Freezes the container.
     pub(crate) fn freeze(&self) -> io::Result<()> {
         let word = match self.version {

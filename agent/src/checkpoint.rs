@@ -9,6 +9,7 @@ use kybernate_packager::agent_api as api;
 use kybernate_packager::pack::Runnable;
 use kybernate_spec::{Location, Tag};
 
+mod ahead;
 mod base;
 mod capture;
 mod facts;

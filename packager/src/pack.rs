@@ -26,6 +26,7 @@ mod memory_keys;
 pub(crate) mod pagemap;
 mod pages;
 mod parents;
+mod pieces;
 mod place;
 mod runnable;
 mod seen;
@@ -38,6 +39,7 @@ use self::base::OpenBase;
 use self::dump::{Dump, Listing};
 pub use self::dump::{DumpError, DumpErrorKind};
 use self::pages::{Pages, Pushed};
+pub use self::pieces::{Pieces, PiecesReader};
 pub use self::runnable::SourceImage;
 use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob};
 use crate::artifact::{self, ArtifactError};
@@ -72,7 +74,7 @@ pub struct PackRequest {
     /// The container image the process was started from.
     pub image: Option<SourceImage>,
     /// What the container wrote to its root file system: an uncompressed tar with whiteouts.
-    pub rootfs_diff: Option<PathBuf>,
+    pub rootfs_diff: Option<Pieces>,
     /// Captured mounts.
     pub volumes: Vec<VolumeCapture>,
     /// Whether the runnable image is part of the artifact.
@@ -199,7 +201,8 @@ async fn pack_all(
     progress.step("pack");
     let (directory, places) = (request.dump.clone(), place::places(&request, store));
     run(move || place::check(&directory, &places)).await?;
-    for tar in request.volumes.iter().map(|volume| &volume.tar).chain(&request.rootfs_diff) {
+    let tars = request.volumes.iter().map(|volume| volume.tar.clone().into());
+    for tar in tars.chain(request.rootfs_diff.clone()) {
         volumes::check_tar(tar).await?;
     }
     let scratch = scratch(request.scratch.clone()).await?;

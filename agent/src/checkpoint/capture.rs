@@ -2,7 +2,8 @@
 //! mounts that CRIU leaves alone.
 //!
 //! The container is frozen meanwhile, but a mount may be shared with others that run. So the walk
-//! holds directories by descriptor and follows no link. [`spool`] has who copies what is large.
+//! holds directories by descriptor and follows no link. [`spool`] has who copies what is large,
+//! [`draft`] what was copied before the container was frozen.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
@@ -14,12 +15,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
+use kybernate_packager::pack::Pieces;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use tar::{EntryType, Header};
 
+mod draft;
 mod spool;
 
+pub(crate) use self::draft::{Draft, Since};
 use self::spool::{Shared, Spool};
 
 /// Directories within directories; overlayfs and tar have no bound of their own, our stack has.
@@ -40,6 +44,9 @@ pub(crate) enum Tree {
     Whole,
 }
 
+/// Extended attributes, as a tar has them.
+type Attributes = Vec<(String, Vec<u8>)>;
+
 /// Why a directory was not captured.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to capture {path:?}")]
@@ -51,22 +58,24 @@ pub(crate) struct CaptureError {
     source: io::Error,
 }
 
-/// Writes `directory` to a new tar file and returns its size. Ends early when `stop` is set.
+/// Writes `directory` as a tar, to a new file where it is not in `draft` already, and returns where it
+/// lies. Ends early when `stop` is set.
 pub(crate) fn capture(
     directory: &Path,
     tree: Tree,
+    draft: Option<&Draft>,
     tar: &Path,
     stop: &AtomicBool,
-) -> Result<u64, CaptureError> {
+) -> Result<Pieces, CaptureError> {
     let at = |path: &Path, source| CaptureError { path: path.to_owned(), source };
-    let (file, _) = fs::File::create_new(tar).map_err(|error| at(tar, error))?.into_parts();
+    let shared = Shared::create(tar, stop).map_err(|error| at(tar, error))?;
     let root = open_directory(rustix::fs::CWD, directory.as_os_str());
     let root = root.map_err(|error| at(directory, error))?;
-    let shared = Shared::new(file, stop);
     let walked = std::thread::scope(|scope| {
         let mut walk = Walk {
             out: tar::Builder::new(Spool::new(scope, &shared)),
             tree,
+            draft,
             linked: HashMap::new(),
             scratch: vec![0; ATTRIBUTE_BYTES_MAX],
             place: PathBuf::new(),
@@ -107,6 +116,7 @@ pub(crate) fn apparent_bytes(directory: &Path) -> u64 {
 struct Walk<'scope, 'env> {
     out: tar::Builder<Spool<'scope, 'env>>,
     tree: Tree,
+    draft: Option<&'env Draft>,
     /// First name of each file that has several.
     linked: HashMap<(u64, u64), PathBuf>,
     /// Room for an attribute.
@@ -120,13 +130,7 @@ impl Walk<'_, '_> {
         if depth > DEPTH_MAX {
             return Err(io::Error::other("directories are nested too deeply"));
         }
-        let mut names: Vec<CString> = Vec::new();
-        for entry in Dir::read_from(directory)? {
-            let entry = entry?;
-            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                names.push(entry.file_name().to_owned());
-            }
-        }
+        let mut names = names(directory)?.collect::<io::Result<Vec<_>>>()?;
         // Equal directories give equal tars.
         names.sort_unstable();
         for name in names {
@@ -161,16 +165,7 @@ impl Walk<'_, '_> {
                 self.opaque(&directory, &stat)?;
                 self.directory(&directory, depth + 1)
             }
-            FileType::RegularFile => {
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-                let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-                let attributes = self.attributes(&file)?;
-                let mut entry = header(&stat, EntryType::Regular);
-                let size = u64::try_from(stat.st_size).map_err(io::Error::other)?;
-                entry.set_size(size);
-                self.append(&mut entry, &place, None, &attributes)?;
-                self.out.get_mut().content(File::from(file), size, &place)
-            }
+            FileType::RegularFile => self.file(parent, name, &stat),
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
                 let target = PathBuf::from(std::ffi::OsString::from_vec(target.into_bytes()));
@@ -183,6 +178,24 @@ impl Walk<'_, '_> {
             // Sockets come into being when they are bound; images never hold them.
             FileType::Socket | FileType::Unknown => Ok(()),
         }
+    }
+
+    fn file(&mut self, parent: &OwnedFd, name: &CStr, stat: &Stat) -> io::Result<()> {
+        let place = self.place.clone();
+        let size = u64::try_from(stat.st_size).map_err(io::Error::other)?;
+        let mut entry = header(stat, EntryType::Regular);
+        entry.set_size(size);
+        if let Some(draft) = self.draft
+            && let Some((from, attributes)) = draft.content(stat)
+        {
+            self.append(&mut entry, &place, None, attributes)?;
+            self.out.get_mut().borrow(draft.path(), from, size);
+            return Ok(());
+        }
+        let file = open_file(parent, name)?;
+        let attributes = self.attributes(&file)?;
+        self.append(&mut entry, &place, None, &attributes)?;
+        self.out.get_mut().content(File::from(file), size, &place)
     }
 
     /// Returns the name under which a file with several names is in the tar already.
@@ -234,30 +247,8 @@ impl Walk<'_, '_> {
         self.append(&mut entry, &self.place.clone(), None, &[])
     }
 
-    /// Returns the attributes that are part of an image: the owner's, capabilities, access lists.
-    fn attributes(&mut self, file: &OwnedFd) -> io::Result<Vec<(String, Vec<u8>)>> {
-        let length = match rustix::fs::flistxattr(file, &mut *self.scratch) {
-            Ok(length) => length,
-            Err(Errno::OPNOTSUPP) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        let names = self.scratch.get(..length).unwrap_or_default().to_vec();
-        let mut found = Vec::new();
-        for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            let Ok(text) = std::str::from_utf8(name) else { continue };
-            if self.tree == Tree::Upper && text == "trusted.overlay.metacopy" {
-                let text = "a file without its data (overlay option metacopy) cannot be captured";
-                return Err(io::Error::other(text));
-            }
-            let is_kept = (text.starts_with("user.") && !text.starts_with("user.overlay."))
-                || text == "security.capability"
-                || text.starts_with("system.posix_acl_");
-            let name = CString::new(name)?;
-            if is_kept && let Some(value) = attribute(file, &name, &mut self.scratch)? {
-                found.push((format!("SCHILY.xattr.{text}"), value.to_vec()));
-            }
-        }
-        Ok(found)
+    fn attributes(&mut self, file: &OwnedFd) -> io::Result<Attributes> {
+        attributes(file, self.tree, &mut self.scratch)
     }
 
     /// Appends an entry without its content, with extended records for what a plain header cannot
@@ -290,6 +281,32 @@ impl Walk<'_, '_> {
     }
 }
 
+/// Returns the attributes that are part of an image: the owner's, capabilities, access lists.
+fn attributes(file: &OwnedFd, tree: Tree, scratch: &mut [u8]) -> io::Result<Attributes> {
+    let length = match rustix::fs::flistxattr(file, &mut *scratch) {
+        Ok(length) => length,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(error) => return Err(error.into()),
+    };
+    let names = scratch.get(..length).unwrap_or_default().to_vec();
+    let mut found = Vec::new();
+    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let Ok(text) = std::str::from_utf8(name) else { continue };
+        if tree == Tree::Upper && text == "trusted.overlay.metacopy" {
+            let text = "a file without its data (overlay option metacopy) cannot be captured";
+            return Err(io::Error::other(text));
+        }
+        let is_kept = (text.starts_with("user.") && !text.starts_with("user.overlay."))
+            || text == "security.capability"
+            || text.starts_with("system.posix_acl_");
+        let name = CString::new(name)?;
+        if is_kept && let Some(value) = attribute(file, &name, scratch)? {
+            found.push((format!("SCHILY.xattr.{text}"), value.to_vec()));
+        }
+    }
+    Ok(found)
+}
+
 /// Fills a field of a header with as much of `text` as fits.
 fn fill(field: &mut [u8; PLAIN_NAME_BYTES], text: &[u8]) {
     field.fill(0);
@@ -308,6 +325,21 @@ fn header(stat: &Stat, kind: EntryType) -> Header {
     header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
     header.set_size(0);
     header
+}
+
+/// Lists a directory, in no order.
+fn names(directory: &OwnedFd) -> io::Result<impl Iterator<Item = io::Result<CString>> + use<>> {
+    let entries = Dir::read_from(directory)?;
+    Ok(entries.filter_map(|entry| match entry {
+        Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => None,
+        Ok(entry) => Some(Ok(entry.file_name().to_owned())),
+        Err(error) => Some(Err(error.into())),
+    }))
+}
+
+fn open_file(parent: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
 }
 
 fn open_directory(parent: impl std::os::fd::AsFd, name: &OsStr) -> io::Result<OwnedFd> {

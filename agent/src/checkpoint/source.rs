@@ -47,12 +47,23 @@ pub(crate) struct Source {
     pub(super) upper: PathBuf,
     /// Where the dump goes.
     pub(super) stage: PathBuf,
-    /// About how large it will be.
-    pub(super) memory: u64,
+    /// How much there is, about.
+    pub(super) estimate: Estimate,
     /// Who of it has memory on a GPU.
     pub(super) gpu: Held,
     /// CRIU's configuration file for it, when that is the agent's to write.
     pub(super) criu_config: Option<PathBuf>,
+}
+
+/// How much a checkpoint has, in bytes, about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Estimate {
+    /// Of the dump.
+    pub(super) memory: u64,
+    /// What the container has written.
+    pub(super) written: u64,
+    /// Everything that lies beside the dump in the end, and itself.
+    pub(super) room: u64,
 }
 
 /// What a look found.
@@ -78,7 +89,7 @@ struct Measured {
     born: u64,
     freezer: Freezer,
     stage: Result<PathBuf, StageError>,
-    memory: u64,
+    estimate: Estimate,
     findings: Vec<Finding>,
 }
 
@@ -154,12 +165,13 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let from = Place { upper: upper.clone(), gpu_bytes: gpu::bytes(&gpu), told: told.clone() };
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
-    let Measured { born, freezer, stage, memory, findings: more } = measured.map_err(unseen)?;
+    let Measured { born, freezer, stage, estimate, findings: more } = measured.map_err(unseen)?;
     findings.extend(more);
     let stage = match stage {
         Ok(stage) => {
             if stage != app.config.staging.tmpfs {
-                findings.push(Finding::new(Check::Memory, format!("about {memory} bytes")));
+                findings
+                    .push(Finding::new(Check::Memory, format!("about {} bytes", estimate.memory)));
             }
             Some(stage)
         }
@@ -170,9 +182,8 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         Err(error) => return Err(error.into()),
     };
     findings.sort();
-    let refused = findings.iter().any(Finding::refuses);
     let source = match (upper, stage) {
-        (Some(upper), Some(stage)) if !refused => Some(Source {
+        (Some(upper), Some(stage)) if !findings.iter().any(Finding::refuses) => Some(Source {
             criu_config: told.filter(|file| criu_config::is_own(&app.config, file)),
             namespace,
             container,
@@ -184,7 +195,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             gpu,
             upper,
             stage,
-            memory,
+            estimate,
         }),
         _ => None,
     };
@@ -233,12 +244,14 @@ async fn measure(
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
         let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
+        let bytes = |path: Option<PathBuf>| path.map_or(0, |path| capture::apparent_bytes(&path));
+        let (written, shared) = (bytes(upper), bytes(shared));
         // What it has written is there twice in the end: as a tar, and compressed.
-        let files = [upper.clone(), upper, shared].into_iter().flatten();
-        let bytes =
-            files.map(|path| capture::apparent_bytes(&path)).fold(memory, u64::saturating_add);
-        let stage = stage::choose(&app.config, bytes);
-        Ok(Measured { born, freezer, stage, memory, findings: preflight::look(&subject) })
+        let room = [written, written, shared].into_iter().fold(memory, u64::saturating_add);
+        let stage = stage::choose(&app.config, room);
+        let findings = preflight::look(&subject);
+        let estimate = Estimate { memory, written, room };
+        Ok(Measured { born, freezer, stage, estimate, findings })
     });
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
 }

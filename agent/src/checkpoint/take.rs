@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kybernate_packager::pack::{Base, PackError, PackRequest, Packed, VolumeCapture, pack};
+use kybernate_packager::pack::{Base, PackError, PackRequest, Packed, Pieces, VolumeCapture, pack};
 use kybernate_packager::sign::{SignError, sign};
 use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_spec::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::ahead;
 use super::base::{self, BaseError};
-use super::capture::{CaptureError, Tree, capture};
+use super::capture::{CaptureError, Draft, Tree, capture};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts};
 use crate::app::App;
@@ -37,6 +38,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// Why a checkpoint cannot be cancelled any more.
 const COMMITTED: &str = "its artifact is stored and is being tagged";
+
+/// How long files may be copied before the pause.
+const COPY_LIMIT: Duration = Duration::from_hours(24);
 
 /// How long a killed source may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -123,6 +127,7 @@ pub(crate) async fn run(
         order: &order,
         guardian: None,
         base: None,
+        draft: None,
         paused_at: None,
         stop: Arc::default(),
     };
@@ -170,6 +175,8 @@ struct Taking<'a> {
     guardian: Option<Guardian>,
     /// The checkpoint that this one is an increment of.
     base: Option<Base>,
+    /// What was copied of its files before the pause.
+    draft: Option<Arc<Draft>>,
     /// When the pause began, until it ends.
     paused_at: Option<Instant>,
     /// Ends what runs on threads of its own.
@@ -178,7 +185,7 @@ struct Taking<'a> {
 
 /// What was captured while the source was paused.
 struct Captured {
-    rootfs: PathBuf,
+    rootfs: Pieces,
     volumes: Vec<VolumeCapture>,
 }
 
@@ -258,6 +265,7 @@ impl Taking<'_> {
     }
 
     async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
+        self.draft = self.copy_ahead().await?.map(Arc::new);
         self.driver.step("dump");
         self.tell_criu().await?;
         self.is_the_same().await?;
@@ -292,6 +300,34 @@ impl Taking<'_> {
         self.end_source().await?;
         self.order.hooks.after(self.driver).await;
         Ok(packed)
+    }
+
+    /// Copies what the container has written while it still runs, where that is much and can be done.
+    /// It is held for a moment first (`ahead`). Whatever goes wrong, nothing is missing later.
+    async fn copy_ahead(&mut self) -> Result<Option<Draft>, CheckpointError> {
+        if !ahead::is_worthwhile(self.app, self.source).await {
+            return Ok(None);
+        }
+        self.driver.step("copy");
+        self.is_the_same().await?;
+        let Paused { pid, directory, .. } = self.paused();
+        let born = self.source.born;
+        self.driver.will_make(Made::Paused { pid, born, directory }).await?;
+        let since = ahead::moment(&self.source.freezer).await;
+        self.running().await?;
+        let Some(since) = since else { return Ok(None) };
+        let draft = self.directory.join("draft");
+        if let Some(guardian) = &mut self.guardian {
+            // The container runs: only what comes after has a deadline.
+            guardian.extend(COPY_LIMIT).await?;
+        }
+        let copied = ahead::copy(self.source, since, &draft, &self.stop);
+        let progress = &self.driver.progress;
+        let copied = measure(&self.directory, self.source.estimate.written, progress, copied).await;
+        if let Some(guardian) = &mut self.guardian {
+            guardian.extend(self.order.deadline).await?;
+        }
+        Ok(copied)
     }
 
     /// Returns whose GPU memory the agent itself moves.
@@ -357,7 +393,8 @@ impl Taking<'_> {
         let container = &self.order.container;
         let dump = self.source.namespace.dump(container, &images, &work, self.order.policy.tcp);
         let dump = self.in_containerd(dump);
-        let dumped = measure(&images, self.source.memory, &self.driver.progress, dump).await;
+        let dumped =
+            measure(&images, self.source.estimate.memory, &self.driver.progress, dump).await;
         let Err(source) = dumped else { return Ok(()) };
         let log = work.join("dump.log");
         let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
@@ -367,11 +404,11 @@ impl Taking<'_> {
     /// Captures what the container has written, and its shared memory where CRIU does not.
     async fn files(&self) -> Result<Captured, CheckpointError> {
         let rootfs = self.directory.join("rootfs.tar");
-        self.tar(&self.source.upper, Tree::Upper, &rootfs).await?;
+        let rootfs = self.tar(&self.source.upper, Tree::Upper, rootfs).await?;
         let mut volumes = Vec::new();
         if let Some(shared) = self.source.spec.shared_memory() {
             let tar = self.directory.join("shm.tar");
-            self.tar(shared, Tree::Whole, &tar).await?;
+            self.tar(shared, Tree::Whole, tar.clone()).await?;
             volumes.push(VolumeCapture { destination: "/dev/shm".to_owned(), tar });
         }
         Ok(Captured { rootfs, volumes })
@@ -382,12 +419,12 @@ impl Taking<'_> {
         self.directory.join("images")
     }
 
-    async fn tar(&self, from: &Path, tree: Tree, to: &Path) -> Result<(), CheckpointError> {
-        let (from, to, stop) = (from.to_owned(), to.to_owned(), Arc::clone(&self.stop));
+    async fn tar(&self, from: &Path, tree: Tree, to: PathBuf) -> Result<Pieces, CheckpointError> {
+        let (from, stop) = (from.to_owned(), Arc::clone(&self.stop));
+        let draft = self.draft.clone().filter(|_| tree == Tree::Upper);
         let captured =
-            tokio::task::spawn_blocking(move || capture(&from, tree, &to, &stop).map(drop)).await;
-        captured.map_err(|_ended| CheckpointError::CaptureInterrupted)??;
-        Ok(())
+            tokio::task::spawn_blocking(move || capture(&from, tree, draft.as_deref(), &to, &stop));
+        Ok(captured.await.map_err(|_ended| CheckpointError::CaptureInterrupted)??)
     }
 
     /// Lets the source run and sends the guardian away.

@@ -5,8 +5,9 @@ use serde_json::Value;
 use super::{Bench, Leg, Meter};
 
 /// The steps of an operation in their order, as the agent's proto file lists them.
-const STEPS: [&str; 16] = [
+const STEPS: [&str; 17] = [
     "preflight",
+    "copy",
     "dump",
     "capture",
     "resume",

@@ -300,8 +300,9 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 22] = [
+    const STEPS: [&str; 23] = [
         "preflight",
+        "copy",
         "gpu",
         "dump",
         "capture",

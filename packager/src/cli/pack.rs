@@ -127,7 +127,7 @@ impl Pack {
             dump: self.dump,
             config,
             image,
-            rootfs_diff: self.rootfs_diff,
+            rootfs_diff: self.rootfs_diff.map(Into::into),
             volumes: self.volume,
             runnable: self.runnable.into(),
             subject: !self.no_subject,

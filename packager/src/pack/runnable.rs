@@ -12,7 +12,7 @@ use kybernate_spec::{
 use serde_json::{Map, Value, json};
 
 use super::upload::{BytesSource, FileSource, HashingWriter, ensure_blob};
-use super::{PackError, PackRequest, Runnable, to_json};
+use super::{PackError, PackRequest, Pieces, Runnable, to_json};
 use crate::checked;
 use crate::progress::Progress;
 use crate::store::{BlobSource, Store, StoreError, StoreErrorKind, StoredManifest};
@@ -157,12 +157,12 @@ async fn push_runnable(
 
 /// Compresses the rootfs diff; returns the layer and the digest of the plain tar.
 async fn push_diff(
-    diff: &Path,
+    diff: &Pieces,
     scratch: &Path,
     store: &Store,
     progress: &Progress,
 ) -> Result<(Descriptor, Digest), PackError> {
-    let (plain, path) = (diff.to_owned(), scratch.join("rootfs-diff.zst"));
+    let (plain, path) = (diff.clone(), scratch.join("rootfs-diff.zst"));
     let compressed = {
         let path = path.clone();
         wanted::blocking(move |wanted| compress(&plain, &path, wanted))
@@ -174,11 +174,15 @@ async fn push_diff(
     Ok((layer.with_annotation(annotation::TITLE, "rootfs-diff.tar.zst"), diff_id))
 }
 
-fn compress(plain: &Path, compressed: &Path, wanted: &Wanted) -> io::Result<(Descriptor, Digest)> {
+fn compress(
+    plain: &Pieces,
+    compressed: &Path,
+    wanted: &Wanted,
+) -> io::Result<(Descriptor, Digest)> {
     let file = io::BufWriter::new(fs_err::File::create(compressed)?);
     let encoder = zstd::Encoder::new(HashingWriter::new(file), ZSTD_LEVEL)?;
     let mut writer = HashingWriter::new(encoder);
-    io::copy(&mut wanted.reader(fs_err::File::open(plain)?), &mut writer)?;
+    io::copy(&mut wanted.reader(plain.open()?), &mut writer)?;
     let (encoder, diff_id, _) = writer.into_parts();
     let mut out = encoder.finish()?;
     out.flush()?;

@@ -436,7 +436,7 @@ async fn what_is_no_tar_is_refused_before_anything_is_stored() {
     let source = dump(top.path(), &various());
     let volume = VolumeCapture { destination: "/data".to_owned(), tar: path.clone() };
     let with_volume = PackRequest { volumes: vec![volume], ..request(&source) };
-    let with_diff = PackRequest { rootfs_diff: Some(path), ..request(&source) };
+    let with_diff = PackRequest { rootfs_diff: Some(path.into()), ..request(&source) };
     for request in [with_volume, with_diff] {
         let (_, store) = open(&top.path().join("layout")).await;
         let error = pack(request, &store, &Progress::default()).await.unwrap_err();

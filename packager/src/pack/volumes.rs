@@ -9,6 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use kybernate_spec::page_index::SHARD_BYTES_MAX;
 use kybernate_spec::{Descriptor, annotation, media_type};
 
+use super::pieces::Pieces;
 use super::upload::{FileSource, HashingWriter, blocking, ensure_blob};
 use super::{PackError, VolumeCapture};
 use crate::copy::PARALLEL;
@@ -20,10 +21,10 @@ use crate::wanted::{self, Wanted};
 const PART_BYTES: u64 = SHARD_BYTES_MAX;
 
 /// Checks that a file is an uncompressed tar, by its headers.
-pub(super) async fn check_tar(path: &Path) -> Result<(), PackError> {
-    let tar = path.to_owned();
+pub(super) async fn check_tar(tar: Pieces) -> Result<(), PackError> {
+    let path = tar.path();
     let checked = blocking(move || read_headers(&tar)).await;
-    checked.map_err(|source| PackError::Tar { path: path.to_owned(), source })
+    checked.map_err(|source| PackError::Tar { path, source })
 }
 
 /// Stores the captured mounts and returns their layers.
@@ -99,10 +100,10 @@ fn hash(path: &Path, offset: u64, length: u64, wanted: &Wanted) -> io::Result<De
     Ok(sink.describe(media_type::VOLUME))
 }
 
-fn read_headers(path: &Path) -> io::Result<()> {
+fn read_headers(tar: &Pieces) -> io::Result<()> {
     let wrong = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
-    let file = fs::File::open(path)?;
-    let bytes = file.metadata()?.len();
+    let file = tar.open()?;
+    let bytes = file.length();
     if bytes == 0 {
         return wrong("it is empty");
     }
@@ -142,7 +143,7 @@ mod tests {
         let path = scratch.path().join("tar");
         let told = |content: &[u8]| {
             fs::write(&path, content).unwrap();
-            read_headers(&path).map_err(|error| error.to_string())
+            read_headers(&path.clone().into()).map_err(|error| error.to_string())
         };
         let mut builder = tar::Builder::new(Vec::new());
         for name in ["a", "b"] {

@@ -8,6 +8,7 @@
 //!  threads:                                  ▲ stretches of the large file
 //! ```
 //!
+//! What a [`Draft`](super::draft::Draft) has is not copied once more: the tar is in [`Pieces`] then.
 //! What was never written is a hole and reads as zeros: holes of a file stay holes, and what somebody
 //! else cut off while it was read is zeros. Nothing is synced: the tar is gone when the artifact is there.
 
@@ -20,6 +21,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Scope, ScopedJoinHandle};
 
+use fs_err as fs;
+use kybernate_packager::pack::Pieces;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -51,6 +54,9 @@ pub(super) struct Spool<'scope, 'env> {
     pending: Vec<u8>,
     /// Where they go.
     at: u64,
+    /// What was written up to here is in a piece.
+    pieced: u64,
+    pieces: Pieces,
     /// Made when the first large file comes.
     copiers: Option<Copiers<'scope>>,
 }
@@ -58,6 +64,7 @@ pub(super) struct Spool<'scope, 'env> {
 /// What the threads share.
 pub(super) struct Shared<'env> {
     out: File,
+    path: Arc<Path>,
     stop: &'env AtomicBool,
     /// The first that went wrong. Whoever finds it ends.
     failed: Mutex<Option<CaptureError>>,
@@ -81,8 +88,11 @@ struct Stretch {
 }
 
 impl<'env> Shared<'env> {
-    pub(super) fn new(out: File, stop: &'env AtomicBool) -> Self {
-        Self { out, stop, failed: Mutex::new(None), has_failed: AtomicBool::new(false) }
+    /// Makes a new file to write to.
+    pub(super) fn create(path: &Path, stop: &'env AtomicBool) -> io::Result<Self> {
+        let (out, _) = fs::File::create_new(path)?.into_parts();
+        let (path, failed) = (path.into(), Mutex::new(None));
+        Ok(Self { out, path, stop, failed, has_failed: AtomicBool::new(false) })
     }
 
     fn is_over(&self) -> bool {
@@ -152,7 +162,24 @@ impl<'env> Shared<'env> {
 impl<'scope, 'env> Spool<'scope, 'env> {
     pub(super) fn new(scope: &'scope Scope<'scope, 'env>, shared: &'env Shared<'env>) -> Self {
         let pending = Vec::with_capacity(2 * BUFFER_BYTES);
-        Self { scope, shared, pending, at: 0, copiers: None }
+        Self { scope, shared, pending, at: 0, pieced: 0, pieces: Pieces::default(), copiers: None }
+    }
+
+    /// Returns where the next byte goes.
+    pub(super) fn position(&self) -> u64 {
+        self.at.saturating_add(u64::try_from(self.pending.len()).unwrap_or(u64::MAX))
+    }
+
+    /// Adds the content of a file, and its padding, that lies in another file.
+    pub(super) fn borrow(&mut self, path: &Arc<Path>, from: u64, length: u64) {
+        self.end_piece();
+        self.pieces.push(path, from, length.next_multiple_of(BLOCK_BYTES));
+    }
+
+    fn end_piece(&mut self) {
+        let end = self.position();
+        self.pieces.push(&self.shared.path, self.pieced, end.saturating_sub(self.pieced));
+        self.pieced = end;
     }
 
     /// Fails when the capture is to end.
@@ -210,8 +237,8 @@ impl<'scope, 'env> Spool<'scope, 'env> {
         if self.pending.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Waits until everything is there. Returns how large the tar is.
-    pub(super) fn finish(mut self) -> io::Result<u64> {
+    /// Waits until everything is there. Returns where it is.
+    pub(super) fn finish(mut self) -> io::Result<Pieces> {
         self.flush()?;
         if let Some(Copiers { stretches, threads }) = self.copiers.take() {
             drop(stretches);
@@ -222,7 +249,8 @@ impl<'scope, 'env> Spool<'scope, 'env> {
         self.check()?;
         // The last file's padding may be all that was not written.
         self.shared.out.set_len(self.at)?;
-        Ok(self.at)
+        self.end_piece();
+        Ok(self.pieces)
     }
 }
 
@@ -291,9 +319,8 @@ mod tests {
     fn check(file: File, length: u64, stop: bool) -> Result<Vec<u8>, String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("spool");
-        let out = fs_err::File::create(&path).unwrap().into_parts().0;
         let stop = AtomicBool::new(stop);
-        let shared = Shared::new(out, &stop);
+        let shared = Shared::create(&path, &stop).unwrap();
         let done = std::thread::scope(|scope| {
             let mut spool = Spool::new(scope, &shared);
             spool.content(file, length, Path::new("d/file")).and_then(|()| spool.finish())
@@ -301,9 +328,11 @@ mod tests {
         if let Some(failed) = shared.failure() {
             return Err(format!("{failed}: {}", failed.source));
         }
-        let bytes = done.map_err(|error| error.to_string())?;
-        let written = fs_err::read(&path).unwrap();
-        assert_eq!(u64::try_from(written.len()).unwrap(), bytes);
+        let pieces = done.map_err(|error| error.to_string())?;
+        let written = fs::read(&path).unwrap();
+        let mut whole = Pieces::default();
+        whole.push(&path.into(), 0, u64::try_from(written.len()).unwrap());
+        assert_eq!(pieces, whole);
         Ok(written)
     }
 
@@ -340,7 +369,7 @@ mod tests {
     fn what_goes_wrong_in_a_thread_is_told_with_the_file() {
         let directory = tempfile::tempdir().unwrap();
         // Whatever the file system says of holes in a directory, it cannot be read.
-        let no_file = fs_err::File::open(directory.path()).unwrap().into_parts().0;
+        let no_file = fs::File::open(directory.path()).unwrap().into_parts().0;
         let error = check(no_file, 500 * STRETCH_BYTES, false).unwrap_err();
         assert!(error.contains("d/file"), "{error}");
     }

@@ -7,9 +7,8 @@ use super::*;
 fn check(directory: &Path, tree: Tree) -> Vec<(String, EntryType, String)> {
     let out = tempfile::tempdir().unwrap();
     let tar = out.path().join("x.tar");
-    let bytes = capture(directory, tree, &tar, &AtomicBool::new(false)).unwrap();
-    assert_eq!(bytes, fs::metadata(&tar).unwrap().len());
-    let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());
+    let captured = capture(directory, tree, None, &tar, &AtomicBool::new(false)).unwrap();
+    let mut archive = tar::Archive::new(captured.open().unwrap());
     let mut found = Vec::new();
     for entry in archive.entries().unwrap() {
         let mut entry = entry.unwrap();
@@ -85,7 +84,7 @@ fn what_overlayfs_deleted_becomes_a_whiteout() {
     rustix::fs::setxattr(&opaque, "trusted.overlay.redirect", b"/x", flags).unwrap();
     let out = tempfile::tempdir().unwrap();
     let stop = AtomicBool::new(false);
-    let refused = capture(top.path(), Tree::Upper, &out.path().join("x.tar"), &stop);
+    let refused = capture(top.path(), Tree::Upper, None, &out.path().join("x.tar"), &stop);
     assert!(refused.unwrap_err().source.to_string().contains("redirect_dir"));
 }
 
@@ -95,7 +94,7 @@ fn it_stops_when_told() {
     fs::write(top.path().join("a"), "a").unwrap();
     let out = tempfile::tempdir().unwrap();
     let stopped =
-        capture(top.path(), Tree::Upper, &out.path().join("x.tar"), &AtomicBool::new(true));
+        capture(top.path(), Tree::Upper, None, &out.path().join("x.tar"), &AtomicBool::new(true));
     assert!(stopped.is_err());
 }
 
@@ -106,7 +105,7 @@ fn a_link_at_the_top_is_not_followed() {
     std::os::unix::fs::symlink("/etc", &link).unwrap();
     let out = tempfile::tempdir().unwrap();
     let stop = AtomicBool::new(false);
-    capture(&link, Tree::Whole, &out.path().join("x.tar"), &stop).unwrap_err();
+    capture(&link, Tree::Whole, None, &out.path().join("x.tar"), &stop).unwrap_err();
 }
 
 #[test]
@@ -138,7 +137,7 @@ fn large_files_between_small_ones_give_the_tar_that_one_writer_makes() {
     }
     let out = tempfile::tempdir().unwrap();
     let tar = out.path().join("x.tar");
-    capture(top.path(), Tree::Whole, &tar, &AtomicBool::new(false)).unwrap();
+    capture(top.path(), Tree::Whole, None, &tar, &AtomicBool::new(false)).unwrap();
 
     let mut expected = tar::Builder::new(Vec::new());
     let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());
@@ -174,7 +173,7 @@ fn holes_take_no_room_and_are_zeros_in_the_tar() {
 
     let out = tempfile::tempdir().unwrap();
     let tar = out.path().join("x.tar");
-    capture(top.path(), Tree::Upper, &tar, &AtomicBool::new(false)).unwrap();
+    capture(top.path(), Tree::Upper, None, &tar, &AtomicBool::new(false)).unwrap();
     if sparse {
         assert!(allocated(&tar) < length / 2, "{} bytes", allocated(&tar));
     }
@@ -218,7 +217,7 @@ fn owners_modes_times_attributes_and_devices_survive() {
 
     let out = tempfile::tempdir().unwrap();
     let tar = out.path().join("x.tar");
-    capture(top.path(), Tree::Upper, &tar, &AtomicBool::new(false)).unwrap();
+    capture(top.path(), Tree::Upper, None, &tar, &AtomicBool::new(false)).unwrap();
     let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());
     let mut told = Vec::new();
     for entry in archive.entries().unwrap() {

@@ -27,6 +27,8 @@ pub(crate) const END_LIMIT: Duration = Duration::from_mins(1);
 const JITTER_MICROS: u64 = 4000;
 /// The workload's memory: long enough to dump that moments can be told apart.
 const MIB: u32 = 96;
+/// What it has written: enough to be copied before the pause.
+const WRITTEN_BYTES: usize = 24 << 20;
 /// What is said while containerd is away.
 const WAITS: &str = "waits for containerd";
 /// How often a moment is waited for.
@@ -67,7 +69,9 @@ type Moment = (&'static str, fn(&Dump) -> bool);
 /// In order of appearance. The words are CRIU's, in its log.
 const MOMENTS: [Moment; 13] = [
     ("a place is made", |dump| dump.directory().is_some()),
-    ("the container is frozen", |dump| dump.froze() || dump.file("work/dump.log").is_some()),
+    ("the container is frozen", |dump| {
+        dump.file("work/dump.log").is_some() || (dump.froze() && dump.file("draft").is_some())
+    }),
     ("files are captured", |dump| dump.file("rootfs.tar").is_some()),
     ("CRIU begins", |dump| dump.file("work/dump.log").is_some()),
     ("CRIU has read the freezer", |dump| dump.says("freezer.state=")),
@@ -80,6 +84,10 @@ const MOMENTS: [Moment; 13] = [
     ("CRIU is done", |dump| dump.says("Dumping finished")),
     ("the container is resumed", |dump| dump.says("Dumping finished") && !dump.froze()),
 ];
+
+/// When what the container has written is copied, before it is frozen.
+const AHEAD: [Moment; 2] =
+    [("everybody is held", Dump::froze), ("files are copied", |dump| dump.file("draft").is_some())];
 
 /// When a process runs what CRIU wrote over its code, soon or now.
 const WINDOWS: [Moment; 2] = [
@@ -196,9 +204,16 @@ struct Place<'a> {
 
 impl<'a> Place<'a> {
     fn new(scenario: &'a Scenario, node: &'a Node, agent: Option<Agent>) -> Self {
-        scenario.run_workload(node, "job", MIB, &[]).unwrap();
         let dump = Dump::of(node, "job");
-        Self { scenario, node, agent, dump, dumped: false, moments: 0, missed: 0 }
+        let place = Self { scenario, node, agent, dump, dumped: false, moments: 0, missed: 0 };
+        place.begin();
+        place
+    }
+
+    /// Starts the container.
+    fn begin(&self) {
+        self.scenario.run_workload(self.node, "job", MIB, &[]).unwrap();
+        fs::write(self.dump.state.with_file_name("written"), vec![7; WRITTEN_BYTES]).unwrap();
     }
 
     /// Lets someone die at a moment. Where this machine is too slow for it, or CRIU is busy inside
@@ -257,7 +272,7 @@ impl<'a> Place<'a> {
         if victim.is_criu() && spoiled.iter().any(|why| said(&next).contains(why)) {
             println!("{what}: no checkpoint any more: {}", said(&next));
             self.scenario.remove(self.node, "job").unwrap();
-            self.scenario.run_workload(self.node, "job", MIB, &[]).unwrap();
+            self.begin();
         } else {
             assert!(next.status.success(), "{what}: the next one fails: {}", said(&next));
         }
@@ -429,7 +444,7 @@ fn on_both(mut scenario: Scenario, rounds: impl Fn(&mut Place<'_>) + Sync) {
 #[test]
 fn the_source_runs_on_whenever_the_agent_dies() {
     on_both(start(), |place| {
-        for moment in MOMENTS {
+        for moment in AHEAD.into_iter().chain(MOMENTS) {
             for victim in [Victim::AgentForGood, Victim::Agent] {
                 place.kills(victim, moment);
             }
@@ -466,7 +481,7 @@ fn the_source_runs_on_whenever_containerd_dies() {
         for moment in &MOMENTS[7..9] {
             place.kills(Victim::ContainerdForGood, *moment);
         }
-        for moment in MOMENTS {
+        for moment in AHEAD.into_iter().chain(MOMENTS) {
             place.kills(Victim::Containerd, moment);
         }
     });

@@ -83,6 +83,17 @@ pub(crate) const WORKLOADS: &[Workload] = &[
         unless: None,
     },
     SQLITE,
+    Workload {
+        id: "files",
+        name: "files that are written to all the time",
+        proven: "each is what memory knows of it: written in place, appended to, mapped, replaced, \
+                 and some with their time of modification set back",
+        options: &[],
+        command: &["python3", "-c", include_str!("files.py")],
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
 ];
 
 const SQLITE: Workload = Workload {

@@ -108,7 +108,7 @@ pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Impor
         dump,
         config,
         // A layer goes upon an image. Without one nobody could apply it.
-        rootfs_diff: rootfs_diff.filter(|_| image.is_some()),
+        rootfs_diff: rootfs_diff.filter(|_| image.is_some()).map(Into::into),
         image,
         volumes: Vec::new(),
         runnable: Runnable::Auto,

@@ -112,7 +112,7 @@ pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Impor
         dump: files.path().join("dump"),
         config: facts,
         // A layer goes upon an image. Without one nobody could apply it.
-        rootfs_diff: diff.filter(|_| request.image.is_some()),
+        rootfs_diff: diff.filter(|_| request.image.is_some()).map(Into::into),
         image: request.image,
         volumes,
         runnable: Runnable::Auto,
