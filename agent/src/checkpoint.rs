@@ -42,7 +42,7 @@ pub(crate) struct Order {
     subject: bool,
     plain_http: bool,
     deadline: Duration,
-    base: Option<Location>,
+    base: Wish,
     page_hashes: bool,
     time_out: Option<Duration>,
     policy: Policy,
@@ -65,6 +65,17 @@ impl After {
             }
         }
     }
+}
+
+/// What it is to be an increment of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wish {
+    /// Of this one, or it is not taken.
+    This(Location),
+    /// Of the last one, where that can be.
+    Last,
+    /// Of none.
+    None,
 }
 
 /// How the artifact gets its name.
@@ -113,11 +124,13 @@ impl Order {
                 Naming::Signed(key.clone(), tag)
             }
         };
-        let base = match &*request.base {
-            "" => None,
-            base => Some(Location::from_str(base)?),
+        let base = match (&*request.base, request.full) {
+            ("", true) => Wish::None,
+            ("", false) => Wish::Last,
+            (_, true) => return Err(invalid("either it has a base, or everything is stored")),
+            (base, false) => Wish::This(Location::from_str(base)?),
         };
-        if matches!(base, Some(Location::Layout { .. })) {
+        if matches!(base, Wish::This(Location::Layout { .. })) {
             return Err(invalid("a base is in a registry, not in a layout"));
         }
         let deadline = match request.pause_deadline_seconds {
@@ -218,6 +231,7 @@ mod tests {
         assert_eq!(order.after, After::LeaveRunning);
         assert_eq!(order.deadline, Duration::from_mins(1));
         assert!(matches!(order.naming, Naming::ByClient(_)) && order.subject);
+        assert!(order.base == Wish::Last && order.page_hashes);
     }
 
     #[test]
@@ -230,6 +244,11 @@ mod tests {
             r.unsigned = true;
         });
         assert!(both.unwrap_err().contains("unsigned"));
+        let both = check(|r| {
+            r.base = "localhost:5000/web:0".to_owned();
+            r.full = true;
+        });
+        assert!(both.unwrap_err().contains("everything is stored"));
         assert!(check(|r| r.pause_deadline_seconds = 4000).unwrap_err().contains("hour"));
     }
 }

@@ -118,7 +118,7 @@ pub struct Config {
     pub require_seccomp: bool,
     /// How long a source is paused at most, unless the request says otherwise.
     pub pause_deadline: Duration,
-    /// Whether every checkpoint carries page hashes, so that a later one can be an increment of it.
+    /// Whether every checkpoint carries page hashes, so that the next one can be an increment of it.
     pub page_hashes: bool,
 }
 
@@ -236,7 +236,7 @@ impl ServeArgs {
             callers: Arc::new(Callers::from(source, callers(&mut file))),
             hooks: file.each("hooks", hooks::hook).into_iter().flatten().collect(),
             registries: file.each("registry", pods::registry),
-            page_hashes: file.flag("page_hashes").unwrap_or(false),
+            page_hashes: file.flag("page_hashes").unwrap_or(true),
             root,
         };
         for (position, key) in config.sign_keys.iter().enumerate() {

@@ -15,7 +15,7 @@ use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
 use kybernate_packager::spans::Span;
 use kybernate_packager::trace_parent::TraceParent;
-use kybernate_spec::chain;
+use kybernate_spec::{Digest, chain};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -203,6 +203,28 @@ impl Operations {
             driver.update(|record| record.tag = TagState::Tagged).await?;
         }
         Ok(self.present(id))
+    }
+
+    /// Returns the last checkpoint in a fitting place that was taken of a container, or that it was
+    /// restored from, since it was created: where, and which.
+    pub(crate) fn last_checkpoint(
+        &self,
+        namespace: &str,
+        container: &str,
+        created: jiff::Timestamp,
+        fits: impl Fn(&str) -> bool,
+    ) -> Option<(String, Digest)> {
+        let entries = self.entries();
+        let records = entries.values().rev().map(|entry| &entry.record);
+        let mut its = records.filter(|record| {
+            matches!(record.kind, Kind::Checkpoint | Kind::Restore)
+                && record.state == State::Done
+                && record.namespace == namespace
+                && record.container == container
+                && record.finished_at.is_some_and(|finished| finished >= created)
+                && fits(&record.reference)
+        });
+        its.find_map(|record| Some((record.reference.clone(), record.digest.clone()?)))
     }
 
     /// Returns operations as clients are told, oldest first.

@@ -65,7 +65,7 @@ const GENERATIONS_MAX: u32 = 8;
 const BASE_ATTEMPTS: usize = 3;
 
 /// What to pack.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PackRequest {
     /// The directory CRIU wrote.
     pub dump: PathBuf,

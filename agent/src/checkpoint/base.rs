@@ -11,9 +11,9 @@ use kybernate_packager::pack::Base;
 use kybernate_packager::policy::{Policy, Question, repository};
 use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_packager::verify::{VerifyError, verify_signature};
-use kybernate_spec::Location;
+use kybernate_spec::{Location, chain};
 
-use super::Order;
+use super::{Order, Source, Wish};
 use crate::app::App;
 use crate::config::NamedKey;
 use crate::operations::RefusedBy;
@@ -54,11 +54,54 @@ impl BaseError {
     }
 }
 
-/// Opens the base that is asked for, if any, and makes sure that it can be used and trusted.
-pub(super) async fn open(order: &Order, app: &Arc<App>) -> Result<Option<Base>, BaseError> {
-    let Some(location) = &order.base else { return Ok(None) };
-    let opened = open_one(location, order, app).await;
-    opened.map(Some).map_err(|kind| BaseError { base: location.clone(), kind })
+/// A base that can be used.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) base: Base,
+    /// Whether it was asked for. Otherwise a checkpoint does not fail for it.
+    pub(super) is_wanted: bool,
+}
+
+/// Opens the base that is asked for, or the last checkpoint of the container, and makes sure that it
+/// can be used and trusted.
+pub(super) async fn open(
+    order: &Order,
+    source: &Source,
+    app: &Arc<App>,
+) -> Result<Option<Opened>, BaseError> {
+    match &order.base {
+        Wish::None => Ok(None),
+        Wish::This(location) => match open_one(location, order, app).await {
+            Ok(base) => Ok(Some(Opened { base, is_wanted: true })),
+            Err(kind) => Err(BaseError { base: location.clone(), kind }),
+        },
+        Wish::Last => {
+            let Some(location) = last(order, source, app) else { return Ok(None) };
+            match open_one(&location, order, app).await {
+                Ok(base) => Ok(Some(Opened { base, is_wanted: false })),
+                Err(error) => {
+                    let reason = chain(&error).to_string();
+                    tracing::info!(%location, reason, "the last checkpoint is no base for this one");
+                    Ok(None)
+                }
+            }
+        }
+    }
+}
+
+/// Returns the last checkpoint of the container where the new one goes: nothing is brought from
+/// elsewhere unasked.
+fn last(order: &Order, source: &Source, app: &App) -> Option<Location> {
+    let created = source.container.created_at.as_ref()?;
+    let created = jiff::Timestamp::new(created.seconds, created.nanos).ok()?;
+    let wanted = repository(&order.location);
+    let is_there = |reference: &str| {
+        reference.parse().is_ok_and(|location: Location| repository(&location) == wanted)
+    };
+    let (namespace, container) = (&order.namespace, &order.container);
+    let (place, digest) =
+        app.operations.last_checkpoint(namespace, container, created, is_there)?;
+    Some(place.parse::<Location>().ok()?.at(&digest))
 }
 
 async fn open_one(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kybernate_packager::pack::{Base, PackError, PackRequest, Packed, Pieces, VolumeCapture, pack};
+use kybernate_packager::pack::{PackError, PackRequest, Packed, Pieces, VolumeCapture, pack};
 use kybernate_packager::sign::{SignError, sign};
 use kybernate_packager::store::{ConnectOptions, Store, StoreError};
 use kybernate_spec::chain;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::ahead;
-use super::base::{self, BaseError};
+use super::base::{self, BaseError, Opened};
 use super::capture::{CaptureError, Draft, Tree, capture};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts};
@@ -24,7 +24,8 @@ use crate::gpu::{GpuError, Held};
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::hooks::HookError;
 use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Sizes, Stopped, TagState,
+    Cancelled, Conclusion, Driver, Made, OperationsError, Record, RefusedBy, Sizes, Stopped,
+    TagState,
 };
 use crate::process;
 use crate::revive::{Paused, ReviveError, Revived};
@@ -174,7 +175,7 @@ struct Taking<'a> {
     directory: PathBuf,
     guardian: Option<Guardian>,
     /// The checkpoint that this one is an increment of.
-    base: Option<Base>,
+    base: Option<Opened>,
     /// What was copied of its files before the pause.
     draft: Option<Arc<Draft>>,
     /// When the pause began, until it ends.
@@ -252,7 +253,7 @@ impl Taking<'_> {
         let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
         let store = Store::open(&self.order.location, &connect).await?;
         // One that cannot be used costs no pause.
-        self.base = base::open(self.order, self.app).await?;
+        self.base = base::open(self.order, self.source, self.app).await?;
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();
         let made = tokio::task::spawn_blocking(move || {
@@ -490,13 +491,17 @@ impl Taking<'_> {
             volumes: captured.volumes,
             runnable: self.order.runnable,
             subject: self.order.subject,
-            base: self.base.take(),
+            base: None,
             page_hashes: self.order.page_hashes,
             scratch: Some(self.directory.clone()),
         };
-        let packed = pack(request, store, &self.driver.progress).await?;
-        let digest = packed.index.digest.clone();
-        self.driver.update(|record| record.digest = Some(digest)).await?;
+        let packed = self.pack(request, store).await?;
+        let (digest, base) = (packed.index.digest.clone(), packed.lineage.base.clone());
+        let noted = |record: &mut Record| {
+            record.digest = Some(digest);
+            record.base = base;
+        };
+        self.driver.update(noted).await?;
         if let Naming::Signed(key, _) = &self.order.naming {
             self.driver.step("sign");
             sign(store, &packed.index, &key.key).await?;
@@ -516,6 +521,24 @@ impl Taking<'_> {
             store.tag(&packed.index, tag).await?;
         }
         Ok(packed)
+    }
+
+    /// Packs, as an increment where there is a base. One that nobody asked for and that is gone by now
+    /// is no reason to have no checkpoint.
+    async fn pack(&mut self, request: PackRequest, store: &Store) -> Result<Packed, PackError> {
+        let progress = &self.driver.progress;
+        let Some(Opened { base, is_wanted }) = self.base.take() else {
+            return pack(request, store, progress).await;
+        };
+        let increment = PackRequest { base: Some(base), ..request.clone() };
+        match pack(increment, store, progress).await {
+            Err(error @ PackError::Base(_)) if !is_wanted => {
+                let reason = chain(&error).to_string();
+                tracing::warn!(reason, "everything is stored, since the last checkpoint is lost");
+                pack(request, store, progress).await
+            }
+            done => done,
+        }
     }
 
     /// Kills the source. It is frozen, so nothing of it runs between the dump and its end.

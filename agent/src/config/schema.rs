@@ -30,7 +30,7 @@ pub(super) struct File {
     log_format: Option<LogFormat>,
     /// Longest time a source is paused, unless the request says otherwise, from `1s` to `1h`.
     pause_deadline: Option<String>,
-    /// Whether every checkpoint carries page hashes, so that a later one can be an increment of it.
+    /// Whether every checkpoint carries page hashes, so that the next one can be an increment of it.
     page_hashes: Option<bool>,
     /// Whether a request may bring the keys it trusts.
     allow_request_keys: Option<bool>,

@@ -62,6 +62,9 @@ pub(crate) struct Record {
     /// What the image is called in containerd that it provides.
     #[serde(default)]
     pub(crate) image: String,
+    /// What it is an increment of.
+    #[serde(default)]
+    pub(crate) base: Option<Digest>,
 }
 
 /// How an operation ended.
@@ -317,6 +320,7 @@ impl Record {
             tier: None,
             warnings: Vec::new(),
             image: String::new(),
+            base: None,
         }
     }
 
@@ -399,6 +403,7 @@ impl Record {
             undone: self.undone.clone(),
             warnings: self.warnings.clone(),
             image: self.image.clone(),
+            base: self.base.as_ref().map(ToString::to_string).unwrap_or_default(),
             cancelling: self.cancelled.is_some() && !self.is_finished(),
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
             tier: self.tier.map_or(api::Tier::Unspecified, Tier::to_api).into(),

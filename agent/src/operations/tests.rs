@@ -243,3 +243,37 @@ async fn the_end_of_the_agent_stops_what_can_still_be_undone() {
     assert_eq!(first.await, Stopped::AgentEnds);
     assert_eq!(futures::FutureExt::now_or_never(second), None);
 }
+
+#[tokio::test]
+async fn the_last_checkpoint_of_a_container_is_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let created = jiff::Timestamp::now();
+    let done = async |subject: Subject, state: State, content: &[u8]| {
+        let driver = operations.begin(subject).await.unwrap();
+        let digest = Digest::of(content);
+        let finish = |record: &mut Record| (record.state, record.digest) = (state, Some(digest));
+        driver.finish(finish).await.unwrap();
+    };
+    let last = |operations: &Operations, created| {
+        let fits = |reference: &str| reference.starts_with("localhost:5000/web");
+        operations.last_checkpoint("default", "web", created, fits).map(|(_, digest)| digest)
+    };
+    assert_eq!(last(&operations, created), None);
+    done(subject(), State::Done, b"1").await;
+    assert_eq!(last(&operations, created), Some(Digest::of(b"1")));
+    // It is another container of that name.
+    assert_eq!(last(&operations, jiff::Timestamp::now()), None);
+    done(Subject { kind: Kind::Restore, ..subject() }, State::Done, b"2").await;
+    for other in [
+        Subject { kind: Kind::Stage, ..subject() },
+        Subject { container: "db".to_owned(), ..subject() },
+        Subject { namespace: "k8s.io".to_owned(), ..subject() },
+        Subject { reference: "localhost:5000/other:1".to_owned(), ..subject() },
+    ] {
+        done(other, State::Done, b"3").await;
+    }
+    done(subject(), State::Failed, b"4").await;
+    let restarted = Operations::open(directory.path()).unwrap();
+    assert_eq!(last(&restarted, created), Some(Digest::of(b"2")));
+}

@@ -73,9 +73,63 @@ fn an_increment_is_small_and_restores_alone_on_another_node() {
 }
 
 #[test]
+fn the_last_checkpoint_is_the_base_by_itself() {
+    let mut scenario = start();
+    // The next agent knows of it, too.
+    let agent = scenario.agent_a.take().unwrap();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let take = |node: &Node, name: &str, more: &[&str]| {
+        let (key, reference) =
+            (format!("node-{}", node.name()), scenario.reference(&format!("increments/{name}")));
+        let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        scenario.kyb_json(node, &[&words[..], more].concat()).unwrap()
+    };
+    scenario.run_workload(a, "job", MIB, &[]).unwrap();
+    let first = take(a, "job:v1", &[]);
+    assert_eq!(first["base"], Value::Null, "{first}");
+    agent.kill();
+    let _agent = scenario.start_agent(a, "").unwrap();
+    let second = take(a, "job:v2", &[]);
+    assert_eq!(second["base"], first["digest"], "{second}");
+    assert!(sent(&second) * 10 < sent(&first), "{second} is as large as {first}");
+    let full = take(a, "job:v3", &["--full"]);
+    assert_eq!(full["base"], Value::Null, "{full}");
+    scenario.remove(a, "job").unwrap();
+
+    // What it was restored from is as good as what was taken of it.
+    let output = restore(&scenario, b, &scenario.reference("increments/job:v3"), "job", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let fourth = take(b, "job:v4", &[]);
+    assert_eq!(fourth["base"], full["digest"], "{fourth}");
+    assert!(sent(&fourth) * 10 < sent(&first), "{fourth} is as large as {first}");
+    // Nothing is fetched from another repository for it.
+    assert_eq!(take(b, "other:v1", &[])["base"], Value::Null);
+    let fifth = take(b, "job:v5", &[]);
+    assert_eq!(fifth["base"], fourth["digest"], "{fifth}");
+    // One that is gone is no reason to have none.
+    let gone = scenario.reference("increments/job");
+    let gone = format!("{gone}@{}", fifth["digest"].as_str().unwrap());
+    b.run(&["kyb", "rm", &gone, "--plain-http"]).unwrap();
+    let last = take(b, "job:v6", &[]);
+    assert_eq!(last["base"], Value::Null, "{last}");
+    scenario.remove(b, "job").unwrap();
+
+    let output = restore(&scenario, b, &scenario.reference("increments/job:v4"), "job", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let after = scenario.wait_for_ticks(b, "job").unwrap();
+    for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+        assert_eq!(after[fact], true, "{after}");
+    }
+    scenario.end().unwrap();
+}
+
+#[test]
 fn a_base_that_cannot_be_used_is_named_before_anything_is_touched() {
-    let scenario = start();
+    let mut scenario = start();
+    scenario.agent_a.take().unwrap().kill();
+    scenario.environment.push("KYBERNATE_AGENT_PAGE_HASHES=false".to_owned());
     let a = &scenario.testbed.a;
+    let _agent = scenario.start_agent(a, "").unwrap();
     scenario.run_workload(a, "job", 16, &[]).unwrap();
     let take = |tag: &str, more: &[&str]| {
         let reference = scenario.reference(&format!("increments/job:{tag}"));

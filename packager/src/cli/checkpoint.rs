@@ -59,14 +59,18 @@ pub(super) struct Checkpoint {
     #[arg(long)]
     no_subject: bool,
     /// An earlier checkpoint of the same container, in a registry: what has not changed is not
-    /// stored again.
+    /// stored again. Without it, the last one in this repository that the agent took of the
+    /// container, or restored it from.
     ///
     /// It must carry page hashes, and be signed by a key of this node's agent or by one that its
     /// trust policy accepts.
     #[arg(long, value_name = "REF")]
     base: Option<Location>,
+    /// Store everything, whatever earlier checkpoints there are.
+    #[arg(long, conflicts_with = "base")]
+    full: bool,
     /// Store a hash of each page too (0.4 %), so that a later checkpoint can take this one for its
-    /// base. The agent's configuration may say so for all.
+    /// base. Agents do so by themselves, unless their configuration says otherwise.
     #[arg(long)]
     page_hashes: bool,
     /// Longest pause, from 1s to 1h: after that the container runs on, whatever has happened.
@@ -205,6 +209,7 @@ impl Checkpoint {
             file_locks: self.policy.file_locks().into(),
             hooks: self.hooks.clone(),
             pre_copy: self.pre_copy,
+            full: self.full,
         })
     }
 }
@@ -238,6 +243,7 @@ fn tell(terminal: &Terminal, done: &Operation, signer: &Signer) -> Result<(), Fa
         "container": done.container,
         "reference": done.reference,
         "digest": done.digest,
+        "base": (!done.base.is_empty()).then_some(&done.base),
         "signed": !matches!(signer, Signer::Nobody),
         "timesMicroseconds": times(done),
         "sizes": {
@@ -246,8 +252,12 @@ fn tell(terminal: &Terminal, done: &Operation, signer: &Signer) -> Result<(), Fa
             "transferredBytes": sizes.transferred_bytes,
         },
     });
+    let base = match &*done.base {
+        "" => String::new(),
+        base => format!("\n           an increment of {base}"),
+    };
     let text = format!(
-        "checkpoint {}\n           {} of dump, {} of pages stored, {} sent; {made_by}",
+        "checkpoint {}\n           {} of dump, {} of pages stored, {} sent; {made_by}{base}",
         done.digest,
         bytes(sizes.dump_bytes),
         bytes(sizes.page_bytes),
