@@ -15,6 +15,7 @@ mod capture;
 mod facts;
 pub(crate) mod gpu;
 mod meter;
+mod mounts;
 mod source;
 mod take;
 
@@ -46,6 +47,7 @@ pub(crate) struct Order {
     page_hashes: bool,
     time_out: Option<Duration>,
     policy: Policy,
+    capture_mounts: Vec<String>,
     hooks: Hooks,
 }
 
@@ -161,6 +163,7 @@ impl Order {
             page_hashes: request.page_hashes || config.page_hashes,
             time_out: time_out(request.timeout_seconds),
             policy,
+            capture_mounts: request.capture_mounts,
         })
     }
 
@@ -170,6 +173,7 @@ impl Order {
             container: self.container.clone(),
             namespace: self.namespace.clone(),
             policy: self.policy,
+            capture_mounts: self.capture_mounts.clone(),
         }
     }
 

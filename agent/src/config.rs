@@ -293,6 +293,11 @@ impl Config {
         memory.parent().unwrap_or(memory).join("volumes")
     }
 
+    /// Returns the directory of captured mounts of restored containers, but for shared memory.
+    pub(crate) fn disk_volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
     /// Returns the directory of the notes of which pods' containers were restored.
     pub(crate) fn restored(&self) -> PathBuf {
         self.root.join("restored")

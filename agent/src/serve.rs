@@ -145,7 +145,9 @@ fn prepare(config: &Config) -> Result<[OwnedFd; 2], ServeError> {
     let lock = options.create(true).write(true).truncate(false).mode(0o600).open(&path);
     let lock = hold(lock.map_err(wrong(&path))?, root)?;
     // What runs beside the root has files of running containers, and a dump under way.
-    private::claim_records(&volumes).map_err(wrong(&volumes))?;
+    for directory in [&volumes, &config.disk_volumes()] {
+        private::claim_records(directory).map_err(wrong(directory))?;
+    }
     let directory = fs::File::open(&volumes).map_err(wrong(&volumes))?;
     let beside = hold(directory, &volumes)?;
     if std::os::unix::net::UnixStream::connect(&config.socket).is_ok() {

@@ -121,9 +121,20 @@ impl SourceSpec {
     /// Returns the directory of the node that is mounted on /dev/shm, when it comes from outside:
     /// CRIU dumps only what is the container's own.
     pub fn shared_memory(&self) -> Option<&Path> {
+        self.bound(SHARED_MEMORY)
+    }
+
+    /// Returns what of the node is mounted here.
+    pub fn bound(&self, destination: &str) -> Option<&Path> {
         // A later one covers those before it.
-        let mount = self.mounts.iter().rev().find(|mount| mount.destination == SHARED_MEMORY)?;
+        let mount = self.mounts.iter().rev().find(|mount| mount.destination == destination)?;
         mount.is_external().then(|| Path::new(&*mount.source))
+    }
+
+    /// Returns what of the node is mounted in it, and where, first things first.
+    pub fn binds(&self) -> impl Iterator<Item = (&str, &Path)> {
+        let external = self.mounts.iter().filter(|mount| mount.is_external());
+        external.map(|mount| (&*mount.destination, Path::new(&*mount.source)))
     }
 
     /// Returns what the container has around it.

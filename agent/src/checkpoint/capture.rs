@@ -40,8 +40,8 @@ const PLAIN_NAME_BYTES: usize = 100;
 pub(crate) enum Tree {
     /// The upper directory of an overlay: what is deleted below is written as OCI whiteouts.
     Upper,
-    /// Everything there is.
-    Whole,
+    /// A mount: everything there is, and how the directory itself is.
+    Mount,
 }
 
 /// Extended attributes, as a tar has them.
@@ -80,7 +80,8 @@ pub(crate) fn capture(
             scratch: vec![0; ATTRIBUTE_BYTES_MAX],
             place: PathBuf::new(),
         };
-        let done = walk.directory(&root, 0).and_then(|()| walk.out.into_inner()?.finish());
+        let done = walk.top(&root).and_then(|()| walk.directory(&root, 0));
+        let done = done.and_then(|()| walk.out.into_inner()?.finish());
         done.map_err(|error| {
             shared.give_up();
             at(&directory.join(&walk.place), error)
@@ -126,6 +127,16 @@ struct Walk<'scope, 'env> {
 }
 
 impl Walk<'_, '_> {
+    /// Says how the directory itself is. That of an upper directory is the root of every layer.
+    fn top(&mut self, root: &OwnedFd) -> io::Result<()> {
+        if self.tree == Tree::Upper {
+            return Ok(());
+        }
+        let attributes = self.attributes(root)?;
+        let mut entry = header(&rustix::fs::fstat(root)?, EntryType::Directory);
+        self.append(&mut entry, Path::new("./"), None, &attributes)
+    }
+
     fn directory(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
         if depth > DEPTH_MAX {
             return Err(io::Error::other("directories are nested too deeply"));
@@ -224,7 +235,7 @@ impl Walk<'_, '_> {
 
     /// A directory that hides the one below it (image specification, "Opaque Whiteout").
     fn opaque(&mut self, directory: &OwnedFd, stat: &Stat) -> io::Result<()> {
-        if self.tree == Tree::Whole {
+        if self.tree == Tree::Mount {
             return Ok(());
         }
         if attribute(directory, c"trusted.overlay.redirect", &mut self.scratch)?.is_some() {

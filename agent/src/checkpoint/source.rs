@@ -9,6 +9,7 @@ use containerd_client::services::v1::Container;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::runtime_spec::SourceSpec;
 
+use super::mounts::{self, CapturedMount};
 use super::{capture, gpu, namespace_or_default, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
@@ -29,6 +30,8 @@ pub(crate) struct Wanted {
     pub(super) container: String,
     pub(super) namespace: String,
     pub(super) policy: Policy,
+    /// Places whose content goes along.
+    pub(super) capture_mounts: Vec<String>,
 }
 
 /// The container, and everything about it that was looked up before anything is touched.
@@ -45,6 +48,8 @@ pub(crate) struct Source {
     pub(super) suspended: bool,
     /// The upper directory of its root file system.
     pub(super) upper: PathBuf,
+    /// Mounts that CRIU leaves alone, whose content goes along.
+    pub(super) captured: Vec<CapturedMount>,
     /// Where the dump goes.
     pub(super) stage: PathBuf,
     /// How much there is, about.
@@ -80,6 +85,7 @@ struct Place {
     told: Option<PathBuf>,
     /// The upper directory of its root file system.
     upper: Option<PathBuf>,
+    captured: Vec<CapturedMount>,
     /// What comes from GPUs.
     gpu_bytes: u64,
 }
@@ -104,6 +110,7 @@ impl Wanted {
             container: request.container,
             namespace: namespace_or_default(request.containerd_namespace),
             policy,
+            capture_mounts: Vec::new(),
         })
     }
 }
@@ -162,25 +169,18 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         None => gpu::find(app, task.pid).await.map_err(&cannot)?,
     };
     let told = criu_config_of(app, wanted, &container, &spec).await;
-    let from = Place { upper: upper.clone(), gpu_bytes: gpu::bytes(&gpu), told: told.clone() };
+    let captured = mounts::captured(&spec, is_of_pod(&container), wanted, &app.config)?;
+    let from = Place {
+        upper: upper.clone(),
+        captured: captured.clone(),
+        gpu_bytes: gpu::bytes(&gpu),
+        told: told.clone(),
+    };
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
     let Measured { born, freezer, stage, estimate, findings: more } = measured.map_err(unseen)?;
     findings.extend(more);
-    let stage = match stage {
-        Ok(stage) => {
-            if stage != app.config.staging.tmpfs {
-                findings
-                    .push(Finding::new(Check::Memory, format!("about {} bytes", estimate.memory)));
-            }
-            Some(stage)
-        }
-        Err(error @ StageError::NoSpace { .. }) => {
-            findings.push(Finding::new(Check::StagingRoom, error.to_string()));
-            None
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let stage = found_room(app, stage, estimate, &mut findings)?;
     findings.sort();
     let source = match (upper, stage) {
         (Some(upper), Some(stage)) if !findings.iter().any(Finding::refuses) => Some(Source {
@@ -194,12 +194,36 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             suspended,
             gpu,
             upper,
+            captured,
             stage,
             estimate,
         }),
         _ => None,
     };
     Ok(Examined { findings, source })
+}
+
+/// Says what follows from where the dump goes.
+fn found_room(
+    app: &App,
+    stage: Result<PathBuf, StageError>,
+    estimate: Estimate,
+    findings: &mut Vec<Finding>,
+) -> Result<Option<PathBuf>, Rejection> {
+    match stage {
+        Ok(stage) => {
+            if stage != app.config.staging.tmpfs {
+                let text = format!("about {} bytes", estimate.memory);
+                findings.push(Finding::new(Check::Memory, text));
+            }
+            Ok(Some(stage))
+        }
+        Err(error @ StageError::NoSpace { .. }) => {
+            findings.push(Finding::new(Check::StagingRoom, error.to_string()));
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn of_spec(spec: &SourceSpec) -> Vec<Finding> {
@@ -223,7 +247,7 @@ async fn measure(
     from: Place,
 ) -> Result<io::Result<Measured>, Rejection> {
     let report = app.report().await;
-    let Place { told, upper, gpu_bytes } = from;
+    let Place { told, upper, captured, gpu_bytes } = from;
     let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
     let mut subject = preflight::Subject {
         init: task.pid,
@@ -238,16 +262,17 @@ async fn measure(
         execs: namespace.execs(&wanted.container).await?,
         gpus: app.gpus.clone(),
     };
-    let (app, shared) = (Arc::clone(app), spec.shared_memory().map(PathBuf::from));
+    let app = Arc::clone(app);
     let measured = tokio::task::spawn_blocking(move || {
         let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
         let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
-        let bytes = |path: Option<PathBuf>| path.map_or(0, |path| capture::apparent_bytes(&path));
-        let (written, shared) = (bytes(upper), bytes(shared));
+        let bytes = |path: &PathBuf| capture::apparent_bytes(path);
+        let written = upper.as_ref().map_or(0, bytes);
+        let mounts = captured.iter().map(|mount| bytes(&mount.source));
         // What it has written is there twice in the end: as a tar, and compressed.
-        let room = [written, written, shared].into_iter().fold(memory, u64::saturating_add);
+        let room = mounts.chain([written, written]).fold(memory, u64::saturating_add);
         let stage = stage::choose(&app.config, room);
         let findings = preflight::look(&subject);
         let estimate = Estimate { memory, written, room };

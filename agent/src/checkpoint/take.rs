@@ -402,15 +402,15 @@ impl Taking<'_> {
         Err(CheckpointError::Dump { log: log.unwrap_or_default(), source })
     }
 
-    /// Captures what the container has written, and its shared memory where CRIU does not.
+    /// Captures what the container has written, and the mounts that CRIU leaves alone.
     async fn files(&self) -> Result<Captured, CheckpointError> {
         let rootfs = self.directory.join("rootfs.tar");
         let rootfs = self.tar(&self.source.upper, Tree::Upper, rootfs).await?;
         let mut volumes = Vec::new();
-        if let Some(shared) = self.source.spec.shared_memory() {
-            let tar = self.directory.join("shm.tar");
-            self.tar(shared, Tree::Whole, tar.clone()).await?;
-            volumes.push(VolumeCapture { destination: "/dev/shm".to_owned(), tar });
+        for (number, mount) in self.source.captured.iter().enumerate() {
+            let tar = self.directory.join(format!("mount-{number}.tar"));
+            self.tar(&mount.source, Tree::Mount, tar.clone()).await?;
+            volumes.push(VolumeCapture { destination: mount.destination.clone(), tar });
         }
         Ok(Captured { rootfs, volumes })
     }

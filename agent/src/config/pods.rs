@@ -13,6 +13,8 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(100);
 pub struct PodsConfig {
     /// How long CRIU may take.
     pub restore_limit: Duration,
+    /// Whether what lies in a pod's emptyDirs goes along with a checkpoint.
+    pub capture_empty_dirs: bool,
 }
 
 /// How a registry is reached where no request can say so.
@@ -39,8 +41,9 @@ pub(super) fn pods(file: &mut Reader<'_>) -> PodsConfig {
             }
         },
     };
+    let capture_empty_dirs = table.flag("capture_empty_dirs").unwrap_or(false);
     table.finish();
-    PodsConfig { restore_limit }
+    PodsConfig { restore_limit, capture_empty_dirs }
 }
 
 /// Reads one `[[registry]]`.

@@ -120,6 +120,9 @@ struct Gpu {
 struct Pods {
     /// How long CRIU may take, from `1s` to `1h`; `100s` by default.
     restore_limit: Option<String>,
+    /// Whether what lies in a pod's emptyDirs goes along with a checkpoint. One that two containers of
+    /// a pod share is better named in the request for one of them.
+    capture_empty_dirs: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fs_err as fs;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::REFUSED_BY;
 use kybernate_packager::artifact::Checkpoint;
@@ -17,7 +16,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
-use super::admission::{AdmissionError, Admitted, admit};
+mod fill;
+
+use super::admission::{AdmissionError, admit};
 use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
 use super::live::Live;
@@ -140,8 +141,8 @@ struct Prepared {
     answer: api::ClaimResponse,
     _staged: Use,
     sizes: Sizes,
-    /// Shared memory of the pod that was filled.
-    filled: Option<PathBuf>,
+    /// Directories of the pod that were filled.
+    filled: Vec<PathBuf>,
     note: PathBuf,
 }
 
@@ -278,12 +279,7 @@ async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
     let Some(problem) = problem else {
         return Conclusion::done(prepared.sizes);
     };
-    if let Some(directory) = prepared.filled.clone() {
-        let emptied = tokio::task::spawn_blocking(move || empty(&directory)).await;
-        if let Err(error) = emptied.map_err(io::Error::other).and_then(|emptied| emptied) {
-            tracing::warn!(%error, "failed to empty the pod's shared memory again");
-        }
-    }
+    fill::empty_again(prepared.filled.clone()).await;
     Conclusion::failed(problem, None)
 }
 
@@ -317,7 +313,7 @@ async fn prepare(
     driver.step("restore");
     let work = work(app, driver).await?;
     let criu_config = criu_config(app, driver, claim, summary).await?;
-    let filled = fill(&admitted, &claim.live).await?;
+    let filled = fill::fill(&admitted, &claim.live).await?;
     let sizes = Sizes::of(&checkpoint.config.sizes);
     let limit = u32::try_from(app.config.pods.restore_limit.as_secs()).unwrap_or(u32::MAX);
     let text = |path: &Path| path.display().to_string();
@@ -368,25 +364,6 @@ async fn criu_config(
         tokio::task::spawn_blocking(move || criu_config::write_restored(&path, &summary)).await;
     written.map_err(io::Error::other).and_then(|done| done).map_err(ClaimError::Place)?;
     Ok(file)
-}
-
-/// Puts the captured shared memory into the pod's, which must be empty. Returns where.
-async fn fill(admitted: &Admitted, live: &Live) -> Result<Option<PathBuf>, ClaimError> {
-    let Admitted { store, checkpoint, .. } = admitted;
-    if checkpoint.volumes.is_empty() {
-        return Ok(None);
-    }
-    let refuse = |reason: &str| Refusal::one(RefusedBy::Policy, reason);
-    let Some(target) = live.shared_memory() else {
-        return Err(refuse("its /dev/shm was its pod's, and the new container has its own").into());
-    };
-    let looked = target.clone();
-    let entries = tokio::task::spawn_blocking(move || Ok(fs::read_dir(looked)?.count())).await;
-    if entries.map_err(io::Error::other).and_then(|count| count).map_err(ClaimError::Place)? > 0 {
-        return Err(refuse("the pod's /dev/shm is in use already").into());
-    }
-    volume::unpack_into(store, checkpoint, &target).await?;
-    Ok(Some(target))
 }
 
 impl Claim {
@@ -468,19 +445,6 @@ impl Claims {
     fn open(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn empty(directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let removed = if fs::symlink_metadata(&path)?.is_dir() {
-            fs::remove_dir_all(&path)
-        } else {
-            fs::remove_file(&path)
-        };
-        removed?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

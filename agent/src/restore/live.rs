@@ -12,9 +12,6 @@ use crate::gate::{Expected, Summary};
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
 
-/// Where POSIX shared memory is.
-const SHARED_MEMORY: &str = "/dev/shm";
-
 /// A container's specification (OCI runtime specification, `config.json`).
 #[derive(Clone, Debug)]
 pub(super) struct Live {
@@ -83,9 +80,9 @@ impl Live {
         }
     }
 
-    /// Returns the directory on this node that is its shared memory, when it comes from outside.
-    pub(super) fn shared_memory(&self) -> Option<PathBuf> {
-        let found = self.binds().filter(|mount| mount.destination == SHARED_MEMORY);
+    /// Returns the directory on this node that is mounted here in it.
+    pub(super) fn bound(&self, destination: &str) -> Option<PathBuf> {
+        let found = self.binds().filter(|mount| mount.destination == destination);
         found.last().map(|mount| mount.source.into())
     }
 
@@ -198,7 +195,7 @@ mod tests {
         let allowed = live.allowances();
         assert_eq!(allowed.devices, ["/dev/fuse"]);
         assert_eq!(allowed.host_namespaces, ["uts"]);
-        assert_eq!(live.shared_memory(), Some("/run/sandbox/shm".into()));
+        assert_eq!(live.bound("/dev/shm"), Some("/run/sandbox/shm".into()));
         assert_eq!(live.annotation("io.kubernetes.cri.container-name"), Some("web"));
     }
 

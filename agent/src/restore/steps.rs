@@ -241,7 +241,13 @@ impl Restoring<'_> {
         if checkpoint.volumes.is_empty() {
             return Ok(Vec::new());
         }
-        let directory = volume::directory(self.app, &self.order.namespace, container);
-        Ok(volume::unpack(store, checkpoint, &directory).await?)
+        let (namespace, app) = (&self.order.namespace, self.app);
+        let directories = volume::Directories::of(app, namespace, container);
+        let disk = directories.disk.clone();
+        self.driver.will_make(Made::Volume(disk.clone())).await?;
+        // An earlier container of this name may have left its files.
+        let removed = tokio::task::spawn_blocking(move || stage::remove(&disk)).await;
+        removed.map_err(io::Error::other).and_then(|removed| removed).map_err(BringError::Place)?;
+        Ok(volume::unpack(store, checkpoint, &directories).await?)
     }
 }

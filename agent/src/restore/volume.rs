@@ -1,10 +1,10 @@
-//! Captured mounts become mounts again: the content of `/dev/shm` that came from outside the source.
+//! Captured mounts become mounts again: what of the node lay in the source.
 //!
-//! It lives in memory beside the container, in a directory of the agent's that only root can look
-//! into, and goes when the container has gone.
+//! `/dev/shm` lives in memory beside the container, the others on disk, in directories of the agent's
+//! that only root can look into. They go when the container has gone.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
@@ -18,16 +18,24 @@ use super::AllowedMount;
 use crate::app::App;
 use crate::stage;
 
-/// The only mount that is captured.
+/// The mount that every container has, and that is always captured.
 const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Artifacts with more captured mounts are not restored.
+const VOLUMES_MAX: usize = 64;
+
+/// Where runtimes mount what is the kernel's: nothing is put there but shared memory.
+const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Why a captured mount is not there.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("the captured mount on {0:?} breaks the format: only /dev/shm is captured")]
+    #[error("the captured mount on {0:?} is at a place where none is restored")]
     Place(String),
+    #[error("it has more than {VOLUMES_MAX} captured mounts")]
+    TooMany,
     #[error("failed to unpack the captured mount on {0:?}")]
     Unpack(String, #[source] io::Error),
 }
@@ -37,29 +45,47 @@ impl VolumeError {
     pub(super) const fn is_integrity(&self) -> bool {
         match self {
             Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
-            Self::Place(_) => true,
+            Self::Place(_) | Self::TooMany => true,
             Self::Unpack(..) => false,
         }
     }
 }
 
-/// Returns the directory for the volumes of one restored container.
+/// The directories for the volumes of one restored container: what is small and in memory, and the
+/// rest.
+#[derive(Debug)]
+pub(super) struct Directories {
+    pub(super) memory: PathBuf,
+    pub(super) disk: PathBuf,
+}
+
+impl Directories {
+    pub(super) fn of(app: &App, namespace: &str, container: &str) -> Self {
+        Self {
+            memory: directory(app, namespace, container),
+            disk: app.config.disk_volumes().join(namespace).join(container),
+        }
+    }
+}
+
+/// Returns the directory in memory of what belongs to one restored container.
 pub(super) fn directory(app: &App, namespace: &str, container: &str) -> PathBuf {
     app.config.volumes().join(namespace).join(container)
 }
 
-/// Unpacks the captured mounts below `directory` and returns them as mounts.
+/// Unpacks the captured mounts and returns them as mounts.
 pub(super) async fn unpack(
     store: &Store,
     checkpoint: &Checkpoint,
-    directory: &Path,
+    directories: &Directories,
 ) -> Result<Vec<AllowedMount>, VolumeError> {
+    check(checkpoint)?;
     let mut mounts = Vec::new();
-    for volume in &checkpoint.volumes {
-        if volume.destination != SHARED_MEMORY || !mounts.is_empty() {
-            return Err(VolumeError::Place(volume.destination.clone()));
-        }
-        let target = directory.join("shm");
+    for (number, volume) in checkpoint.volumes.iter().enumerate() {
+        let target = match &*volume.destination {
+            SHARED_MEMORY => directories.memory.join("shm"),
+            _ => directories.disk.join(number.to_string()),
+        };
         unpack_one(store, volume, &target).await?;
         mounts.push(AllowedMount {
             source: target.display().to_string(),
@@ -70,22 +96,37 @@ pub(super) async fn unpack(
     Ok(mounts)
 }
 
-/// Unpacks the captured mounts into `target`, which is mounted where the only one was.
-pub(super) async fn unpack_into(
-    store: &Store,
-    checkpoint: &Checkpoint,
-    target: &Path,
-) -> Result<(), VolumeError> {
-    match &*checkpoint.volumes {
-        [volume] if volume.destination == SHARED_MEMORY => unpack_one(store, volume, target).await,
-        others => {
-            let place = others.last().map(|volume| volume.destination.clone());
-            Err(VolumeError::Place(place.unwrap_or_default()))
-        }
+/// Makes sure that each captured mount may be where it was.
+pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), VolumeError> {
+    if checkpoint.volumes.len() > VOLUMES_MAX {
+        return Err(VolumeError::TooMany);
+    }
+    let places = checkpoint.volumes.iter().map(|volume| &*volume.destination);
+    match places.into_iter().find(|place| !is_place(place)) {
+        Some(place) => Err(VolumeError::Place(place.to_owned())),
+        None => Ok(()),
     }
 }
 
-async fn unpack_one(store: &Store, volume: &Volume, target: &Path) -> Result<(), VolumeError> {
+/// Whether a captured mount may be there. How a destination is written is checked by who reads the
+/// artifact; here it must be in the shortest way, so that it is what it looks like.
+fn is_place(destination: &str) -> bool {
+    let path = Path::new(destination);
+    let plain: PathBuf = path.components().collect();
+    destination == SHARED_MEMORY
+        || (plain.as_os_str() == destination
+            && path.is_absolute()
+            && !path.components().any(|part| part == Component::ParentDir)
+            && path.parent().is_some()
+            && !KERNEL.iter().any(|top| path.starts_with(top)))
+}
+
+/// Unpacks a captured mount into a directory, which is there or not.
+pub(super) async fn unpack_one(
+    store: &Store,
+    volume: &Volume,
+    target: &Path,
+) -> Result<(), VolumeError> {
     // Nobody fills a directory that is being removed: dropped, this ends what is read.
     let wanted = CancellationToken::new();
     let _ends = wanted.clone().drop_guard();
@@ -116,6 +157,10 @@ fn extract(bytes: impl io::Read, target: &Path, wanted: &CancellationToken) -> i
             return Err(io::Error::other("nobody waits for it any more"));
         }
         let kind = entry.header().entry_type();
+        if kind.is_dir() && entry.path_bytes().iter().all(|byte| b"./".contains(byte)) {
+            top(target, entry.header())?;
+            continue;
+        }
         if kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link() {
             entry.unpack_in(target)?;
         }
@@ -125,11 +170,19 @@ fn extract(bytes: impl io::Read, target: &Path, wanted: &CancellationToken) -> i
     Ok(())
 }
 
+/// Gives a volume's own directory the owner and the permissions that it had.
+fn top(target: &Path, header: &tar::Header) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let id = |id: u64| u32::try_from(id).map_err(io::Error::other);
+    std::os::unix::fs::chown(target, Some(id(header.uid()?)?), Some(id(header.gid()?)?))?;
+    fs::set_permissions(target, std::fs::Permissions::from_mode(header.mode()? & 0o7777))
+}
+
 /// Removes the volumes of containers that are gone.
 pub(crate) async fn sweep(app: &Arc<App>) {
-    let top = app.config.volumes();
-    let listed = tokio::task::spawn_blocking(move || list(&top)).await;
-    let listed = listed.map_err(io::Error::other).and_then(|listed| listed).unwrap_or_default();
+    let tops = [app.config.volumes(), app.config.disk_volumes()];
+    let list_all = move || tops.iter().flat_map(|top| list(top).unwrap_or_default()).collect();
+    let listed: Vec<_> = tokio::task::spawn_blocking(list_all).await.unwrap_or_default();
     for (namespace, container, directory) in listed {
         if !is_gone(app, &namespace, &container).await {
             continue;
@@ -173,16 +226,42 @@ mod tests {
     async fn volumes_of_a_restore_under_way_stay() {
         let fake = Fake::start(|_, _| Err(tonic::Status::not_found("no container")));
         let app = fake.app();
-        let volumes = app.config.volumes();
-        for container in ["gone", "coming"] {
-            stage::make(&volumes.join("default").join(container).join("shm")).unwrap();
+        let tops = [app.config.volumes(), app.config.disk_volumes()];
+        for (top, container) in tops.iter().flat_map(|top| [(top, "gone"), (top, "coming")]) {
+            stage::make(&top.join("default").join(container).join("shm")).unwrap();
         }
         let busy = app.reserve("default", "coming").unwrap();
         sweep(&app).await;
-        assert!(!volumes.join("default/gone").exists());
-        assert!(volumes.join("default/coming/shm").exists());
+        for top in &tops {
+            assert!(!top.join("default/gone").exists());
+            assert!(top.join("default/coming/shm").exists());
+        }
         drop(busy);
         app.reserve("default", "gone").unwrap();
+    }
+
+    #[test]
+    fn the_kernels_places_are_nobody_elses() {
+        for place in ["/dev/shm", "/data", "/var/lib/data", "/device"] {
+            assert!(is_place(place), "{place}");
+        }
+        for place in [
+            "/",
+            "",
+            "data",
+            "/proc",
+            "/proc/sys",
+            "/sys/fs",
+            "/dev",
+            "/dev/null",
+            "//proc",
+            "/a/",
+            "/a/../proc",
+            "/./proc",
+            "/dev/shm/",
+        ] {
+            assert!(!is_place(place), "{place}");
+        }
     }
 
     #[test]

@@ -87,6 +87,10 @@ pub(super) struct Checkpoint {
     /// has to track which pages are written to, and containerd to take part.
     #[arg(long)]
     pre_copy: bool,
+    /// Take along what is mounted here from the node, PATH in the container. It is the container's own
+    /// when it is restored. /dev/shm always goes along.
+    #[arg(long = "capture-mount", value_name = "PATH")]
+    capture_mounts: Vec<String>,
     /// Run a hook that the agent's configuration offers (`on_request`).
     #[arg(long = "hook", value_name = "NAME")]
     hooks: Vec<String>,
@@ -210,6 +214,7 @@ impl Checkpoint {
             hooks: self.hooks.clone(),
             pre_copy: self.pre_copy,
             full: self.full,
+            capture_mounts: self.capture_mounts.clone(),
         })
     }
 }

@@ -51,9 +51,9 @@ fn long_and_foreign_names_survive() {
     fs::write(top.path().join("grün"), "2").unwrap();
     std::os::unix::fs::symlink(&long, top.path().join("z")).unwrap();
 
-    let found = check(top.path(), Tree::Whole);
-    assert_eq!(paths(&found), ["grün", &*long, "z"]);
-    assert_eq!(found[2].2, long);
+    let found = check(top.path(), Tree::Mount);
+    assert_eq!(paths(&found), ["./", "grün", &*long, "z"]);
+    assert_eq!(found[3].2, long);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn what_overlayfs_deleted_becomes_a_whiteout() {
         paths(&check(top.path(), Tree::Upper)),
         [".wh.gone", "new/", "new/.wh..wh..opq", "new/a"]
     );
-    assert_eq!(paths(&check(top.path(), Tree::Whole)), ["gone", "new/", "new/a"]);
+    assert_eq!(paths(&check(top.path(), Tree::Mount)), ["./", "gone", "new/", "new/a"]);
 
     rustix::fs::setxattr(&opaque, "trusted.overlay.redirect", b"/x", flags).unwrap();
     let out = tempfile::tempdir().unwrap();
@@ -105,7 +105,7 @@ fn a_link_at_the_top_is_not_followed() {
     std::os::unix::fs::symlink("/etc", &link).unwrap();
     let out = tempfile::tempdir().unwrap();
     let stop = AtomicBool::new(false);
-    capture(&link, Tree::Whole, None, &out.path().join("x.tar"), &stop).unwrap_err();
+    capture(&link, Tree::Mount, None, &out.path().join("x.tar"), &stop).unwrap_err();
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn large_files_between_small_ones_give_the_tar_that_one_writer_makes() {
     }
     let out = tempfile::tempdir().unwrap();
     let tar = out.path().join("x.tar");
-    capture(top.path(), Tree::Whole, None, &tar, &AtomicBool::new(false)).unwrap();
+    capture(top.path(), Tree::Upper, None, &tar, &AtomicBool::new(false)).unwrap();
 
     let mut expected = tar::Builder::new(Vec::new());
     let mut archive = tar::Archive::new(fs::File::open(&tar).unwrap());

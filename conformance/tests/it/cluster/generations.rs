@@ -26,7 +26,8 @@ impl Second {
     pub(super) fn take(story: &Story) -> Self {
         let (a, b) = (&story.scenario.testbed.a, &story.scenario.testbed.b);
         let of_b = story.goes_on("restored", &story.before);
-        let second = story.take(b, &story.container("restored"), "pods/source:b", &[]);
+        let along = ["--capture-mount", "/scratch"];
+        let second = story.take(b, &story.container("restored"), "pods/source:b", &along);
         // It is not the worse for it.
         story.goes_on("restored", &of_b);
         story.stage(b, &second);
@@ -56,6 +57,9 @@ impl Second {
         assert_ne!(self.of_a.0, self.of_b.0);
         story.goes_on("a-b", &self.of_a.1);
         let third = story.goes_on("b-b", &self.of_b.1);
+        // What lay in its emptyDir lies in that of the new pod.
+        assert_eq!(story.exec("b-b", &["cat", "/scratch/file"]).trim(), "here");
+        assert_eq!(story.exec("a-b", &["ls", "/scratch"]), "");
         let b = &story.scenario.testbed.b;
         story.take(b, &story.container("b-b"), "pods/source:bb", &[]);
         kubelet::it_comes_in(story, "b-b", &third);

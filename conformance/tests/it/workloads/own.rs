@@ -5,6 +5,7 @@ use kybernate_conformance::node::Node;
 use serde_json::Value;
 
 use super::Workload;
+use super::proof::goes_on;
 use crate::harness::{checkpoint, restore, said, start};
 
 const KEEP: &[&str] = &["/workload", "keep", "--state", "/state"];
@@ -167,6 +168,50 @@ fn what_linux_gives_to_processes_is_given_back() {
             _ => workload.moves(&scenario, &image, [a, b], &|_| {}),
         }
     }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_mount_that_was_captured_is_the_containers_own() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let image = scenario.image();
+    a.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    let bound = scenario.testbed.share().join("bound");
+    fs::create_dir_all(&bound).unwrap();
+    let bind = WORKLOADS.iter().find(|workload| workload.id == "bind").unwrap();
+    a.run(&[&["ctr", "run", "-d"], bind.options, &[&image, bind.id], bind.command].concat())
+        .unwrap();
+    let mut last = goes_on(bind.on(a), None);
+    let references = ["1", "2"].map(|tag| scenario.reference(&format!("workloads/own:{tag}")));
+    let take = |node: &Node, reference: &str, place: &str| {
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", bind.id, reference, "--plain-http", "--sign-key", &key];
+        scenario.kyb(node, &[&words[..], &["--capture-mount", place]].concat()).unwrap()
+    };
+    for (place, reason) in [("/nowhere", "nothing of the node"), ("/proc", "nothing of the node")] {
+        let refused = take(a, &references[0], place);
+        assert_eq!(refused.status.code(), Some(64), "{}", said(&refused));
+        assert!(said(&refused).contains(reason), "{}", said(&refused));
+    }
+    let taken = take(a, &references[0], "/bound");
+    assert!(taken.status.success(), "{}", said(&taken));
+    scenario.remove(a, bind.id).unwrap();
+    // Nobody needs what it came from.
+    fs::remove_dir_all(&bound).unwrap();
+    for reference in &references {
+        let output = restore(&scenario, b, reference, bind.id, &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        let now = goes_on(bind.on(b), Some(&last));
+        assert_eq!(now.boot, last.boot, "it was started anew");
+        last = now;
+        if reference == &references[0] {
+            let again = take(b, &references[1], "/bound");
+            assert!(again.status.success(), "{}", said(&again));
+        }
+        scenario.remove(b, bind.id).unwrap();
+    }
+    assert!(!bound.exists());
     scenario.end().unwrap();
 }
 

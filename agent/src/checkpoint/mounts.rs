@@ -1,0 +1,61 @@
+//! Mounts that CRIU leaves alone, since they come from the node: which of them go along.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use kybernate_packager::runtime_spec::SourceSpec;
+
+use super::Wanted;
+use crate::app::Rejection;
+use crate::config::Config;
+use crate::container::is_empty_dir;
+
+/// Where POSIX shared memory is.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// A mount whose content is captured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CapturedMount {
+    /// Where it is in the container, as its specification says.
+    pub(super) destination: String,
+    /// The directory of the node.
+    pub(super) source: PathBuf,
+}
+
+/// Chooses the mounts: shared memory always, what is asked for, and a pod's emptyDirs where the
+/// node's configuration says so.
+pub(super) fn captured(
+    spec: &SourceSpec,
+    is_of_pod: bool,
+    wanted: &Wanted,
+    config: &Config,
+) -> Result<Vec<CapturedMount>, Rejection> {
+    let mut chosen: Vec<CapturedMount> = Vec::new();
+    let mut choose = |destination: &str, source: &Path| {
+        if !chosen.iter().any(|one| one.destination == destination) {
+            let (destination, source) = (destination.to_owned(), source.to_owned());
+            chosen.push(CapturedMount { destination, source });
+        }
+    };
+    if let Some(source) = spec.shared_memory() {
+        choose(SHARED_MEMORY, source);
+    }
+    for destination in &wanted.capture_mounts {
+        let invalid = |text: &str| {
+            Err(Rejection::Invalid(format!("{destination:?} cannot be captured: {text}")))
+        };
+        let Some(source) = spec.bound(destination) else {
+            return invalid("nothing of the node is mounted there in the container");
+        };
+        if !fs::symlink_metadata(source).is_ok_and(|found| found.is_dir()) {
+            return invalid("what is mounted there is no directory");
+        }
+        choose(destination, source);
+    }
+    if is_of_pod && config.pods.capture_empty_dirs {
+        for (destination, source) in spec.binds().filter(|(_, source)| is_empty_dir(source)) {
+            choose(destination, source);
+        }
+    }
+    Ok(chosen)
+}
