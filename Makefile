@@ -3,7 +3,7 @@
 # make soak   kills the registry a hundred times under load and looks at what is left
 # make fuzz   looks for inputs that break a parser (fuzz/README.md)
 # make bench  figures beside containerd's own path and beside other registries (release build)
-# make install  programs, kyb's manual and completions, below PREFIX (/usr/local) and DESTDIR
+# make install  programs, units, kyb's manual and completions, below PREFIX (/usr/local) and DESTDIR
 
 CARGO ?= cargo
 export KYBERNATE_CACHE ?= /var/cache/kybernate
@@ -57,6 +57,7 @@ PREFIX ?= /usr/local
 FROM ?= target/release
 PROGRAMS ?= kyb kybernate-registry kybernate-agent kybernate-runc
 SHARE = $(DESTDIR)$(PREFIX)/share
+UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
 
 install: setup
 	$(CARGO) build --workspace --bins --locked --release
@@ -68,6 +69,14 @@ install-files:
 		$(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	for program in $(PROGRAMS); do \
 		install -m 0755 $(FROM)/$$program $(DESTDIR)$(PREFIX)/bin/ || exit 1; \
+	done
+	for service in agent registry; do \
+		case " $(PROGRAMS) " in *" kybernate-$$service "*) \
+			install -d $(UNITS) && \
+			sed 's|/usr/bin/kybernate|$(PREFIX)/bin/kybernate|' \
+				deploy/$$service/kybernate-$$service.service \
+				>$(UNITS)/kybernate-$$service.service || exit 1 ;; \
+		esac; \
 	done
 	$(FROM)/kyb man $(SHARE)/man/man1
 	$(FROM)/kyb completion bash >$(SHARE)/bash-completion/completions/kyb
