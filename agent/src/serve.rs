@@ -24,7 +24,7 @@ use crate::door::Door;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
-use crate::{metrics, private, reload, rescue, restore, stage, undo};
+use crate::{metrics, private, ready, reload, rescue, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -95,6 +95,9 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         listen(&socket, mask).map_err(|error| ServeError::Listen(socket.clone(), error))?;
     reload::follow(&app, hangup);
     tracing::info!(?socket, node = app.config.node, "serving");
+    if let Err(error) = ready::tell() {
+        tracing::warn!(%error, "failed to tell the service manager");
+    }
     let over = CancellationToken::new();
     let stopping = Arc::clone(&app);
     let end = async move {

@@ -10,6 +10,7 @@ use kybernate_registry::admin::Request;
 use kybernate_registry::cli::{Args, Command};
 use kybernate_registry::config::{Config, Settings};
 use kybernate_registry::maintain::{Outcome, maintain};
+use kybernate_registry::ready;
 use kybernate_registry::server::{Files, Server, StartError};
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
@@ -166,6 +167,9 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         let signals = Signals::take()?;
         writeln!(io::stdout(), "listening on {}", server.address())?;
         tracing::info!(address = %server.address(), root = ?config.root, "serving");
+        if let Err(error) = ready::tell() {
+            tracing::warn!(%error, "failed to tell the service manager");
+        }
         signals.end(&server, config.connections.announce.0).await;
         tracing::info!("draining");
         let drained = server.shut_down(config.connections.drain.0).await;

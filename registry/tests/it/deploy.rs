@@ -93,14 +93,28 @@ fn the_unit_and_the_program_agree() {
     let config = Config::default();
     let file = "/etc/kybernate/registry.toml";
     let program = "/usr/bin/kybernate-registry";
-    assert_eq!(set(&unit, "ExecStartPre"), format!("{program} verify {file}"));
+    // systemd starts it again and again where anything before it fails, whatever the exit code.
+    assert_eq!(set(&unit, "ExecStartPre"), "");
     assert_eq!(set(&unit, "ExecStart"), format!("{program} serve --config {file}"));
-    // The program tells systemd nothing, so it is started when it is executed.
-    assert_eq!(set(&unit, "Type"), "exec");
+    assert_eq!(set(&unit, "Type"), "notify");
     let state = Path::new("/var/lib").join(set(&unit, "StateDirectory"));
     assert_eq!(state, config.root);
     let stop = set(&unit, "TimeoutStopSec").strip_suffix('s').unwrap().parse::<u64>().unwrap();
     assert!(stop > config.connections.drain.0.as_secs(), "it is killed while it drains");
+}
+
+#[tokio::test]
+async fn a_service_manager_is_told_when_it_serves() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, socket) = (root.path().join("store"), root.path().join("notify"));
+    let manager = tokio::net::UnixDatagram::bind(&socket).unwrap();
+    let mut serve = command(&["serve", "--listen", "127.0.0.1:0"]);
+    serve.arg("--root").arg(store).env("NOTIFY_SOCKET", &socket);
+    let process = Process::of(serve).await;
+    let mut told = [0; 64];
+    let length = manager.recv(&mut told).await.unwrap();
+    assert_eq!(&told[..length], b"READY=1");
+    process.kill().await;
 }
 
 /// Returns what follows a word of a Dockerfile, each time it is there.
