@@ -28,6 +28,7 @@ mod shared_memory;
 mod stagings;
 mod suspensions;
 mod traces;
+mod units;
 mod vectors;
 mod workloads;
 mod workspace;
