@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use crate::mounts::{self, Mount};
+
 /// The version of the hierarchy that container runtimes use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
@@ -19,21 +21,19 @@ pub(crate) struct Freezer {
     version: Version,
 }
 
-/// A mounted hierarchy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Hierarchy {
-    /// Which directory of the hierarchy is mounted.
-    root: String,
-    mount_point: PathBuf,
-    version: Version,
-    /// Options of the file system: the controllers, in v1.
-    options: String,
-}
-
 impl Version {
     /// Returns which version runtimes use here.
     pub(crate) fn here() -> Self {
         if kybernate_packager::node::is_cgroup_v2() { Self::V2 } else { Self::V1 }
+    }
+
+    /// Returns which version a mount is a hierarchy of, when it is one.
+    fn of(mount: &Mount) -> Option<Self> {
+        match &*mount.kind {
+            "cgroup" => Some(Self::V1),
+            "cgroup2" => Some(Self::V2),
+            _ => None,
+        }
     }
 }
 
@@ -41,16 +41,16 @@ impl Freezer {
     /// Finds the freezer of a process's cgroup.
     pub(crate) fn of(pid: u32) -> io::Result<Self> {
         let membership = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        find(&membership, &hierarchies(&mounts), Version::here())
-            .ok_or_else(|| io::Error::other("no mounted cgroup hierarchy can freeze the container"))
+        Self::find(&membership)
     }
 
     /// Finds the freezer of a cgroup by its path in the hierarchy.
     pub(crate) fn at(path: &str) -> io::Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        let membership = format!("1:freezer:{path}\n0::{path}\n");
-        find(&membership, &hierarchies(&mounts), Version::here())
+        Self::find(&format!("1:freezer:{path}\n0::{path}\n"))
+    }
+
+    fn find(membership: &str) -> io::Result<Self> {
+        find(membership, &mounts::own()?, Version::here())
             .ok_or_else(|| io::Error::other("no mounted cgroup hierarchy can freeze the container"))
     }
 
@@ -138,9 +138,8 @@ impl Freezer {
 /// Removes a cgroup without processes from every hierarchy. What is in use, or was never made,
 /// stays.
 pub(crate) fn remove(path: &str) -> io::Result<()> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    for hierarchy in hierarchies(&mounts) {
-        if let Some(directory) = hierarchy.resolve(path) {
+    for hierarchy in hierarchies()? {
+        if let Some(directory) = resolve(&hierarchy, path) {
             // In use or never made: both are fine.
             fs::remove_dir(directory).unwrap_or_default();
         }
@@ -151,13 +150,9 @@ pub(crate) fn remove(path: &str) -> io::Result<()> {
 /// Moves this process to the top of every hierarchy, so that whoever ends our service's cgroup
 /// does not end us. Returns how often it worked.
 pub(crate) fn leave() -> io::Result<usize> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let pid = std::process::id().to_string();
-    let mounted = hierarchies(&mounts);
-    let join = |hierarchy: &&Hierarchy| {
-        fs::write(hierarchy.mount_point.join("cgroup.procs"), &pid).is_ok()
-    };
-    Ok(mounted.iter().filter(join).count())
+    let join = |hierarchy: &Mount| fs::write(hierarchy.point.join("cgroup.procs"), &pid).is_ok();
+    Ok(hierarchies()?.filter(join).count())
 }
 
 /// Returns the names that version 1 hierarchies have in containers, which are those of their mount
@@ -166,66 +161,42 @@ pub(crate) fn names() -> io::Result<Vec<String>> {
     if Version::here() == Version::V2 {
         return Ok(Vec::new());
     }
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-    let first = |found: &Hierarchy| found.version == Version::V1;
-    let name = |found: Hierarchy| Some(found.mount_point.file_name()?.to_str()?.to_owned());
-    Ok(hierarchies(&mounts).into_iter().filter(first).filter_map(name).collect())
+    let first = |mount: &Mount| Version::of(mount) == Some(Version::V1);
+    let name = |mount: Mount| Some(mount.point.file_name()?.to_str()?.to_owned());
+    Ok(hierarchies()?.filter(first).filter_map(name).collect())
 }
 
-impl Hierarchy {
-    /// Returns the directory of a cgroup by its path in the hierarchy, when the mount shows it.
-    fn resolve(&self, path: &str) -> Option<PathBuf> {
-        let below = if self.root == "/" { path } else { path.strip_prefix(&*self.root)? };
-        let below = Path::new(below.trim_start_matches('/'));
-        let plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
-        plain.then(|| self.mount_point.join(below))
-    }
+/// Returns the mounted hierarchies.
+fn hierarchies() -> io::Result<impl Iterator<Item = Mount>> {
+    Ok(mounts::own()?.into_iter().filter(|mount| Version::of(mount).is_some()))
+}
+
+/// Returns the directory of a cgroup by its path in the hierarchy, when the mount shows it.
+fn resolve(hierarchy: &Mount, path: &str) -> Option<PathBuf> {
+    let path = Path::new("/").join(path);
+    let below = path.strip_prefix(&hierarchy.root).ok()?;
+    let plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+    plain.then(|| hierarchy.point.join(below))
 }
 
 /// Picks the hierarchy that freezes: v1's freezer controller, or v2.
-fn find(membership: &str, hierarchies: &[Hierarchy], preferred: Version) -> Option<Freezer> {
-    let in_v1 = || {
-        let path = membership.lines().find_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            controllers.split(',').any(|name| name == "freezer").then_some(path)
-        })?;
-        let mounted = hierarchies.iter().find(|hierarchy| {
-            hierarchy.version == Version::V1
-                && hierarchy.options.split(',').any(|name| name == "freezer")
-        })?;
-        Some(Freezer { directory: mounted.resolve(path)?, version: Version::V1 })
+fn find(membership: &str, mounts: &[Mount], preferred: Version) -> Option<Freezer> {
+    let mut mounted = mounts.iter().filter(|mount| Version::of(mount) == Some(preferred));
+    let (path, hierarchy) = match preferred {
+        Version::V1 => {
+            let is_freezer = |names: &str| names.split(',').any(|name| name == "freezer");
+            let path = membership.lines().find_map(|line| {
+                let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+                is_freezer(controllers).then_some(path)
+            });
+            (path?, mounted.find(|mount| is_freezer(&mount.options))?)
+        }
+        Version::V2 => {
+            let path = membership.lines().find_map(|line| line.strip_prefix("0::"));
+            (path?, mounted.next()?)
+        }
     };
-    let in_v2 = || {
-        let path = membership.lines().find_map(|line| line.strip_prefix("0::"))?;
-        let mounted = hierarchies.iter().find(|hierarchy| hierarchy.version == Version::V2)?;
-        Some(Freezer { directory: mounted.resolve(path)?, version: Version::V2 })
-    };
-    match preferred {
-        Version::V1 => in_v1(),
-        Version::V2 => in_v2(),
-    }
-}
-
-/// Reads the cgroup mounts of /proc/self/mountinfo (`proc_pid_mountinfo(5)`).
-fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
-    let parse = |line: &str| {
-        let (front, back) = line.split_once(" - ")?;
-        let mut front = front.split(' ').skip(3);
-        let (root, mount_point) = (front.next()?, front.next()?);
-        let mut back = back.split(' ');
-        let version = match back.next()? {
-            "cgroup" => Version::V1,
-            "cgroup2" => Version::V2,
-            _ => return None,
-        };
-        Some(Hierarchy {
-            root: root.to_owned(),
-            mount_point: mount_point.into(),
-            version,
-            options: back.nth(1).unwrap_or_default().to_owned(),
-        })
-    };
-    mounts.lines().filter_map(parse).collect()
+    Some(Freezer { directory: resolve(hierarchy, path)?, version: preferred })
 }
 
 #[cfg(test)]
@@ -240,22 +211,28 @@ mod tests {
 ";
     const V2: &str = "29 23 0:26 /node /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
+    fn read(mountinfo: &str) -> Vec<Mount> {
+        mounts::read(mountinfo.as_bytes()).collect()
+    }
+
     #[test]
     fn the_freezer_is_found_in_the_first_version() {
         let membership = "9:freezer:/default/web\n3:cpu,cpuacct:/default/web\n0::/\n";
-        let found = find(membership, &hierarchies(V1), Version::V1).unwrap();
+        let found = find(membership, &read(V1), Version::V1).unwrap();
         assert_eq!(found.file(), Path::new("/sys/fs/cgroup/freezer/default/web/freezer.state"));
     }
 
     #[test]
     fn the_freezer_is_found_in_the_second_version_below_the_mounted_directory() {
-        let found = find("0::/node/default/web\n", &hierarchies(V2), Version::V2).unwrap();
+        let found = find("0::/node/default/web\n", &read(V2), Version::V2).unwrap();
         assert_eq!(found.file(), Path::new("/sys/fs/cgroup/default/web/cgroup.freeze"));
     }
 
     #[test]
     fn a_cgroup_outside_the_mount_is_not_guessed() {
-        assert_eq!(find("0::/other/web\n", &hierarchies(V2), Version::V2), None);
-        assert_eq!(find("0::/node/../../x\n", &hierarchies(V2), Version::V2), None);
+        assert_eq!(find("0::/other/web\n", &read(V2), Version::V2), None);
+        assert_eq!(find("0::/node/../../x\n", &read(V2), Version::V2), None);
+        // Its name only begins like that of the mounted one.
+        assert_eq!(find("0::/node-2/web\n", &read(V2), Version::V2), None);
     }
 }

@@ -25,6 +25,7 @@ pub mod guardian;
 pub mod hooks;
 pub mod memory;
 pub mod metrics;
+mod mounts;
 mod network;
 mod node;
 pub mod operations;

@@ -4,12 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
 
 use super::check::{Check, Finding};
 use super::gpu::{GPUS, Unsaved};
 use super::options::CriuOptions;
 use super::socket::Tcp;
-use super::view::{Mount, OpenFile, Process, View};
+use super::view::{OpenFile, Process, View};
+use crate::mounts::Mount;
 
 /// Findings of one kind that are told; the rest is counted.
 const TOLD_MAX: usize = 8;
@@ -229,39 +231,33 @@ fn of_process(
 }
 
 fn of_mounts(process: &Process, context: &Context, say: &mut impl FnMut(Check, String)) {
-    let declared = |point: &str| {
-        context.mount_points.iter().any(|declared| {
-            point.strip_prefix(&**declared).is_some_and(|rest| {
-                rest.is_empty() || rest.starts_with('/') || declared.ends_with('/')
-            })
-        })
-    };
+    let declared = |point: &Path| context.mount_points.iter().any(|at| point.starts_with(at));
+    let at = |mount: &Mount| format!("{} on {}", mount.kind, mount.point.display());
     for mount in &process.mounts {
         let known = FILE_SYSTEMS.contains(&&*mount.kind);
-        if !known && mount.point != "/" && !declared(&mount.point) {
-            say(Check::Mount, format!("{} on {}", mount.kind, mount.point));
+        if !known && mount.point != *"/" && !declared(&mount.point) {
+            say(Check::Mount, at(mount));
         }
     }
     for hidden in hidden(&process.mounts) {
-        say(Check::HiddenMount, format!("{} on {}", hidden.kind, hidden.point));
+        say(Check::HiddenMount, at(hidden));
     }
 }
 
 /// Returns the mounts that another one covers: the gate of a restore refuses such images, since
 /// what is seen at a place would depend on an order.
 fn hidden(mounts: &[Mount]) -> impl Iterator<Item = &Mount> {
-    let mut places: BTreeMap<Vec<&str>, Vec<&Mount>> = BTreeMap::new();
+    let mut places: BTreeMap<&Path, Vec<&Mount>> = BTreeMap::new();
     for mount in mounts {
-        let parts = mount.point.split('/').filter(|part| !part.is_empty());
-        places.entry(parts.collect()).or_default().push(mount);
+        places.entry(&mount.point).or_default().push(mount);
     }
     let mut found = Vec::new();
     for (place, here) in &places {
-        let above = (0..place.len()).rev().find_map(|length| places.get(place.get(..length)?));
+        let above = place.ancestors().skip(1).find_map(|above| places.get(above));
         let above: BTreeSet<u64> = above.into_iter().flatten().map(|mount| mount.id).collect();
         let parents: BTreeSet<u64> = here.iter().map(|mount| mount.parent).collect();
         // Only what is at "/" stands on nothing that is seen.
-        let stands = |mount: &&Mount| place.is_empty() || above.contains(&mount.parent);
+        let stands = |mount: &&Mount| place.parent().is_none() || above.contains(&mount.parent);
         let covered = here.iter().filter(|mount| parents.contains(&mount.id));
         let beside = here.iter().filter(|mount| here.len() == 1 && !stands(mount));
         found.extend(covered.chain(beside).copied());

@@ -28,7 +28,7 @@ impl Tree {
     fn new() -> Self {
         let subject = Context {
             user_namespace: Some("user:[1]".to_owned()),
-            mount_points: vec!["/etc/hosts".to_owned(), "/srv".to_owned()],
+            mount_points: ["/etc/hosts", "/srv", "/a b"].map(str::to_owned).to_vec(),
             ..Context::default()
         };
         let tree = Self { directory: tempfile::tempdir().unwrap(), subject };
@@ -391,6 +391,7 @@ fn mounts_that_criu_does_not_know_are_found_unless_declared() {
     let more = "\
 105 100 0:60 / /w rw - ramfs x rw
 106 100 0:61 / /srv/deep rw - ext4 x rw
+108 100 0:61 / /a\\040b rw - ext4 x rw
 107 100 0:62 / /ok rw - tmpfs x rw
 ";
     tree.write("mountinfo", &format!("{MOUNTS}{more}"));

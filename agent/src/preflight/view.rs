@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::socket::{self, Sockets};
+use crate::mounts::Mount;
 use crate::process::field;
 
 /// Processes looked at. A container with more is dumped all the same.
@@ -71,18 +72,6 @@ pub(super) struct OpenFile {
     pub(super) watches: Vec<u64>,
     /// What the kernel calls the protocol of a socket.
     pub(super) protocol: Option<String>,
-}
-
-/// One mount of a process's mount namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
-    pub(super) id: u64,
-    /// The mount it stands on.
-    pub(super) parent: u64,
-    /// As the kernel encodes it: 12 bits of major above 20 of minor.
-    pub(super) device: u64,
-    pub(super) point: String,
-    pub(super) kind: String,
 }
 
 impl OpenFile {
@@ -241,20 +230,10 @@ fn is_in_dev(target: &str) -> bool {
     target.starts_with("/dev/") && !files.iter().any(|place| target.starts_with(place))
 }
 
-/// Reads `mountinfo` (`proc_pid_mountinfo(5)`) of a process, up to what is left of a bound.
+/// Reads the mounts that a process sees, up to what is left of a bound.
 fn mounts(process: &Path, left: &mut usize) -> Vec<Mount> {
     let text = read(&process.join("mountinfo")).unwrap_or_default();
-    let parse = |line: &str| {
-        let (front, back) = line.split_once(" - ")?;
-        let mut front = front.split(' ');
-        let id = front.next()?.parse().ok()?;
-        let parent = front.next()?.parse().ok()?;
-        let (major, minor) = front.next()?.split_once(':')?;
-        let device = major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?;
-        let point = front.nth(1)?.to_owned();
-        Some(Mount { id, parent, device, point, kind: back.split(' ').next()?.to_owned() })
-    };
-    let found: Vec<Mount> = text.lines().filter_map(parse).take(*left).collect();
+    let found: Vec<Mount> = crate::mounts::read(text.as_bytes()).take(*left).collect();
     *left -= found.len();
     found
 }

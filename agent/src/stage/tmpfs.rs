@@ -2,11 +2,11 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use fs_err as fs;
 use rustix::mount::MountFlags;
+
+use crate::mounts::{self, Mount};
 
 /// How they are known: what was mounted.
 const SOURCE: &str = "kybernate";
@@ -32,8 +32,13 @@ pub(super) fn resize(directory: &Path, size: &str) -> io::Result<()> {
 
 /// Whether what is mounted there is the agent's.
 pub(super) fn is_ours(directory: &Path) -> io::Result<bool> {
-    let mounts = fs::read("/proc/self/mountinfo")?;
-    Ok(last_at(&mounts, directory) == Some(("tmpfs".to_owned(), SOURCE.to_owned())))
+    Ok(is_on_top(mounts::own()?, directory))
+}
+
+/// Whether the last mount at a place, which hides those before it, is the agent's.
+fn is_on_top(mounts: impl IntoIterator<Item = Mount>, place: &Path) -> bool {
+    let last = mounts.into_iter().filter(|mount| mount.point == place).last();
+    last.is_some_and(|mount| mount.kind == "tmpfs" && mount.source == SOURCE)
 }
 
 /// Returns how many bytes it may hold.
@@ -48,36 +53,6 @@ pub(super) fn used(directory: &Path) -> io::Result<u64> {
     Ok(found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(found.f_frsize))
 }
 
-/// Finds the last mount at a place, which hides those before it: its type and source
-/// (`proc_pid_mountinfo(5)`).
-fn last_at(mountinfo: &[u8], place: &Path) -> Option<(String, String)> {
-    let text = |word: Option<&[u8]>| Some(String::from_utf8_lossy(word?).into_owned());
-    let lines = mountinfo.split(|byte| *byte == b'\n');
-    let mut found = lines.filter_map(|line| {
-        let mut words = line.split(|byte| *byte == b' ');
-        let point = words.nth(4)?;
-        if unescape(point) != place.as_os_str().as_bytes() {
-            return None;
-        }
-        let mut words = words.skip_while(|word| *word != b"-").skip(1);
-        Some((text(words.next())?, text(words.next())?))
-    });
-    found.next_back()
-}
-
-/// Reads `\040` and the like.
-fn unescape(word: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = word;
-    while let Some((first, after)) = rest.split_first() {
-        let octal = after.get(..3).filter(|_| *first == b'\\');
-        let byte = octal.and_then(|octal| u8::from_str_radix(str::from_utf8(octal).ok()?, 8).ok());
-        bytes.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { after.get(3..).unwrap_or_default() } else { after };
-    }
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,15 +61,13 @@ mod tests {
     fn the_mount_on_top_says_whose_it_is() {
         let text = b"22 1 0:20 / /run rw,nosuid shared:2 - tmpfs tmpfs rw\n\
             40 22 0:41 / /run/kybernate/ram rw - tmpfs kybernate rw,size=1k\n\
-            41 22 0:42 / /run/a\\040b\\134 rw master:1 - tmpfs kybernate rw\n\
-            42 40 0:43 / /run/kybernate/ram rw - ext4 /dev/sda rw\n";
-        let at = |place: &str| last_at(text, Path::new(place));
-        let pair = |kind: &str, source: &str| Some((kind.to_owned(), source.to_owned()));
-        assert_eq!(at("/run"), pair("tmpfs", "tmpfs"));
-        assert_eq!(at("/run/kybernate/ram"), pair("ext4", "/dev/sda"));
-        assert_eq!(at("/run/a b\\"), pair("tmpfs", "kybernate"));
-        assert_eq!(at("/run/kybernate"), None);
-        assert_eq!(last_at(b"", Path::new("/")), None);
+            41 22 0:42 / /run/a\\040b rw master:1 - ext4 /dev/sda rw\n\
+            42 41 0:43 / /run/a\\040b rw - tmpfs kybernate rw\n";
+        let hidden = b"43 40 0:44 / /run/kybernate/ram rw - ext4 /dev/sda rw\n";
+        let ours = |text: &[u8], place: &str| is_on_top(mounts::read(text), Path::new(place));
+        assert!(ours(text, "/run/kybernate/ram") && ours(text, "/run/a b"));
+        assert!(!ours(&[&text[..], hidden].concat(), "/run/kybernate/ram"));
+        assert!(!ours(text, "/run") && !ours(text, "/run/kybernate"));
         assert!(!is_ours(Path::new("/proc")).unwrap());
     }
 }
