@@ -431,24 +431,17 @@ mod tests {
 
     use super::*;
     use crate::config::ServeArgs;
-    use crate::operations::{Filter, Kind};
+    use crate::operations::Filter;
 
     #[tokio::test]
     async fn a_request_that_is_dropped_leaves_no_operation_behind() {
         let root = tempfile::tempdir().unwrap();
         let args = ServeArgs { root: Some(root.path().to_owned()), ..ServeArgs::default() };
         let app = App::new(args.validate().unwrap()).unwrap();
-        let subject = Subject {
-            kind: Kind::Checkpoint,
-            container: "web".to_owned(),
-            namespace: "default".to_owned(),
-            reference: "localhost:5000/web:1".to_owned(),
-            time_out: None,
-        };
         let busy = app.reserve("default", "web").unwrap();
         let mut all = app.operations.watch(None).unwrap();
         let work = |_, _, _| std::future::pending();
-        assert!(app.drive(subject, Some(busy), None, work).now_or_never().is_none());
+        assert!(app.drive(Subject::example(), Some(busy), None, work).now_or_never().is_none());
         while all.next().await.unwrap().state() == api::OperationState::Running {}
         let told = app.operations.list(&Filter::default());
         assert_eq!((told.len(), told[0].state()), (1, api::OperationState::Cancelled));

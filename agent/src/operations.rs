@@ -80,6 +80,20 @@ pub(crate) struct Subject {
     pub(crate) time_out: Option<Duration>,
 }
 
+#[cfg(test)]
+impl Subject {
+    /// One for tests.
+    pub(crate) fn example() -> Self {
+        Self {
+            kind: Kind::Checkpoint,
+            container: "web".to_owned(),
+            namespace: "default".to_owned(),
+            reference: "localhost:5000/web:1".to_owned(),
+            time_out: None,
+        }
+    }
+}
+
 /// Which operations are asked for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter {

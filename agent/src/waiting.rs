@@ -69,17 +69,10 @@ async fn answers(containerd: &Containerd) -> Result<(), RuntimeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::{Kind, Operations, Subject};
+    use crate::operations::{Operations, Subject};
 
     async fn driver(directory: &std::path::Path) -> Driver {
-        let subject = Subject {
-            kind: Kind::Checkpoint,
-            container: "web".to_owned(),
-            namespace: "default".to_owned(),
-            reference: "localhost:5000/web:1".to_owned(),
-            time_out: None,
-        };
-        Operations::open(directory).unwrap().begin(subject).await.unwrap()
+        Operations::open(directory).unwrap().begin(Subject::example()).await.unwrap()
     }
 
     #[tokio::test]

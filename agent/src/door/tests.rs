@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 
 use super::*;
 use crate::config::{Config, ServeArgs};
-use crate::operations::{Kind, Subject};
+use crate::operations::Subject;
 
 /// Somebody who signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -185,13 +185,7 @@ async fn operations_of_other_namespaces_are_not_there() {
     let served = Served::start(&authority).await;
     let mut ids = Vec::new();
     for namespace in ["team", "bank"] {
-        let subject = Subject {
-            kind: Kind::Checkpoint,
-            container: "web".to_owned(),
-            namespace: namespace.to_owned(),
-            reference: "r.example/a:1".to_owned(),
-            time_out: None,
-        };
+        let subject = Subject { namespace: namespace.to_owned(), ..Subject::example() };
         ids.push(served.app.operations.begin(subject).await.unwrap().id().to_owned());
     }
     let operator = authority.client("spiffe://here/operator");
@@ -220,13 +214,8 @@ async fn a_rule_that_is_taken_away_counts_for_the_next_call_and_for_open_ones() 
     let mut client = served.client(&authority, Some(&operator));
     let mut all = client.watch(api::WatchRequest::default()).await.unwrap().into_inner();
     let begin = async |container: &str| {
-        let subject = Subject {
-            kind: Kind::Checkpoint,
-            container: container.to_owned(),
-            namespace: "team".to_owned(),
-            reference: "r.example/a:1".to_owned(),
-            time_out: None,
-        };
+        let (container, namespace) = (container.to_owned(), "team".to_owned());
+        let subject = Subject { container, namespace, ..Subject::example() };
         served.app.operations.begin(subject).await.unwrap();
     };
     begin("first").await;

@@ -7,7 +7,7 @@ use super::*;
 use crate::access::glob;
 use crate::app::App;
 use crate::config::ServeArgs;
-use crate::operations::{Kind, Subject};
+use crate::operations::Subject;
 use crate::patience::Patience;
 
 fn hook(name: &str, when: When, script: &str) -> Hook {
@@ -29,14 +29,7 @@ fn hooks(chosen: Vec<Hook>) -> Hooks {
 async fn operation(root: &Path) -> Driver {
     let args = ServeArgs { root: Some(root.to_owned()), ..ServeArgs::default() };
     let app = App::new(args.validate().unwrap()).unwrap();
-    let subject = Subject {
-        kind: Kind::Checkpoint,
-        container: "web".to_owned(),
-        namespace: "default".to_owned(),
-        reference: "localhost:5000/web:1".to_owned(),
-        time_out: None,
-    };
-    app.operations.begin(subject).await.unwrap()
+    app.operations.begin(Subject::example()).await.unwrap()
 }
 
 /// Returns the process that a script has written to `file`, once it has.

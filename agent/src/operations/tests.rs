@@ -3,23 +3,13 @@ use fs_err as fs;
 use super::journal::FINISHED_MAX;
 use super::*;
 
-fn subject() -> Subject {
-    Subject {
-        kind: Kind::Checkpoint,
-        container: "web".to_owned(),
-        namespace: "default".to_owned(),
-        reference: "localhost:5000/web:1".to_owned(),
-        time_out: None,
-    }
-}
-
 #[tokio::test]
 async fn a_restarted_agent_finds_what_was_not_finished() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let done = operations.begin(subject()).await.unwrap();
+    let done = operations.begin(Subject::example()).await.unwrap();
     done.finish(|record| record.state = State::Done).await.unwrap();
-    let cut = operations.begin(subject()).await.unwrap();
+    let cut = operations.begin(Subject::example()).await.unwrap();
     let paused = Made::Paused { pid: 7, born: 70, directory: "/stage/7".into() };
     cut.will_make(paused.clone()).await.unwrap();
 
@@ -36,7 +26,7 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
 async fn changes_made_at_once_are_all_kept_and_the_last_is_on_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let driver = operations.begin(subject()).await.unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
     let made = |number: u32| Made::Lease(number.to_string());
     let changes = (0..64).map(|number| driver.will_make(made(number)));
     futures::future::try_join_all(changes).await.unwrap();
@@ -51,17 +41,17 @@ async fn what_cannot_be_written_down_does_not_begin() {
     let place = directory.path().join("operations");
     let operations = Operations::open(&place).unwrap();
     fs::remove_dir(&place).unwrap();
-    operations.begin(subject()).await.unwrap_err();
+    operations.begin(Subject::example()).await.unwrap_err();
     assert_eq!(operations.list(&Filter::default()), []);
     fs::create_dir(&place).unwrap();
-    operations.begin(subject()).await.unwrap();
+    operations.begin(Subject::example()).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_watch_tells_the_state_first_and_ends_with_the_operation() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let driver = operations.begin(subject()).await.unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
     driver.step("dump");
     let mut watch = operations.watch(Some(driver.id().to_owned())).unwrap();
 
@@ -78,7 +68,7 @@ async fn a_watch_tells_the_state_first_and_ends_with_the_operation() {
 async fn a_watch_that_is_too_slow_still_learns_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let driver = operations.begin(subject()).await.unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
     let mut watch = operations.watch(Some(driver.id().to_owned())).unwrap();
     watch.next().await.unwrap();
     for _ in 0..2 * CHANGES_BEHIND_MAX {
@@ -94,12 +84,12 @@ async fn a_watch_that_is_too_slow_still_learns_the_end() {
 async fn old_operations_are_forgotten_and_running_ones_kept() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let running = operations.begin(subject()).await.unwrap();
+    let running = operations.begin(Subject::example()).await.unwrap();
     for _ in 0..FINISHED_MAX + 3 {
-        let driver = operations.begin(subject()).await.unwrap();
+        let driver = operations.begin(Subject::example()).await.unwrap();
         driver.finish(|record| record.state = State::Done).await.unwrap();
     }
-    operations.begin(subject()).await.unwrap();
+    operations.begin(Subject::example()).await.unwrap();
 
     assert_eq!(operations.list(&Filter::default()).len(), FINISHED_MAX + 2);
     assert!(
@@ -120,13 +110,13 @@ fn an_unreadable_file_hides_nothing_else() {
 async fn a_checkpoint_waits_for_its_signer_also_over_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let pushed = operations.begin(subject()).await.unwrap();
+    let pushed = operations.begin(Subject::example()).await.unwrap();
     let ended = |record: &mut Record| {
         record.state = State::Done;
         record.tag = TagState::AwaitsSigner;
     };
     pushed.finish(ended).await.unwrap();
-    let failed = operations.begin(subject()).await.unwrap();
+    let failed = operations.begin(Subject::example()).await.unwrap();
     failed.finish(|record| record.state = State::Failed).await.unwrap();
 
     let restarted = Operations::open(directory.path()).unwrap();
@@ -147,7 +137,7 @@ async fn a_checkpoint_waits_for_its_signer_also_over_a_restart() {
 async fn a_cancelled_operation_ends_so_also_over_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let driver = operations.begin(subject()).await.unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
     for _ in 0..2 {
         let told = operations.cancel(driver.id(), CancelCause::Asked).await.unwrap();
         assert!(told.cancelling && told.state() == api::OperationState::Running);
@@ -174,7 +164,7 @@ async fn what_cannot_be_cancelled_says_why() {
     let cancel =
         async |id: &str| operations.cancel(id, CancelCause::Asked).await.unwrap_err().to_string();
     assert!(cancel("other").await.contains("no operation \"other\""));
-    let driver = operations.begin(subject()).await.unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
     driver.commit("its artifact is stored").unwrap();
     assert!(cancel(driver.id()).await.contains("any more: its artifact is stored"));
     let failed = Conclusion::failed("no room".to_owned(), None);
@@ -189,7 +179,7 @@ async fn an_operation_whose_time_is_over_is_cancelled() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
     let time_out = Some(Duration::from_millis(20));
-    let driver = operations.begin(Subject { time_out, ..subject() }).await.unwrap();
+    let driver = operations.begin(Subject { time_out, ..Subject::example() }).await.unwrap();
     driver.bounded(driver.cancelled()).await;
     let ends = driver.ends(Conclusion::failed(String::new(), None));
     assert!(ends.state == State::Cancelled && ends.error.contains("time was over"), "{ends:?}");
@@ -200,7 +190,7 @@ async fn an_operation_whose_time_is_over_is_cancelled() {
 async fn progress_has_a_percentage_where_the_total_is_known() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let driver = operations.begin(subject()).await.unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
     let percent = || driver.to_api().progress.unwrap().percent;
     driver.step("dump");
     assert_eq!(percent(), None);
@@ -216,8 +206,8 @@ async fn progress_has_a_percentage_where_the_total_is_known() {
 async fn operations_are_found_by_state_container_and_namespace() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    operations.begin(subject()).await.unwrap();
-    let other = Subject { container: "db".to_owned(), ..subject() };
+    operations.begin(Subject::example()).await.unwrap();
+    let other = Subject { container: "db".to_owned(), ..Subject::example() };
     let ended = operations.begin(other).await.unwrap();
     ended.finish(|record| record.state = State::Failed).await.unwrap();
     let find = |filter: Filter| {
@@ -234,7 +224,8 @@ async fn operations_are_found_by_state_container_and_namespace() {
 async fn the_end_of_the_agent_stops_what_can_still_be_undone() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();
-    let (begun, tagged) = (operations.begin(subject()), operations.begin(subject()));
+    let (begun, tagged) =
+        (operations.begin(Subject::example()), operations.begin(Subject::example()));
     let (begun, tagged) = (begun.await.unwrap(), tagged.await.unwrap());
     let ends = CancellationToken::new();
     let (first, second) = (begun.stopped(ends.clone()), tagged.stopped(ends.clone()));
@@ -260,20 +251,20 @@ async fn the_last_checkpoint_of_a_container_is_known() {
         operations.last_checkpoint("default", "web", created, fits).map(|(_, digest)| digest)
     };
     assert_eq!(last(&operations, created), None);
-    done(subject(), State::Done, b"1").await;
+    done(Subject::example(), State::Done, b"1").await;
     assert_eq!(last(&operations, created), Some(Digest::of(b"1")));
     // It is another container of that name.
     assert_eq!(last(&operations, jiff::Timestamp::now()), None);
-    done(Subject { kind: Kind::Restore, ..subject() }, State::Done, b"2").await;
+    done(Subject { kind: Kind::Restore, ..Subject::example() }, State::Done, b"2").await;
     for other in [
-        Subject { kind: Kind::Stage, ..subject() },
-        Subject { container: "db".to_owned(), ..subject() },
-        Subject { namespace: "k8s.io".to_owned(), ..subject() },
-        Subject { reference: "localhost:5000/other:1".to_owned(), ..subject() },
+        Subject { kind: Kind::Stage, ..Subject::example() },
+        Subject { container: "db".to_owned(), ..Subject::example() },
+        Subject { namespace: "k8s.io".to_owned(), ..Subject::example() },
+        Subject { reference: "localhost:5000/other:1".to_owned(), ..Subject::example() },
     ] {
         done(other, State::Done, b"3").await;
     }
-    done(subject(), State::Failed, b"4").await;
+    done(Subject::example(), State::Failed, b"4").await;
     let restarted = Operations::open(directory.path()).unwrap();
     assert_eq!(last(&restarted, created), Some(Digest::of(b"2")));
 }

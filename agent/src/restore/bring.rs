@@ -193,21 +193,14 @@ pub(super) async fn look_up(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::{Kind, Operations, Subject};
+    use crate::operations::{Operations, Subject};
 
     #[tokio::test]
     async fn a_container_that_cannot_be_noted_does_not_stay() {
         let root = tempfile::tempdir().unwrap();
         let place = root.path().join("operations");
         let operations = Operations::open(&place).unwrap();
-        let subject = Subject {
-            kind: Kind::Restore,
-            container: "web".to_owned(),
-            namespace: "default".to_owned(),
-            reference: "localhost:5000/web:1".to_owned(),
-            time_out: None,
-        };
-        let driver = operations.begin(subject).await.unwrap();
+        let driver = operations.begin(Subject::example()).await.unwrap();
         let made = [Made::Lease("one".to_owned()), Made::Container("web".to_owned())];
         for made in made.clone() {
             driver.will_make(made).await.unwrap();

@@ -38,13 +38,7 @@ async fn taken_away(owner: &'static str, made: Vec<Made>) -> Vec<String> {
         }
     });
     let app = fake.app();
-    let subject = Subject {
-        kind: Kind::Restore,
-        container: NAME.to_owned(),
-        namespace: "default".to_owned(),
-        reference: "localhost:5000/web:1".to_owned(),
-        time_out: None,
-    };
+    let subject = Subject { kind: Kind::Restore, container: NAME.to_owned(), ..Subject::example() };
     let driver = app.operations.begin(subject).await.unwrap();
     own.set(driver.id().to_owned()).unwrap();
     for made in made {
