@@ -226,3 +226,54 @@ impl Namespace {
 fn gave_up(status: &tonic::Status) -> bool {
     status.message().contains("unable to freeze")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::time::Instant;
+    use tonic::Status;
+
+    use super::*;
+    use crate::runtime::fake::Fake;
+
+    /// As containerd passes on what runc says.
+    const GAVE_UP: &str = "OCI runtime pause failed: unable to freeze: unknown";
+
+    /// Pauses a container of a runtime that refuses the first `times` with `message`. Returns how it
+    /// went, how often the runtime was asked and how long that took.
+    async fn pause(times: usize, message: &'static str) -> (Option<String>, usize, Duration) {
+        let asked = AtomicUsize::new(0);
+        let fake = Fake::start(move |_, _| {
+            let refused = asked.fetch_add(1, Ordering::Relaxed) < times;
+            if refused { Err(Status::unknown(message)) } else { Ok(Vec::new()) }
+        });
+        let begun = Instant::now();
+        let paused = fake.app().containerd.namespace("default").pause("web").await;
+        let asked = fake.asked();
+        assert!(asked.iter().all(|method| method == "Tasks/Pause"), "{asked:?}");
+        let failure = paused.err().map(|error| kybernate_spec::chain(&error).to_string());
+        (failure, asked.len(), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_gave_up_freezing_is_asked_again() {
+        let (failure, asked, _) = pause(3, GAVE_UP).await;
+        assert_eq!((failure, asked), (None, 4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_fails_otherwise_is_not_asked_again() {
+        let (failure, asked, _) = pause(1, "cannot pause a stopped container").await;
+        assert!(failure.unwrap().contains("a stopped container"));
+        assert_eq!(asked, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_gives_up_for_ever_is_the_reason_in_the_end() {
+        let (failure, asked, took) = pause(usize::MAX, GAVE_UP).await;
+        assert!(failure.unwrap().contains("unable to freeze"));
+        assert!(asked > 100 && took >= FREEZE_LIMIT, "{asked} times, {took:?}");
+        assert!(took < FREEZE_LIMIT + 2 * FREEZE_AGAIN, "{took:?}");
+    }
+}
