@@ -213,6 +213,9 @@ impl Wrapper {
         let begun = State { restored: false, cgroup: cgroup.clone() };
         mark.write(&begun).map_err(WrapperError::Prepare)?;
         bundle.set_criu_config(&dump.criu_config).map_err(WrapperError::Prepare)?;
+        if let Some(mode) = dump.root_mode {
+            bundle.permit_root(mode).map_err(WrapperError::Prepare)?;
+        }
         let restored = run::restore(&self.runtime, call, create, &dump);
         let restored = restored.map_err(|source| WrapperError::Run { reference, source });
         let noted = restored.and_then(|()| {

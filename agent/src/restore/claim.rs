@@ -312,6 +312,7 @@ async fn prepare(
     }
     driver.step("restore");
     let work = work(app, driver).await?;
+    let root_mode = summary.root_mode;
     let criu_config = criu_config(app, driver, claim, summary).await?;
     let filled = fill::fill(&admitted, &claim.live).await?;
     let sizes = Sizes::of(&checkpoint.config.sizes);
@@ -325,6 +326,7 @@ async fn prepare(
         limit_seconds: limit,
         note: text(&note),
         fresh_because: String::new(),
+        root_mode,
     };
     Ok(Prepared { answer, _staged: staged, sizes, filled, note })
 }

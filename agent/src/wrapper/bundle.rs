@@ -1,7 +1,9 @@
 //! The bundle of a container that is being created: what its pod wishes (runtime specification,
 //! `config.json`).
 
+use std::fs::Permissions;
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -107,6 +109,16 @@ impl Bundle {
         fs::rename(new, &self.file)
     }
 
+    /// Gives the root file system, which is mounted by now, the permissions of the one that was
+    /// dumped: CRIU opens no directory that has others.
+    pub(super) fn permit_root(&self, mode: u32) -> io::Result<()> {
+        let shape = || io::Error::other("config.json names no root directory");
+        let path = self.spec.pointer("/root/path").and_then(Value::as_str).ok_or_else(shape)?;
+        // One that is not absolute is the bundle's.
+        let directory = self.file.with_file_name(path);
+        fs::set_permissions(directory, Permissions::from_mode(mode))
+    }
+
     fn annotation(&self, key: &str) -> Option<&str> {
         self.spec.get("annotations")?.get(key)?.as_str()
     }
@@ -137,7 +149,11 @@ mod tests {
 
     fn bundle(annotations: Value) -> (tempfile::TempDir, Bundle) {
         let directory = tempfile::tempdir().unwrap();
-        let spec = json!({ "annotations": annotations, "linux": { "cgroupsPath": "/k/c" } });
+        let spec = json!({
+            "annotations": annotations,
+            "linux": { "cgroupsPath": "/k/c" },
+            "root": { "path": "rootfs" },
+        });
         fs::write(directory.path().join("config.json"), spec.to_string()).unwrap();
         let bundle = Bundle::read(directory.path()).unwrap();
         (directory, bundle)
@@ -176,6 +192,16 @@ mod tests {
         assert!(!again.has_criu_config_but(Path::new("/run/x.conf")));
         assert_eq!(again.annotation("kept"), Some("yes"));
         assert_eq!(again.cgroup().as_deref(), Some("/k/c"));
+    }
+
+    #[test]
+    fn the_root_directory_of_the_bundle_gets_the_permissions() {
+        let (directory, bundle) = bundle(json!({}));
+        let root = directory.path().join("rootfs");
+        bundle.permit_root(0o1555).unwrap_err();
+        fs::create_dir(&root).unwrap();
+        bundle.permit_root(0o1555).unwrap();
+        assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o1555);
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(super) struct Dump {
     pub(super) limit: Duration,
     /// The file that says that this container was restored.
     pub(super) note: PathBuf,
+    /// Permissions that the root directory had.
+    pub(super) root_mode: Option<u32>,
 }
 
 impl Dump {
@@ -101,6 +103,7 @@ pub(super) fn claim(
         criu_config: answer.criu_config,
         limit: Duration::from_secs(answer.limit_seconds.into()),
         note: answer.note.into(),
+        root_mode: answer.root_mode,
     })))
 }
 

@@ -175,6 +175,7 @@ mod tests {
             criu_config: String::new(),
             limit: Duration::from_secs(1),
             note: "/d/note".into(),
+            root_mode: None,
         }
     }
 

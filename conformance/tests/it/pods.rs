@@ -7,10 +7,14 @@ use kybernate_conformance::scenario::{Scenario, counter};
 
 use crate::failures::deaths::running;
 use crate::harness::{checkpoint, said, start};
+use crate::workloads::Place;
 
 /// What the agent of node b is told beyond its keys.
 const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = \"5s\"\n\
                       [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
+
+/// Permissions of the root directory when the checkpoint is taken. No container has them by itself.
+const ROOT_MODE: &str = "1555";
 
 /// A scenario whose node b has a checkpoint of the workload staged and its image pulled.
 pub(crate) struct Staged {
@@ -28,6 +32,7 @@ pub(crate) fn stage() -> Staged {
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     scenario.run_workload(a, "job", 24, &[]).unwrap();
     let before = scenario.wait_for_ticks(a, "job").unwrap();
+    a.run(&["chmod", ROOT_MODE, &root(a, "job")]).unwrap();
     let reference = scenario.reference("pods/job:v1");
     let digest = checkpoint(&scenario, a, "job", &reference);
     let pinned = format!("{reference}@{digest}");
@@ -36,6 +41,12 @@ pub(crate) fn stage() -> Staged {
     assert!(output.status.success(), "{}", said(&output));
     b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
     Staged { scenario, pinned, before }
+}
+
+/// Returns the root directory of a container, as the node sees it.
+fn root(node: &Node, id: &str) -> String {
+    let place = Place { node, namespace: "default", id, state: "/state" };
+    format!("/proc/{}/root", place.pid().unwrap())
 }
 
 impl Staged {
@@ -77,6 +88,8 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
     for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
         assert_eq!(after[fact], true, "{after}");
     }
+    let mode = b.run(&["stat", "-L", "-c", "%a", &root(b, "main")]).unwrap();
+    assert_eq!(mode.trim(), ROOT_MODE);
     // It is a container like any other.
     b.run(&["ctr", "task", "pause", "main"]).unwrap();
     b.run(&["ctr", "task", "resume", "main"]).unwrap();
