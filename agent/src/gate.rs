@@ -100,7 +100,10 @@ pub(crate) async fn inspect(directory: &Path) -> Result<Summary, GateError> {
 
 /// Runs the process without privileges: decodes what comes in and answers.
 pub fn run() -> ExitCode {
-    let verdict = match confine().map_err(|error| error.to_string()).and_then(|()| decode()) {
+    let verdict = match confine()
+        .map_err(|error| error.to_string())
+        .and_then(|()| decode(io::stdin().lock()))
+    {
         Ok(summary) => Verdict::Ok(Box::new(summary)),
         Err(reason) => Verdict::Refused(reason),
     };
@@ -148,8 +151,9 @@ fn confine() -> io::Result<()> {
     Ok(())
 }
 
-fn decode() -> Result<Summary, String> {
-    let mut input = BufReader::new(io::stdin().lock());
+/// Reads what is sent to the process without privileges.
+pub(crate) fn decode(input: impl io::Read) -> Result<Summary, String> {
+    let mut input = BufReader::new(input);
     let mut builder = Builder::default();
     let cut = |error: io::Error| format!("the images end early: {error}");
     let told = |error: summary::SummaryError| kybernate_spec::chain(&error).to_string();

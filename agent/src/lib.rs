@@ -19,6 +19,8 @@ mod criu_config;
 mod criu_log;
 pub mod door;
 mod dumper;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gate;
 pub mod gpu;
 pub mod guardian;
