@@ -14,6 +14,7 @@ mod base;
 mod capture;
 mod facts;
 pub(crate) mod gpu;
+mod mapped;
 mod meter;
 mod mounts;
 mod source;

@@ -2,10 +2,7 @@
 //! more was written: only what changes meanwhile is copied while it stands still
 //! (`spec/decisions/0051`).
 
-use std::collections::HashSet;
-use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,8 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
 use kybernate_spec::chain;
+use tokio::time::Instant;
 
 use super::capture::{Draft, Since};
+use super::mapped::{self, Mapped};
 use super::source::Source;
 use crate::app::App;
 use crate::cgroup::Freezer;
@@ -24,8 +23,8 @@ use crate::stage;
 /// Less than this is copied while the container is paused, in a few milliseconds.
 const WRITTEN_MIN: u64 = 8 << 20;
 
-/// How long the processes may take to stand still. One that is longer in a system call, as in a
-/// fsync(2), keeps the others waiting.
+/// How long the processes may take to stand still, and stand. One that is longer in a system call, as
+/// in a fsync(2), keeps the others waiting, and so does one with very many mappings.
 const STAND_LIMIT: Duration = Duration::from_millis(100);
 
 /// How often it is tried.
@@ -87,7 +86,8 @@ pub(super) async fn moment(freezer: &Freezer) -> Option<Since> {
 }
 
 async fn stand(freezer: &Freezer) -> io::Result<Stood> {
-    if freezer.is_divided()? {
+    // Whoever else has it frozen is not to find it running.
+    if freezer.is_divided()? || freezer.is_frozen()? {
         return Ok(Stood::Unseen);
     }
     // A time that is too early only means that more is copied later.
@@ -95,53 +95,25 @@ async fn stand(freezer: &Freezer) -> io::Result<Stood> {
     let mut looks = Patience::new(STAND_LIMIT, LOOK_EVERY);
     // Let go when this ends, however it does.
     let _standing = Standing(freezer);
+    let until = Instant::now() + STAND_LIMIT;
     freezer.freeze()?;
     while looks.once_more().await {
-        if freezer.holds()? {
-            let mapped = mapped_by_all(&freezer.processes()?)?;
-            return Ok(mapped.map_or(Stood::Unseen, |mapped| Stood::All(Since { moment, mapped })));
-        }
-    }
-    Ok(Stood::NotAll)
-}
-
-/// Returns the names of all files that are mapped by several or could be; `None` when a process may
-/// have files written to in the background.
-fn mapped_by_all(pids: &[u32]) -> io::Result<Option<HashSet<OsString>>> {
-    let mut names = HashSet::new();
-    for pid in pids {
-        if !mapped(&fs::read(format!("/proc/{pid}/maps"))?, &mut names) {
-            return Ok(None);
-        }
-    }
-    Ok(Some(names))
-}
-
-/// Adds the names of files with shared mappings (`proc_pid_maps(5)`), which may be written to
-/// without a system call, now or after an mprotect(2). Returns false when there are asynchronous
-/// writes (`io_setup(2)`), which may be under way when nobody is.
-fn mapped(maps: &[u8], names: &mut HashSet<OsString>) -> bool {
-    for line in maps.split(|byte| *byte == b'\n') {
-        let mut fields = line.splitn(6, |byte| *byte == b' ');
-        let modes = fields.nth(1).unwrap_or_default();
-        let path = fields.nth(3).unwrap_or_default().trim_ascii_start();
-        if path.starts_with(b"/[aio]") {
-            return false;
-        }
-        if modes.last() != Some(&b's') {
+        if !freezer.holds()? {
             continue;
         }
-        // A file may be called as one that is deleted; and line breaks are written in octal.
-        let kept = path.strip_suffix(b" (deleted)").unwrap_or(path);
-        for path in [path, kept] {
-            let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-            names.insert(OsStr::from_bytes(name).to_owned());
-            if let Ok(text) = std::str::from_utf8(name) {
-                names.insert(text.replace("\\012", "\n").into());
-            }
+        // One that was made since then holds processes that are not asked.
+        if freezer.is_divided()? {
+            return Ok(Stood::Unseen);
         }
+        let pids = freezer.processes()?;
+        let mapped = tokio::task::spawn_blocking(move || mapped::by_all(&pids, until.into_std()));
+        return Ok(match mapped.await.map_err(io::Error::other)?? {
+            Mapped::Names(mapped) => Stood::All(Since { moment, mapped }),
+            Mapped::Unseen => Stood::Unseen,
+            Mapped::Late => Stood::NotAll,
+        });
     }
-    true
+    Ok(Stood::NotAll)
 }
 
 /// Copies what has not changed for a while. `None` when that cannot be done: everything is copied
@@ -171,34 +143,5 @@ pub(super) async fn copy(
             None
         }
         Err(_ended) => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_mapped_by_several_is_known_by_name() {
-        let maps = b"\
-55d0-55d1 r-xp 00000000 fe:01 12 /bin/private\n\
-7f00-7f01 rw-s 00000000 fe:01 13 /data/base.db\n\
-7f01-7f02 r--s 00000000 fe:01 14 /data/read only\n\
-7f02-7f03 rw-s 00000000 fe:01 15 /data/gone (deleted)\n\
-7f03-7f04 rw-s 00000000 fe:01 16 /data/a\\012b\n\
-7f04-7f05 rw-p 00000000 00:00 0 [heap]\n";
-        let mut names = HashSet::new();
-        assert!(mapped(maps, &mut names));
-        for name in ["base.db", "read only", "gone", "gone (deleted)", "a\nb"] {
-            assert!(names.contains(OsStr::new(name)), "{name} of {names:?}");
-        }
-        assert!(!names.contains(OsStr::new("private")) && !names.contains(OsStr::new("[heap]")));
-    }
-
-    #[test]
-    fn who_writes_in_the_background_is_not_believed() {
-        let maps = b"7f00-7f01 rw-s 00000000 00:0e 13 /[aio] (deleted)\n";
-        assert!(!mapped(maps, &mut HashSet::new()));
-        assert!(mapped(b"", &mut HashSet::new()));
     }
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -203,7 +203,11 @@ impl Walk<'_, '_> {
             self.out.get_mut().borrow(draft.path(), from, size);
             return Ok(());
         }
-        let file = open_file(parent, name)?;
+        let file = match self.tree {
+            Tree::Upper => open_file(parent, name),
+            // Others may run that have it mounted too.
+            Tree::Mount => open_only_file(parent, name),
+        }?;
         let attributes = self.attributes(&file)?;
         self.append(&mut entry, &place, None, &attributes)?;
         self.out.get_mut().content(File::from(file), size, &place)
@@ -351,6 +355,20 @@ fn names(directory: &OwnedFd) -> io::Result<impl Iterator<Item = io::Result<CStr
 fn open_file(parent: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+}
+
+/// Opens a file in a directory that somebody changes. A device or a pipe that has its name by now is
+/// not opened, which could do anything.
+fn open_only_file(parent: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(io::Error::other("it is no file any more"));
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(rustix::fs::open(link, flags, Mode::empty())?)
 }
 
 fn open_directory(parent: impl std::os::fd::AsFd, name: &OsStr) -> io::Result<OwnedFd> {

@@ -26,7 +26,7 @@ use rustix::fs::{AtFlags, FileType, Stat};
 use super::spool::{Shared, Spool};
 use super::{
     ATTRIBUTE_BYTES_MAX, Attributes, CaptureError, DEPTH_MAX, Tree, attributes, names,
-    open_directory, open_file,
+    open_directory, open_only_file,
 };
 
 /// Smaller files are read while the container is frozen: finding them again costs nearly as much.
@@ -34,6 +34,10 @@ const FILE_BYTES_MIN: u64 = 32 << 10;
 
 /// Files that are remembered: some 200 bytes each.
 const FILES_MAX: usize = 100_000;
+
+/// Bytes of a file's attributes that are remembered: capabilities and access lists have some hundred,
+/// and whoever writes to the container may give each file 64 KiB of them.
+const ATTRIBUTE_BYTES_KEPT: usize = 1 << 10;
 
 /// What is looked at: a container that runs can make files as fast as they are looked at.
 const ENTRIES_MAX: usize = 4_000_000;
@@ -88,12 +92,15 @@ impl Version {
         }
     }
 
-    /// Whether it is as it was before a moment, and a tick more.
+    /// Whether it is as it was before a moment, and a tick more. Small inodes (ext2, ext3, and ext4
+    /// that was made so) have whole seconds, and within that one every change has the same time.
     fn is_before(&self, moment: SystemTime) -> bool {
         let Ok(moment) = moment.duration_since(UNIX_EPOCH) else { return false };
         let moment = moment.saturating_sub(TICK);
-        let seconds = i64::try_from(moment.as_secs()).unwrap_or(i64::MAX);
-        self.changed < (seconds, i64::from(moment.subsec_nanos()))
+        let before = i64::try_from(moment.as_secs()).unwrap_or(i64::MAX);
+        let (seconds, nanoseconds) = self.changed;
+        let last = seconds.saturating_add(i64::from(nanoseconds == 0));
+        (last, nanoseconds) < (before, i64::from(moment.subsec_nanos()))
     }
 }
 
@@ -198,7 +205,7 @@ impl Walk<'_, '_> {
                 directory.map_or(Ok(()), |directory| self.directory(&directory, depth + 1))
             }
             FileType::RegularFile if self.is_worthwhile(name, &stat) => {
-                open_file(parent, name).map_or(Ok(()), |file| self.file(file, name))
+                open_only_file(parent, name).map_or(Ok(()), |file| self.file(file, name))
             }
             _ => Ok(()),
         }
@@ -210,8 +217,8 @@ impl Walk<'_, '_> {
         let Ok(attributes) = attributes(&file, Tree::Upper, &mut self.scratch) else {
             return Ok(());
         };
-        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_file || !self.is_worthwhile(name, &stat) {
+        let remembered: usize = attributes.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if remembered > ATTRIBUTE_BYTES_KEPT || !self.is_worthwhile(name, &stat) {
             return Ok(());
         }
         let from = self.out.position();
@@ -366,6 +373,35 @@ mod tests {
         let since = Since { moment: SystemTime::now(), mapped: HashSet::new() };
         assert_eq!(files(&since, 1 << 30, "4"), [""; 0]);
         assert_eq!(files(&Since { moment: UNIX_EPOCH, ..since }, 1 << 30, "5"), [""; 0]);
+    }
+
+    #[test]
+    fn a_change_of_the_same_second_counts_where_times_have_whole_seconds() {
+        let at = |changed| Version { bytes: 0, modified: (0, 0), changed };
+        let moment = |milliseconds| UNIX_EPOCH + Duration::from_millis(milliseconds);
+        assert!(at((10, 1)).is_before(moment(10_101)));
+        assert!(!at((10, 1)).is_before(moment(10_100)));
+        assert!(!at((10, 0)).is_before(moment(11_100)));
+        assert!(at((10, 0)).is_before(moment(11_101)));
+    }
+
+    #[test]
+    fn many_attributes_are_not_remembered() {
+        let scratch = tempfile::tempdir().unwrap();
+        let top = scratch.path().join("top");
+        fs::create_dir(&top).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        for (name, bytes) in [("few", 500), ("many", 2_000)] {
+            fs::write(top.join(name), vec![7; LENGTH]).unwrap();
+            let set = rustix::fs::setxattr(top.join(name), "user.note", &vec![b'n'; bytes], flags);
+            if set.is_err() {
+                println!("skipped: there are no attributes here");
+                return;
+            }
+        }
+        let draft = draft(&top, &now(), &scratch.path().join("draft"), 1 << 30);
+        assert!(content(&draft, &top.join("few")).is_some());
+        assert!(content(&draft, &top.join("many")).is_none());
     }
 
     #[test]

@@ -117,6 +117,25 @@ fn sizes_are_summed_up() {
     assert_eq!(apparent_bytes(top.path()), 111);
 }
 
+#[test]
+fn nothing_but_a_file_is_opened_where_somebody_changes_names() {
+    let top = tempfile::tempdir().unwrap();
+    fs::write(top.path().join("file"), "content").unwrap();
+    std::os::unix::fs::symlink("file", top.path().join("link")).unwrap();
+    let parent = open_directory(rustix::fs::CWD, top.path().as_os_str()).unwrap();
+    let mode = Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(&parent, "fifo", FileType::Fifo, mode, 0).unwrap();
+    let mut content = String::new();
+    let mut file = File::from(open_only_file(&parent, c"file").unwrap());
+    file.read_to_string(&mut content).unwrap();
+    assert_eq!(content, "content");
+    for name in [c"link", c"fifo"] {
+        open_only_file(&parent, name).unwrap_err();
+    }
+    let devices = open_directory(rustix::fs::CWD, OsStr::new("/dev")).unwrap();
+    open_only_file(&devices, c"null").unwrap_err();
+}
+
 /// Content that differs from place to place.
 fn content(length: usize, seed: u64) -> Vec<u8> {
     let words = (0_u64..).map(|word| (word + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
