@@ -16,8 +16,8 @@ use tonic::{Extensions, Status};
 
 pub use self::callers::Callers;
 pub(crate) use self::callers::Look;
-use crate::app::App;
-use crate::checkpoint::DEFAULT_NAMESPACE;
+use crate::app::{App, bounded};
+use crate::container::DEFAULT_NAMESPACE;
 use crate::door;
 use crate::metrics::Metrics;
 
@@ -168,7 +168,7 @@ impl Asker {
         if self.has(right, place) {
             return Ok(());
         }
-        Err(self.refuse(&format!("may not {right} {place}")))
+        Err(self.refuse(&bounded(format!("may not {right} {place}"))))
     }
 
     /// Refuses who may not restore, or not with these allowances.

@@ -28,6 +28,9 @@ use crate::staging::{self, EvictError, Staging};
 use crate::suspend::{self, SuspendError};
 use crate::tasks::Tasks;
 
+/// Most bytes of an answer's words.
+const MESSAGE_BYTES_MAX: usize = 4 << 10;
+
 /// The agent. Built once.
 #[derive(Debug)]
 pub struct App {
@@ -364,6 +367,16 @@ impl Drop for Busy {
     }
 }
 
+/// Cuts what a request may have made long: an answer's words are a header, of which gRPC's clients take
+/// 16 KiB in all, and of a character of which may become three.
+pub(crate) fn bounded(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        message.push('…');
+    }
+    message
+}
+
 impl From<Rejection> for tonic::Status {
     /// Exhaustive: a new reason does not compile without a code.
     fn from(rejection: Rejection) -> Self {
@@ -405,7 +418,7 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Suspend(SuspendError::Ledger(_) | SuspendError::Runtime(_))
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
-        let message = chain(&rejection).to_string();
+        let message = bounded(chain(&rejection).to_string());
         let mut status = match &rejection {
             Rejection::Preflight { findings, .. } => {
                 Self::with_details(code, message, findings.details().into())
@@ -432,6 +445,14 @@ mod tests {
     use super::*;
     use crate::config::ServeArgs;
     use crate::operations::Filter;
+
+    #[test]
+    fn a_long_request_is_answered_with_few_words() {
+        let status = tonic::Status::from(Rejection::Invalid("ü".repeat(100_000)));
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().len() <= MESSAGE_BYTES_MAX + 3 && status.message().ends_with('…'));
+        assert_eq!(bounded("short".to_owned()), "short");
+    }
 
     #[tokio::test]
     async fn a_request_that_is_dropped_leaves_no_operation_behind() {

@@ -24,14 +24,11 @@ pub(crate) use self::source::{Source, Wanted, examine};
 pub(crate) use self::take::run;
 use crate::app::Rejection;
 use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
+use crate::container::{named, namespace_or_default};
 use crate::hooks::Hooks;
 use crate::operations::{Kind, Subject};
 use crate::pre_copy;
 use crate::preflight::{Policy, TcpPolicy};
-
-/// containerd's namespace when a request names none.
-pub(crate) const DEFAULT_NAMESPACE: &str = "default";
-
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
@@ -102,9 +99,7 @@ impl Order {
         let invalid = |text: &str| Rejection::Invalid(text.to_owned());
         let (after, runnable) = (request.after(), request.runnable());
         let policy = policy(request.tcp(), request.file_locks());
-        if request.container.is_empty() {
-            return Err(invalid("no container is named"));
-        }
+        let container = named(request.container)?;
         if request.pre_copy {
             return Err(pre_copy::refusal().into());
         }
@@ -143,11 +138,11 @@ impl Order {
         if deadline > PAUSE_DEADLINE_MAX {
             return Err(invalid("a pause may last an hour at most"));
         }
-        let namespace = namespace_or_default(request.containerd_namespace);
-        let hooks = Hooks::choose(&config.hooks, &request.hooks, &namespace, &request.container);
+        let namespace = namespace_or_default(request.containerd_namespace)?;
+        let hooks = Hooks::choose(&config.hooks, &request.hooks, &namespace, &container);
         Ok(Self {
             hooks: hooks.map_err(|error| Rejection::Invalid(error.to_string()))?,
-            container: request.container,
+            container,
             namespace,
             location,
             after: After::of(after),
@@ -207,11 +202,6 @@ pub(crate) fn time_out(seconds: u32) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
-/// Returns the namespace a request means.
-pub(crate) fn namespace_or_default(name: String) -> String {
-    if name.is_empty() { DEFAULT_NAMESPACE.to_owned() } else { name }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +232,8 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_told() {
         assert!(check(|r| r.container.clear()).unwrap_err().contains("no container"));
+        assert!(check(|r| r.container = "../x".to_owned()).unwrap_err().contains("no name"));
+        assert!(check(|r| r.containerd_namespace = "a\n".to_owned()).is_err());
         assert!(check(|r| r.reference = "web".to_owned()).unwrap_err().contains("reference"));
         assert!(check(|r| r.sign_key = "x".to_owned()).unwrap_err().contains("no key \"x\""));
         let both = check(|r| {

@@ -5,10 +5,18 @@ use std::path::{Component, Path};
 use containerd_client::services::v1::Container;
 use kybernate_packager::runtime_spec::SourceSpec;
 
+use crate::app::Rejection;
+
 /// Label of Kubernetes with the pod's namespace.
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// Label of Kubernetes with the container's name in its pod.
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// Where containers are unless a request says so.
+pub(crate) const DEFAULT_NAMESPACE: &str = "default";
+
+/// containerd's bound for ids.
+pub(crate) const NAME_BYTES_MAX: usize = 76;
 
 /// Reads a container's specification.
 pub(crate) fn spec_of(container: &Container) -> Result<SourceSpec, serde_json::Error> {
@@ -40,6 +48,38 @@ pub(crate) fn is_empty_dir(source: &Path) -> bool {
         && names.next().is_some_and(|name| name == "volumes")
 }
 
+/// Whether containerd takes something as the id of a container: words of letters and digits with one
+/// of three signs between two of them.
+pub(crate) fn is_name(name: &str) -> bool {
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric());
+    name.len() <= NAME_BYTES_MAX && name.split(['.', '_', '-']).all(is_word)
+}
+
+/// Understands the namespace of a request. Of a Pod's there may be two signs between two words.
+pub(crate) fn namespace_or_default(name: String) -> Result<String, Rejection> {
+    if name.is_empty() {
+        return Ok(DEFAULT_NAMESPACE.to_owned());
+    }
+    let is_edge = |c: char| c.is_ascii_alphanumeric();
+    let is_namespace = name.len() <= NAME_BYTES_MAX
+        && name.starts_with(is_edge)
+        && name.ends_with(is_edge)
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+    let wrong = || Rejection::Invalid(format!("{name:?} is no name for a namespace"));
+    if is_namespace { Ok(name) } else { Err(wrong()) }
+}
+
+/// Understands the name of a container that is there.
+pub(crate) fn named(container: String) -> Result<String, Rejection> {
+    if container.is_empty() {
+        Err(Rejection::Invalid("no container is named".to_owned()))
+    } else if is_name(&container) {
+        Ok(container)
+    } else {
+        Err(Rejection::Invalid(format!("{container:?} is no name for a container")))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +94,27 @@ mod tests {
             assert!(!is_empty_dir(Path::new(&format!("{pod}/{other}"))), "{other}");
         }
         assert!(!is_empty_dir(Path::new("/kubernetes.io~empty-dir/x")));
+    }
+
+    #[test]
+    fn names_are_those_containerd_takes() {
+        assert!(is_name("web") && is_name("web-1.a_b") && is_name("0"));
+        for wrong in ["", "-web", "web-", "a/b", "a..b", "a-_b", "é", "a\0"] {
+            assert!(!is_name(wrong), "{wrong:?}");
+        }
+        assert!(!is_name(&"n".repeat(NAME_BYTES_MAX + 1)));
+        assert!(named("../x".to_owned()).is_err() && named(String::new()).is_err());
+    }
+
+    #[test]
+    fn a_namespace_is_a_name() {
+        let check = |name: &str| namespace_or_default(name.to_owned());
+        assert_eq!(check("").unwrap(), "default");
+        assert_eq!(check("team--a").unwrap(), "team--a");
+        let long = "n".repeat(NAME_BYTES_MAX + 1);
+        for wrong in ["../x", "a\nb", "a\0b", "-", " ", &long] {
+            let error = check(wrong).unwrap_err().to_string();
+            assert!(error.contains("no name for a namespace"), "{error}");
+        }
     }
 }

@@ -34,7 +34,8 @@ pub(crate) use self::claim::{Claims, claim, settle};
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;
-use crate::checkpoint::{namespace_or_default, time_out};
+use crate::checkpoint::time_out;
+use crate::container::{is_name, namespace_or_default};
 use crate::operations::{Kind, Subject};
 
 /// Label of a restored container: the digest of its checkpoint.
@@ -43,9 +44,6 @@ pub(crate) const CHECKPOINT_LABEL: &str = "io.kybernate.checkpoint";
 /// Label of what a restore made in containerd: its operation. What has another one is never undone,
 /// whatever it is called.
 pub(crate) const OPERATION_LABEL: &str = "io.kybernate.operation";
-
-/// containerd's bound for ids.
-const NAME_BYTES_MAX: usize = 76;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -112,7 +110,7 @@ impl Order {
         }
         Ok(Self {
             location,
-            namespace: namespace_or_default(request.containerd_namespace),
+            namespace: namespace_or_default(request.containerd_namespace)?,
             container,
             allow: Allowances::parse(request.allow.unwrap_or_default())?,
             plain_http: request.plain_http,
@@ -188,14 +186,6 @@ impl Allowances {
             unknown_facts: allow.unknown_facts,
         })
     }
-}
-
-/// Whether containerd accepts a container of this name.
-fn is_name(name: &str) -> bool {
-    (1..=NAME_BYTES_MAX).contains(&name.len())
-        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.ends_with(|c: char| c.is_ascii_alphanumeric())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@ pub use self::ledger::LedgerError;
 pub(crate) use self::ledger::{Ledger, Suspended};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::checkpoint::{gpu, namespace_or_default};
+use crate::checkpoint::gpu;
+use crate::container::{named, namespace_or_default};
 use crate::gpu::{GpuError, Held};
 use crate::patience::Patience;
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
@@ -101,10 +102,8 @@ enum Found {
 impl Wanted {
     /// Understands a request.
     pub(crate) fn parse(container: String, namespace: String) -> Result<Self, Rejection> {
-        if container.is_empty() {
-            return Err(Rejection::Invalid("no container is named".to_owned()));
-        }
-        Ok(Self { container, namespace: namespace_or_default(namespace) })
+        let (container, namespace) = (named(container)?, namespace_or_default(namespace)?);
+        Ok(Self { container, namespace })
     }
 }
 

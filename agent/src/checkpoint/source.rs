@@ -10,10 +10,10 @@ use kybernate_packager::agent_api as api;
 use kybernate_packager::runtime_spec::SourceSpec;
 
 use super::mounts::{self, CapturedMount};
-use super::{capture, gpu, namespace_or_default, policy};
+use super::{capture, gpu, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::container::{is_of_pod, spec_of};
+use crate::container::{is_of_pod, named, namespace_or_default, spec_of};
 use crate::criu_config;
 use crate::gpu::Held;
 use crate::node::numbers;
@@ -103,12 +103,9 @@ impl Wanted {
     /// Understands a request.
     pub(crate) fn parse(request: api::PreflightRequest) -> Result<Self, Rejection> {
         let policy = policy(request.tcp(), request.file_locks());
-        if request.container.is_empty() {
-            return Err(Rejection::Invalid("no container is named".to_owned()));
-        }
         Ok(Self {
-            container: request.container,
-            namespace: namespace_or_default(request.containerd_namespace),
+            container: named(request.container)?,
+            namespace: namespace_or_default(request.containerd_namespace)?,
             policy,
             capture_mounts: Vec::new(),
         })

@@ -25,9 +25,9 @@ use super::live::Live;
 use super::pod::{Pod, PodError, Restart};
 use super::rules::Refusal;
 use super::volume::{self, VolumeError};
-use super::{Order, Purpose, is_name, spec};
+use super::{Order, Purpose, spec};
 use crate::app::{App, Rejection};
-use crate::checkpoint::namespace_or_default;
+use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, GateError, Summary};
 use crate::operations::{
     Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
@@ -196,7 +196,7 @@ async fn supersede(app: &App, key: &Key) {
 
 /// Notes how a restore went.
 pub(crate) fn settle(app: &App, request: api::SettleRequest) -> Result<(), Rejection> {
-    let namespace = namespace_or_default(request.containerd_namespace);
+    let namespace = namespace_or_default(request.containerd_namespace)?;
     let key = (namespace, request.container);
     let open = app.claims.open().remove(&key);
     let container = key.1;
@@ -388,7 +388,7 @@ impl Claim {
             Rejection::Invalid(format!("failed to read the container's specification: {error}"))
         })?;
         Ok(Self {
-            namespace: namespace_or_default(request.containerd_namespace),
+            namespace: namespace_or_default(request.containerd_namespace)?,
             container,
             location,
             digest,

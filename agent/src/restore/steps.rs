@@ -22,6 +22,7 @@ use super::spec::{self, Ingredients};
 use super::volume::{self, VolumeError};
 use super::{Order, materialise};
 use crate::app::{App, Busy, Rejection};
+use crate::container::is_name;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::runtime::Namespace;
@@ -150,7 +151,7 @@ impl Restoring<'_> {
             return Ok(name.clone());
         }
         let name = checkpoint.config.source.container.clone();
-        let name = name.filter(|name| super::is_name(name)).ok_or(RestoreError::NoName)?;
+        let name = name.filter(|name| is_name(name)).ok_or(RestoreError::NoName)?;
         self.busy = Some(self.app.reserve(namespace, &name)?);
         self.app.free(namespace, &name).await?;
         let written = name.clone();

@@ -31,10 +31,3 @@ fn what_makes_no_sense_is_told() {
     let mount = api::Mount { source: "etc".to_owned(), ..api::Mount::default() };
     assert!(allow(|a| a.mounts.push(mount)).unwrap_err().contains("absolute"));
 }
-
-#[test]
-fn names_are_those_containerd_takes() {
-    assert!(is_name("web") && is_name("web-1.a_b") && is_name("0"));
-    assert!(!is_name("") && !is_name("-web") && !is_name("web-") && !is_name("a/b"));
-    assert!(!is_name(&"n".repeat(NAME_BYTES_MAX + 1)));
-}
