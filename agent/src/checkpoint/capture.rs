@@ -14,7 +14,6 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use fs_err as fs;
 use kybernate_packager::pack::Pieces;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -31,6 +30,15 @@ const DEPTH_MAX: usize = 512;
 
 /// Largest extended attribute (xattr(7)).
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
+
+/// What is looked at beforehand: a container that runs can make and move files as fast as they are.
+const ENTRIES_MAX: usize = 16_000_000;
+
+/// Longest path within the directory. Whoever unpacks puts theirs before it, and has 4096 for all.
+const PATH_BYTES_MAX: usize = 3800;
+
+/// In a layer, the name of what was deleted begins so (image specification, "Whiteouts").
+const WHITEOUT_MARK: &[u8] = b".wh.";
 
 /// Longest name that fits into a plain tar header.
 const PLAIN_NAME_BYTES: usize = 100;
@@ -94,24 +102,85 @@ pub(crate) fn capture(
     }
 }
 
-/// Returns how many bytes the files of a directory have. What cannot be read does not count: the
-/// answer is an estimate.
-pub(crate) fn apparent_bytes(directory: &Path) -> u64 {
-    let mut sum = 0_u64;
-    let mut pending = vec![directory.to_owned()];
-    while let Some(directory) = pending.pop() {
-        let Ok(entries) = fs::read_dir(&directory) else { continue };
-        for entry in entries.filter_map(Result::ok) {
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => pending.push(entry.path()),
-                Ok(kind) if kind.is_file() => {
-                    sum = sum.saturating_add(entry.metadata().map_or(0, |found| found.len()));
-                }
-                Ok(_) | Err(_) => {}
+/// What a directory has that somebody may write to.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    /// Of its files, as they would be read.
+    pub(crate) bytes: u64,
+    /// The first that a layer of an image cannot hold, with the reason.
+    pub(crate) unfit: Option<String>,
+}
+
+impl Contents {
+    /// Looks at a directory, as far as there is an end. What cannot be read does not count: the answer
+    /// is an estimate.
+    pub(crate) fn of(directory: &Path, tree: Tree) -> Self {
+        let mut look = Look { found: Self::default(), tree, entries: 0, place: PathBuf::from("/") };
+        if let Ok(root) = open_directory(rustix::fs::CWD, directory.as_os_str()) {
+            look.directory(&root, 0);
+        }
+        look.found
+    }
+}
+
+/// A look at a directory. It is the container's: links lead where it wants.
+struct Look {
+    found: Contents,
+    tree: Tree,
+    entries: usize,
+    place: PathBuf,
+}
+
+impl Look {
+    fn directory(&mut self, directory: &OwnedFd, depth: usize) {
+        let Ok(names) = names(directory) else { return };
+        for name in names.map_while(Result::ok) {
+            self.entries += 1;
+            if self.entries > ENTRIES_MAX {
+                return;
             }
+            self.place.push(OsStr::from_bytes(name.to_bytes()));
+            let fits = fits(self.tree, self.place.strip_prefix("/").unwrap_or(&self.place), depth);
+            if let Err(reason) = fits {
+                let told = || format!("{:?}: {reason}", self.place.to_string_lossy());
+                self.found.unfit.get_or_insert_with(told);
+            } else {
+                self.entry(directory, &name, depth);
+            }
+            self.place.pop();
         }
     }
-    sum
+
+    fn entry(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) {
+        let Ok(stat) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let directory = open_directory(parent, OsStr::from_bytes(name.to_bytes()));
+                if let Ok(directory) = directory {
+                    self.directory(&directory, depth + 1);
+                }
+            }
+            FileType::RegularFile => {
+                let bytes = u64::try_from(stat.st_size).unwrap_or_default();
+                self.found.bytes = self.found.bytes.saturating_add(bytes);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether what is at a place can be in a tar that others unpack, so many directories deep.
+fn fits(tree: Tree, place: &Path, depth: usize) -> Result<(), &'static str> {
+    let name = place.file_name().unwrap_or_default().as_bytes();
+    if depth > DEPTH_MAX {
+        Err("directories are nested too deeply")
+    } else if place.as_os_str().len() > PATH_BYTES_MAX {
+        Err("its path is too long to be unpacked")
+    } else if tree == Tree::Upper && name.starts_with(WHITEOUT_MARK) {
+        Err("a name that begins with .wh. means a deletion in a container image")
+    } else {
+        Ok(())
+    }
 }
 
 struct Walk<'scope, 'env> {
@@ -138,15 +207,13 @@ impl Walk<'_, '_> {
     }
 
     fn directory(&mut self, directory: &OwnedFd, depth: usize) -> io::Result<()> {
-        if depth > DEPTH_MAX {
-            return Err(io::Error::other("directories are nested too deeply"));
-        }
         let mut names = names(directory)?.collect::<io::Result<Vec<_>>>()?;
         // Equal directories give equal tars.
         names.sort_unstable();
         for name in names {
             self.out.get_ref().check()?;
             self.place.push(OsStr::from_bytes(name.to_bytes()));
+            fits(self.tree, &self.place, depth).map_err(io::Error::other)?;
             self.entry(directory, &name, depth)?;
             self.place.pop();
         }
@@ -230,7 +297,7 @@ impl Walk<'_, '_> {
     /// A deleted file (image specification, "Whiteouts").
     fn whiteout(&mut self, stat: &Stat) -> io::Result<()> {
         let name = self.place.file_name().unwrap_or_default();
-        let mut marked = b".wh.".to_vec();
+        let mut marked = WHITEOUT_MARK.to_vec();
         marked.extend_from_slice(name.as_bytes());
         let path = self.place.with_file_name(OsStr::from_bytes(&marked));
         let mut entry = header(stat, EntryType::Regular);
@@ -306,7 +373,9 @@ fn attributes(file: &OwnedFd, tree: Tree, scratch: &mut [u8]) -> io::Result<Attr
     let names = scratch.get(..length).unwrap_or_default().to_vec();
     let mut found = Vec::new();
     for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let Ok(text) = std::str::from_utf8(name) else { continue };
+        let Ok(text) = std::str::from_utf8(name) else {
+            return Err(io::Error::other("the name of an extended attribute is no text"));
+        };
         if tree == Tree::Upper && text == "trusted.overlay.metacopy" {
             let text = "a file without its data (overlay option metacopy) cannot be captured";
             return Err(io::Error::other(text));
@@ -316,6 +385,11 @@ fn attributes(file: &OwnedFd, tree: Tree, scratch: &mut [u8]) -> io::Result<Attr
             || text.starts_with("system.posix_acl_");
         let name = CString::new(name)?;
         if is_kept && let Some(value) = attribute(file, &name, scratch)? {
+            if text.contains('=') {
+                // A record of a tar ends its key there.
+                let text = "an extended attribute with = in its name cannot be captured";
+                return Err(io::Error::other(text));
+            }
             found.push((format!("SCHILY.xattr.{text}"), value.to_vec()));
         }
     }

@@ -9,8 +9,9 @@ use containerd_client::services::v1::Container;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::runtime_spec::SourceSpec;
 
+use super::capture::{Contents, Tree};
 use super::mounts::{self, CapturedMount};
-use super::{capture, gpu, policy};
+use super::{gpu, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
 use crate::container::{is_of_pod, named, namespace_or_default, spec_of};
@@ -265,13 +266,17 @@ async fn measure(
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
         let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
-        let bytes = |path: &PathBuf| capture::apparent_bytes(path);
-        let written = upper.as_ref().map_or(0, bytes);
-        let mounts = captured.iter().map(|mount| bytes(&mount.source));
+        let upper = upper.map(|upper| Contents::of(&upper, Tree::Upper)).unwrap_or_default();
+        let mounts = captured.iter().map(|mount| Contents::of(&mount.source, Tree::Mount));
+        let mounts: Vec<Contents> = mounts.collect();
+        let written = upper.bytes;
         // What it has written is there twice in the end: as a tar, and compressed.
-        let room = mounts.chain([written, written]).fold(memory, u64::saturating_add);
+        let room = mounts.iter().map(|mount| mount.bytes).chain([written, written]);
+        let room = room.fold(memory, u64::saturating_add);
         let stage = stage::choose(&app.config, room);
-        let findings = preflight::look(&subject);
+        let mut findings = preflight::look(&subject);
+        let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);
+        findings.extend(unfit.map(|subject| Finding::new(Check::UnfitFile, subject)));
         let estimate = Estimate { memory, written, room };
         Ok(Measured { born, freezer, stage, estimate, findings })
     });

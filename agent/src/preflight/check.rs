@@ -45,6 +45,7 @@ pub(crate) enum Check {
     ExternalFile,
     StdioFile,
     DeletedFile,
+    UnfitFile,
     Inotify,
     Fanotify,
     IoUring,
@@ -171,7 +172,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 36] = [
+    pub(crate) const ALL: [Self; 37] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -194,6 +195,7 @@ impl Check {
         Self::ExternalFile,
         Self::StdioFile,
         Self::DeletedFile,
+        Self::UnfitFile,
         Self::Inotify,
         Self::Fanotify,
         Self::IoUring,
@@ -381,6 +383,11 @@ impl Check {
                 "deleted-file",
                 "a deleted file that is still open is larger than CRIU keeps",
                 "raise ghost-limit in the CRIU configuration",
+            ),
+            Self::UnfitFile => refuse(
+                "unfit-file",
+                "it has written a file that a layer of a container image cannot hold",
+                "rename it, or have it on a mount from outside",
             ),
             Self::Inotify => refuse(
                 "inotify",

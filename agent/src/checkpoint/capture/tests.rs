@@ -1,6 +1,8 @@
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 
+use fs_err as fs;
+
 use super::*;
 
 /// Captures a directory and lists what the tar has: path, type, and target or content.
@@ -114,7 +116,66 @@ fn sizes_are_summed_up() {
     fs::create_dir(top.path().join("d")).unwrap();
     fs::write(top.path().join("d/a"), [0; 100]).unwrap();
     fs::write(top.path().join("b"), [0; 11]).unwrap();
-    assert_eq!(apparent_bytes(top.path()), 111);
+    let found = Contents::of(top.path(), Tree::Upper);
+    assert_eq!((found.bytes, found.unfit), (111, None));
+    // Not what is elsewhere.
+    std::os::unix::fs::symlink("d", top.path().join("link")).unwrap();
+    assert_eq!(Contents::of(&top.path().join("link"), Tree::Upper).bytes, 0);
+    assert_eq!(Contents::of(top.path(), Tree::Upper).bytes, 111);
+}
+
+#[test]
+fn what_no_layer_can_hold_is_told_before_and_refused() {
+    let refused = |prepare: &dyn Fn(&Path), tree| {
+        let (top, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        prepare(top.path());
+        let told = Contents::of(top.path(), tree).unfit;
+        let stop = AtomicBool::new(false);
+        let captured = capture(top.path(), tree, None, &out.path().join("x.tar"), &stop);
+        let refused = captured.err().map(|error| error.source.to_string());
+        assert_eq!(told.is_some(), refused.is_some(), "{told:?} {refused:?}");
+        assert!(told.iter().zip(&refused).all(|(told, refused)| told.ends_with(refused)));
+        told
+    };
+    // It would delete `file` of the layer below, and be gone itself.
+    let marked = |top: &Path| {
+        fs::create_dir(top.join("d")).unwrap();
+        fs::write(top.join("d/.wh.file"), "x").unwrap();
+    };
+    let told = refused(&marked, Tree::Upper).unwrap();
+    assert!(told.starts_with("\"/d/.wh.file\": ") && told.contains("deletion"), "{told}");
+    assert_eq!(refused(&marked, Tree::Mount), None);
+
+    let deep = |levels: usize, name: &'static str| {
+        move |top: &Path| {
+            let mut parent = open_directory(rustix::fs::CWD, top.as_os_str()).unwrap();
+            for _ in 0..levels {
+                let mode = Mode::from_raw_mode(0o700);
+                rustix::fs::mkdirat(&parent, name, mode).unwrap();
+                parent = open_directory(&parent, OsStr::new(name)).unwrap();
+            }
+        }
+    };
+    assert_eq!(refused(&deep(DEPTH_MAX, "d"), Tree::Upper), None);
+    let told = refused(&deep(DEPTH_MAX + 2, "d"), Tree::Upper).unwrap();
+    assert!(told.contains("too deeply"), "{told}");
+    let long = "n".repeat(250);
+    let told = refused(&deep(16, long.leak()), Tree::Mount).unwrap();
+    assert!(told.contains("too long"), "{told}");
+}
+
+#[test]
+fn an_attribute_that_a_tar_would_call_otherwise_is_refused() {
+    let (top, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(top.path().join("a"), "a").unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(top.path().join("a"), "user.a=b", b"c", flags).is_err() {
+        println!("skipped: there are no attributes here");
+        return;
+    }
+    let stop = AtomicBool::new(false);
+    let refused = capture(top.path(), Tree::Mount, None, &out.path().join("x.tar"), &stop);
+    assert!(refused.unwrap_err().source.to_string().contains("with = in its name"));
 }
 
 #[test]
