@@ -25,6 +25,7 @@ mod process;
 pub use self::process::{GuardianArgs, run};
 use crate::config::GpuConfig;
 use crate::gpu::Held;
+use crate::process::own_program;
 use crate::tasks::Tasks;
 
 /// How long a guardian may take to start or to answer.
@@ -199,7 +200,7 @@ fn command(charge: &Charge, log: &Path) -> io::Result<Command> {
     let fresh = fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES_MAX);
     let mut options = std::fs::OpenOptions::new();
     options.create(true).append(!fresh).write(true).truncate(fresh).mode(0o600);
-    let mut command = std::process::Command::new(std::env::current_exe()?);
+    let mut command = std::process::Command::new(own_program());
     command
         .arg("guardian")
         .arg("--containerd")

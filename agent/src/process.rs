@@ -1,10 +1,17 @@
 //! What /proc tells about the processes of a container.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
+
+/// Returns this program, to be run once more. One that was replaced, as an upgrade does while it runs,
+/// has no name any more.
+pub(crate) fn own_program() -> PathBuf {
+    let named = std::env::current_exe().ok().filter(|path| path.exists());
+    named.unwrap_or_else(|| "/proc/self/exe".into())
+}
 
 /// Returns about how many bytes a dump of these processes will have: their private and shared
 /// memory, swapped out or not. Mapped files are not dumped; memory shared between the processes

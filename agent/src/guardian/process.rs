@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::cgroup::{self, Freezer};
 use crate::config::GpuConfig;
 use crate::gpu::{Gpus, Held};
+use crate::process::own_program;
 use crate::revive::{Paused, Revived};
 use crate::runtime::Containerd;
 
@@ -62,7 +63,7 @@ pub fn run(args: GuardianArgs) -> ExitCode {
 /// process then belongs to init.
 fn detach() -> io::Result<()> {
     rustix::process::setsid()?;
-    let mut command = std::process::Command::new(std::env::current_exe()?);
+    let mut command = std::process::Command::new(own_program());
     command.args(std::env::args_os().skip(1)).arg("--detached");
     // Not waited for: we end, and init is the one who waits.
     let _child = command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).spawn()?;

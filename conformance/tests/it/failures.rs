@@ -39,6 +39,23 @@ fn has_tag(scenario: &Scenario, reference: &str) -> bool {
 }
 
 #[test]
+fn an_agent_whose_program_was_replaced_takes_checkpoints() {
+    let mut scenario = start();
+    scenario.agent_a.take();
+    let a = &scenario.testbed.a;
+    a.run(&["cp", "/srv/bin/kybernate-agent", "/root/kybernate-agent"]).unwrap();
+    let agent = Service::start(&mut a.command(&["/root/kybernate-agent", "serve"])).unwrap();
+    let answers = || a.run(&["kyb", "ps", "--json"]).is_ok();
+    assert!(wait_until(END_LIMIT, answers), "the agent does not answer");
+    a.run(&["rm", "/root/kybernate-agent"]).unwrap();
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    checkpoint(&scenario, a, "job", &scenario.reference("replaced/job:v1"));
+    scenario.wait_for_ticks(a, "job").unwrap();
+    agent.stop().unwrap();
+    scenario.end().unwrap();
+}
+
+#[test]
 fn a_registry_that_is_away_or_full_harms_nothing() {
     let mut scenario = start();
     scenario.run_workload(&scenario.testbed.a, "job", 32, &[]).unwrap();
