@@ -5,7 +5,7 @@
 //! resumes the container: through containerd, else with the kernel's freezer.
 //!
 //! ```text
-//! agent → guardian   extend SECONDS | done          (end of file: the agent is dead)
+//! agent → guardian   extend MILLISECONDS | done     (end of file: the agent is dead)
 //! guardian → agent   ready | extended | bye | expired | revived
 //! ```
 
@@ -139,7 +139,7 @@ impl Guardian {
     /// Gives the pause a new deadline from now on; an error when the old one has passed.
     pub(crate) async fn extend(&mut self, time: Duration) -> Result<(), GuardianError> {
         let before = *self.said.borrow();
-        let order = format!("extend {}\n", time.as_secs().max(1));
+        let order = format!("extend {}\n", time.as_millis());
         self.order(&order, |said| said != before).await
     }
 
@@ -249,6 +249,16 @@ mod tests {
         // It comes to its end.
         tokio::task::spawn_blocking(move || fs::write(gate, "")).await.unwrap().unwrap();
         assert!(matches!(dismissed.await, Err(GuardianError::Expired)));
+    }
+
+    #[tokio::test]
+    async fn a_deadline_is_given_anew_as_it_was() {
+        let (tasks, directory) = (Tasks::default(), tempfile::tempdir().unwrap());
+        let told = directory.path().join("told");
+        let script = format!("read line; echo $line > {told:?}; echo extended; read line");
+        let mut guardian = guardian(&script, &tasks);
+        guardian.extend(Duration::from_millis(2_900)).await.unwrap();
+        assert_eq!(fs::read_to_string(told).unwrap(), "extend 2900\n");
     }
 
     #[tokio::test]

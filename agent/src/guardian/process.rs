@@ -99,9 +99,9 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
             order = orders.next_line() => match order.ok().flatten().as_deref() {
                 Some("done") => return answers.write_all(b"bye\n").await,
                 Some(order) => {
-                    let seconds = order.strip_prefix("extend ").and_then(|s| s.parse().ok());
-                    if let Some(seconds) = seconds {
-                        deadline = Instant::now() + Duration::from_secs(seconds);
+                    let time = order.strip_prefix("extend ").and_then(|text| text.parse().ok());
+                    if let Some(time) = time {
+                        deadline = Instant::now() + Duration::from_millis(time);
                     }
                     answers.write_all(b"extended\n").await?;
                 }
