@@ -30,6 +30,7 @@ pub(crate) enum Check {
     ExecSession,
     CriuCode,
     Traced,
+    FirstThread,
     OtherUser,
     UserNamespace,
     NestedPidNamespace,
@@ -172,7 +173,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 37] = [
+    pub(crate) const ALL: [Self; 38] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -180,6 +181,7 @@ impl Check {
         Self::ExecSession,
         Self::CriuCode,
         Self::Traced,
+        Self::FirstThread,
         Self::OtherUser,
         Self::UserNamespace,
         Self::NestedPidNamespace,
@@ -222,6 +224,7 @@ impl Check {
             | Self::ExecSession
             | Self::CriuCode
             | Self::Traced
+            | Self::FirstThread
             | Self::OtherUser
             | Self::UserNamespace
             | Self::NestedPidNamespace
@@ -278,6 +281,11 @@ impl Check {
                 "traced",
                 "a process is traced, and only one can do that at a time",
                 "detach the debugger",
+            ),
+            Self::FirstThread => refuse(
+                "first-thread",
+                "the first thread of a process has ended while others go on, which CRIU does not dump",
+                "let it wait for the others",
             ),
             Self::OtherUser => refuse(
                 "other-user",

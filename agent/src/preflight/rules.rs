@@ -209,6 +209,9 @@ fn of_process(
     if process.traced {
         say(Check::Traced, name(process));
     }
+    if process.headless {
+        say(Check::FirstThread, name(process));
+    }
     if process.secret {
         say(Check::SecretMemory, name(process));
     }

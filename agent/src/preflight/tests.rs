@@ -163,6 +163,15 @@ fn code_of_a_killed_criu_and_secret_memory_are_found() {
 }
 
 #[test]
+fn a_process_without_its_first_thread_is_found() {
+    let tree = Tree::new();
+    tree.process(11, 10, "State:\tZ (zombie)\nThreads:\t1\n");
+    assert_eq!(tree.found(), [""; 0]);
+    tree.process(11, 10, "State:\tZ (zombie)\nThreads:\t2\n");
+    tree.finds("first-thread: process 11 \"job\"");
+}
+
+#[test]
 fn another_users_process_is_found_where_its_limits_cannot_be_read() {
     for ids in ["Uid:\t0\t1000\t0\t0\n", "Gid:\t0\t0\t7\t0\n"] {
         let mut tree = Tree::new();

@@ -47,6 +47,8 @@ pub(super) struct Process {
     /// Whether one of its user and group ids is not root's.
     pub(super) foreign: bool,
     pub(super) traced: bool,
+    /// Whether its first thread has ended and others have not.
+    pub(super) headless: bool,
     /// Whether a mapping is of `memfd_secret(2)`.
     pub(super) secret: bool,
     /// Whether it has the code of a killed CRIU.
@@ -166,6 +168,8 @@ impl Process {
             depth: text("NSpid:").split_whitespace().count(),
             foreign: is_foreign(text("Uid:")) || is_foreign(text("Gid:")),
             traced: !matches!(text("TracerPid:"), "" | "0"),
+            headless: text("State:").starts_with('Z')
+                && text("Threads:").parse().is_ok_and(|threads: u64| threads > 1),
             secret: maps.lines().any(|line| line.contains(" /secretmem")),
             infected: crate::process::is_infected(&maps),
             mounts: Vec::new(),
