@@ -394,6 +394,13 @@ impl Driver {
         self.operations.write(&self.id, Vec::new()).await
     }
 
+    /// Notes and counts how long the source was paused.
+    pub(crate) async fn paused(&self, time: Duration) -> Result<(), OperationsError> {
+        self.metrics().paused(time);
+        let microseconds = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.update(|record| record.paused_microseconds = microseconds).await
+    }
+
     /// Notes that something is about to be made that has to be undone should we die.
     pub(crate) async fn will_make(&self, made: Made) -> Result<(), OperationsError> {
         self.update(|record| record.made.push(made)).await

@@ -147,8 +147,10 @@ pub(crate) async fn run(
         // stand by: a guardian that is not sent away takes us for dead and does what we could not.
         return None;
     }
-    if let Some(began) = taking.paused_at.take() {
-        driver.metrics().paused(began.elapsed());
+    if let Some(began) = taking.paused_at.take()
+        && let Err(error) = driver.paused(began.elapsed()).await
+    {
+        tracing::warn!(error = %chain(&error), "the time of a pause is not kept");
     }
     if let Some(guardian) = taking.guardian.take()
         && let Err(error) = guardian.dismiss().await
@@ -465,7 +467,7 @@ impl Taking<'_> {
     /// Notes that nobody has to bring the source back any more.
     async fn running(&mut self) -> Result<(), OperationsError> {
         if let Some(began) = self.paused_at.take() {
-            self.driver.metrics().paused(began.elapsed());
+            self.driver.paused(began.elapsed()).await?;
         }
         self.driver
             .update(|record| {

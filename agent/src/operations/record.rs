@@ -65,6 +65,9 @@ pub(crate) struct Record {
     /// What it is an increment of.
     #[serde(default)]
     pub(crate) base: Option<Digest>,
+    /// How long its source was paused.
+    #[serde(default)]
+    pub(crate) paused_microseconds: u64,
 }
 
 /// How an operation ended.
@@ -321,6 +324,7 @@ impl Record {
             warnings: Vec::new(),
             image: String::new(),
             base: None,
+            paused_microseconds: 0,
         }
     }
 
@@ -403,6 +407,7 @@ impl Record {
             undone: self.undone.clone(),
             warnings: self.warnings.clone(),
             image: self.image.clone(),
+            paused_microseconds: self.paused_microseconds,
             base: self.base.as_ref().map(ToString::to_string).unwrap_or_default(),
             cancelling: self.cancelled.is_some() && !self.is_finished(),
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),

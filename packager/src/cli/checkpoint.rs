@@ -250,6 +250,7 @@ fn tell(terminal: &Terminal, done: &Operation, signer: &Signer) -> Result<(), Fa
         "digest": done.digest,
         "base": (!done.base.is_empty()).then_some(&done.base),
         "signed": !matches!(signer, Signer::Nobody),
+        "pausedMicroseconds": done.paused_microseconds,
         "timesMicroseconds": times(done),
         "sizes": {
             "dumpBytes": sizes.dump_bytes,
@@ -261,8 +262,12 @@ fn tell(terminal: &Terminal, done: &Operation, signer: &Signer) -> Result<(), Fa
         "" => String::new(),
         base => format!("\n           an increment of {base}"),
     };
+    let paused = match Duration::from_micros(done.paused_microseconds) {
+        Duration::ZERO => String::new(),
+        time => format!("\n           paused for {:.2} s", time.as_secs_f64()),
+    };
     let text = format!(
-        "checkpoint {}\n           {} of dump, {} of pages stored, {} sent; {made_by}{base}",
+        "checkpoint {}\n           {} of dump, {} of pages stored, {} sent; {made_by}{base}{paused}",
         done.digest,
         bytes(sizes.dump_bytes),
         bytes(sizes.page_bytes),
