@@ -46,6 +46,7 @@ pub(crate) enum Check {
     ExternalFile,
     StdioFile,
     DeletedFile,
+    LinkedFile,
     UnfitFile,
     Inotify,
     Fanotify,
@@ -173,7 +174,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 38] = [
+    pub(crate) const ALL: [Self; 39] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -197,6 +198,7 @@ impl Check {
         Self::ExternalFile,
         Self::StdioFile,
         Self::DeletedFile,
+        Self::LinkedFile,
         Self::UnfitFile,
         Self::Inotify,
         Self::Fanotify,
@@ -240,6 +242,9 @@ impl Check {
             | Self::InetSocket
             | Self::SocketFamily
             | Self::ExternalUnixSocket => self.socket(),
+            Self::Device | Self::Gpu | Self::GpuDriver | Self::Mount | Self::HiddenMount => {
+                self.surroundings()
+            }
             _ => self.file(),
         }
     }
@@ -380,6 +385,35 @@ impl Check {
         }
     }
 
+    const fn surroundings(self) -> Words {
+        match self {
+            Self::Device => {
+                refuse("device", "CRIU cannot dump an open device of this kind", "close it")
+            }
+            Self::Gpu => refuse(
+                "gpu",
+                "a GPU is open, and nobody here saves its memory",
+                "NVIDIA: load driver 570 or later, with [gpu] method = \"driver\"; AMD: install CRIU's \
+                 amdgpu_plugin.so",
+            ),
+            Self::GpuDriver => refuse(
+                "gpu-driver",
+                "a GPU is open, and the driver that is loaded is too old to checkpoint its memory",
+                "load driver 570 or later (580 to go on with another GPU)",
+            ),
+            Self::Mount => refuse(
+                "mount",
+                "a file system that CRIU cannot dump was mounted inside of the container",
+                "unmount it, or mount it from outside",
+            ),
+            _ => refuse(
+                "hidden-mount",
+                "a mount hides another one, and no restore takes what cannot be seen",
+                "mount each place once: --mount on /dev/shm comes on top of the default one",
+            ),
+        }
+    }
+
     const fn file(self) -> Words {
         match self {
             Self::StdioFile => refuse(
@@ -391,6 +425,12 @@ impl Check {
                 "deleted-file",
                 "a deleted file that is still open is larger than CRIU keeps",
                 "raise ghost-limit in the CRIU configuration",
+            ),
+            Self::LinkedFile => refuse(
+                "linked-file",
+                "a file is open under a name that was deleted, and has another one: CRIU would have to \
+                 make a name for it, while files are copied",
+                "close it, or open it by its other name",
             ),
             Self::UnfitFile => refuse(
                 "unfit-file",
@@ -418,34 +458,10 @@ impl Check {
                 "memory that even the kernel does not read (memfd_secret) cannot be dumped",
                 "do without it",
             ),
-            Self::Device => {
-                refuse("device", "CRIU cannot dump an open device of this kind", "close it")
-            }
-            Self::Gpu => refuse(
-                "gpu",
-                "a GPU is open, and nobody here saves its memory",
-                "NVIDIA: load driver 570 or later, with [gpu] method = \"driver\"; AMD: install CRIU's \
-                 amdgpu_plugin.so",
-            ),
-            Self::GpuDriver => refuse(
-                "gpu-driver",
-                "a GPU is open, and the driver that is loaded is too old to checkpoint its memory",
-                "load driver 570 or later (580 to go on with another GPU)",
-            ),
             Self::FileLock => refuse(
                 "file-lock",
                 "it holds file locks, and the request wants none",
                 "say --file-locks keep",
-            ),
-            Self::Mount => refuse(
-                "mount",
-                "a file system that CRIU cannot dump was mounted inside of the container",
-                "unmount it, or mount it from outside",
-            ),
-            Self::HiddenMount => refuse(
-                "hidden-mount",
-                "a mount hides another one, and no restore takes what cannot be seen",
-                "mount each place once: --mount on /dev/shm comes on top of the default one",
             ),
             _ => refuse("external-file", "a file outside of the container is open", "close it"),
         }

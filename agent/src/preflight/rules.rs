@@ -303,6 +303,9 @@ fn of_file(
     if gone && file.length > context.options.bytes("ghost-limit").unwrap_or(GHOST_BYTES) {
         say(Check::DeletedFile, format!("{}, {} bytes", at(), file.length));
     }
+    if gone && file.target.starts_with('/') && file.links > 0 {
+        say(Check::LinkedFile, at());
+    }
     let inside = file.mount.is_none_or(|id| world.mounts.contains_key(&id));
     if file.target.starts_with('/') && !gone && !inside {
         say(if file.number <= 2 { Check::StdioFile } else { Check::ExternalFile }, at());

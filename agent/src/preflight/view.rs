@@ -65,6 +65,8 @@ pub(super) struct OpenFile {
     /// What its link says: a path in the container, or `socket:[5]` and the like.
     pub(super) target: String,
     pub(super) length: u64,
+    /// How many names it has.
+    pub(super) links: u64,
     pub(super) is_device: bool,
     /// Mount it was opened on.
     pub(super) mount: Option<u64>,
@@ -203,7 +205,7 @@ fn open_files(links: &Path, process: &Path, counted: &mut usize) -> Vec<OpenFile
 }
 
 fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFile {
-    use std::os::unix::fs::FileTypeExt as _;
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt};
 
     let info = read(&process.join("fdinfo").join(number.to_string())).unwrap_or_default();
     let lines = |start: &'static str| info.lines().filter(move |line| line.starts_with(start));
@@ -217,6 +219,7 @@ fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFi
     OpenFile {
         number,
         length: metadata.as_ref().map_or(0, std::fs::Metadata::len),
+        links: metadata.as_ref().map_or(0, MetadataExt::nlink),
         is_device: metadata.map_or(is_in_dev(&target), |metadata| {
             metadata.file_type().is_char_device() || metadata.file_type().is_block_device()
         }),

@@ -121,6 +121,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
         ("nested-pid-namespace", "busybox unshare -p -f busybox sleep 1000"),
         ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
         ("unfit-file", "busybox touch /.wh.file; busybox sleep 1000"),
+        ("linked-file", "exec 9>/one; busybox ln /one /two; busybox rm /one; busybox sleep 1000"),
     ] {
         run(&scenario, b, &["--privileged"], &["sh", "-c", script]);
         assert!(wait_until(HOLD_LIMIT, || !findings(&scenario, b, &[]).is_empty()), "{finding}");
