@@ -78,6 +78,14 @@ pub(crate) fn is_infected(maps: &str) -> bool {
     maps.lines().find(executable).is_some_and(|line| line.contains(" /memfd:CRIUMFD"))
 }
 
+/// Whether a process sleeps in a system call of its own, and nobody traces it: one that was restored
+/// has run, then.
+pub(crate) fn sleeps(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let is = |key, value: &str| field(&status, key).is_some_and(|text| text.starts_with(value));
+    is("State:", "S") && field(&status, "TracerPid:") == Some("0")
+}
+
 /// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`, field 22): no
 /// other process has the same id and the same beginning.
 pub(crate) fn started(pid: u32) -> Option<u64> {
@@ -117,6 +125,25 @@ pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_sleeps_and_who_has_ended_does_not() {
+        let mut child = std::process::Command::new("cat");
+        let child = child.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+        let mut child = child.spawn().unwrap();
+        while !sleeps(child.id()) {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        while fs::read_to_string(format!("/proc/{}/status", child.id()))
+            .is_ok_and(|status| !status.contains("Z (zombie)"))
+        {
+            std::thread::yield_now();
+        }
+        assert!(!sleeps(child.id()));
+        child.wait().unwrap();
+        assert!(!sleeps(child.id()));
+    }
 
     #[test]
     fn code_that_a_killed_criu_left_matters_when_it_comes_first() {

@@ -16,6 +16,8 @@ use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::criu_log;
 use crate::network;
 use crate::operations::{Driver, Made, OperationsError};
+use crate::patience::Patience;
+use crate::process;
 use crate::runtime::{Mount, Namespace, RuntimeError, RuntimeErrorKind, SPEC_TYPE};
 
 /// The runtime restored containers get: containerd's own.
@@ -23,6 +25,9 @@ const RUNTIME: &str = "io.containerd.runc.v2";
 
 /// How long a restored process is watched: one that cannot live dies as soon as it is scheduled.
 const WATCH: Duration = Duration::from_millis(50);
+
+/// How often it is looked at meanwhile: one that sleeps was scheduled, and lives.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// CRIU can hang for ever on a short file. Restoring reads the memory once; this is enough for
 /// hundreds of GiB.
@@ -127,15 +132,31 @@ impl Plan<'_> {
             Err(_elapsed) => return Err(LaunchError::Hung),
         };
         let network = network::loopback(pid).await;
-        match namespace.wait(id, WATCH).await {
+        let watched = tokio::select! {
+            biased;
+            ended = namespace.wait(id, WATCH) => Some(ended),
+            () = sleeping(pid) => None,
+        };
+        match watched {
             // It had nothing left to do.
-            Ok(0) => Ok(pid),
+            Some(Ok(0)) => Ok(pid),
             // It runs on.
-            Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. }) => {
+            None | Some(Err(RuntimeError { kind: RuntimeErrorKind::Timeout, .. })) => {
                 network.map(|()| pid).map_err(LaunchError::Loopback)
             }
-            Ok(status) => Err(LaunchError::Ended(status)),
-            Err(error) => Err(error.into()),
+            Some(Ok(status)) => Err(LaunchError::Ended(status)),
+            Some(Err(error)) => Err(error.into()),
         }
     }
+}
+
+/// Waits until a process sleeps by itself; longer than it is watched when it does not.
+async fn sleeping(pid: u32) {
+    let mut looks = Patience::new(WATCH * 2, LOOK_EVERY);
+    while looks.once_more().await {
+        if process::sleeps(pid) {
+            return;
+        }
+    }
+    std::future::pending::<()>().await;
 }
