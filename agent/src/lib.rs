@@ -37,7 +37,6 @@ pub mod pre_copy;
 mod preflight;
 mod private;
 mod process;
-mod ready;
 mod reload;
 pub mod rescue;
 mod restore;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use kybernate_packager::agent_api::agent_server::AgentServer;
+use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -24,7 +25,7 @@ use crate::door::Door;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
-use crate::{metrics, private, ready, reload, rescue, restore, stage, undo};
+use crate::{metrics, private, reload, rescue, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -95,7 +96,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         listen(&socket, mask).map_err(|error| ServeError::Listen(socket.clone(), error))?;
     reload::follow(&app, hangup);
     tracing::info!(?socket, node = app.config.node, "serving");
-    if let Err(error) = ready::tell() {
+    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!(%error, "failed to tell the service manager");
     }
     let over = CancellationToken::new();

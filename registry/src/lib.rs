@@ -6,7 +6,7 @@
 //! [`store`] keeps them: content by digest, and small records that say which repository may show
 //! which content; [`index`] lists them faster. [`access`] says who may do what, [`tls`] encrypts.
 //! [`metrics`] counts, [`telemetry`] logs, [`trace`] tells collectors, `notify` tells others what happens. [`tasks`] is the work that shutdown
-//! waits for; [`ready`] tells whoever started it that it serves.
+//! waits for.
 
 pub mod access;
 pub mod admin;
@@ -28,7 +28,6 @@ mod notify;
 mod places;
 mod quota;
 pub mod range;
-pub mod ready;
 mod request_id;
 pub mod retention;
 pub mod route;

@@ -10,13 +10,13 @@ use kybernate_registry::admin::Request;
 use kybernate_registry::cli::{Args, Command};
 use kybernate_registry::config::{Config, Settings};
 use kybernate_registry::maintain::{Outcome, maintain};
-use kybernate_registry::ready;
 use kybernate_registry::server::{Files, Server, StartError};
 use kybernate_registry::store::Store;
 use kybernate_registry::telemetry;
 use kybernate_registry::trace::Traces;
 use kybernate_spec::chain;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -167,7 +167,7 @@ fn serve(config: Config) -> anyhow::Result<ExitCode> {
         let signals = Signals::take()?;
         writeln!(io::stdout(), "listening on {}", server.address())?;
         tracing::info!(address = %server.address(), root = ?config.root, "serving");
-        if let Err(error) = ready::tell() {
+        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
             tracing::warn!(%error, "failed to tell the service manager");
         }
         signals.end(&server, config.connections.announce.0).await;
