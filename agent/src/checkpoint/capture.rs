@@ -214,7 +214,11 @@ impl Walk<'_, '_> {
             self.out.get_ref().check()?;
             self.place.push(OsStr::from_bytes(name.to_bytes()));
             fits(self.tree, &self.place, depth).map_err(io::Error::other)?;
-            self.entry(directory, &name, depth)?;
+            match self.entry(directory, &name, depth) {
+                // Others that have the mount too may run, and remove things: nothing of it is written.
+                Err(error) if self.tree == Tree::Mount && is_gone(&error) => {}
+                done => done?,
+            }
             self.place.pop();
         }
         Ok(())
@@ -396,6 +400,11 @@ fn attributes(file: &OwnedFd, tree: Tree, scratch: &mut [u8]) -> io::Result<Attr
     Ok(found)
 }
 
+/// Whether an error says that something is not there, or something else is in its place.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 /// Fills a field of a header with as much of `text` as fits.
 fn fill(field: &mut [u8; PLAIN_NAME_BYTES], text: &[u8]) {
     field.fill(0);
@@ -438,7 +447,7 @@ fn open_only_file(parent: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
     let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
     if kind != FileType::RegularFile {
-        return Err(io::Error::other("it is no file any more"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "it is no file any more"));
     }
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let link = format!("/proc/self/fd/{}", found.as_raw_fd());

@@ -13,6 +13,8 @@ use std::time::Instant;
 
 use fs_err as fs;
 
+use crate::mounts::{self, Mount};
+
 /// What the kernel adds to the name of a file that was deleted under it.
 const DELETED: &[u8] = b" (deleted)";
 
@@ -39,7 +41,7 @@ pub(super) fn by_all(pids: &[u32], until: Instant) -> io::Result<Mapped> {
         let is_known = of_process(&process, &mut names)?;
         if !is_known
             || seen.insert(fs::read_link(process.join("ns/mnt"))?)
-                && is_mounted_twice(&fs::read_to_string(process.join("mountinfo"))?)
+                && is_mounted_twice(&fs::read(process.join("mountinfo"))?)
         {
             return Ok(Mapped::Unseen);
         }
@@ -125,15 +127,11 @@ fn unpadded(range: &[u8]) -> Option<String> {
 
 /// Whether a part of what is at "/" was mounted somewhere else (`proc_pid_mountinfo(5)`), where its
 /// files may have other names.
-fn is_mounted_twice(mounts: &str) -> bool {
-    let fields = |line: &str| -> Option<(String, String, String)> {
-        let mut fields = line.split(' ').skip(2).map(str::to_owned);
-        Some((fields.next()?, fields.next()?, fields.next()?))
-    };
-    let all: Vec<_> = mounts.lines().filter_map(fields).collect();
-    let top = all.iter().rfind(|(.., point)| point == "/");
-    top.is_some_and(|(device, root, _)| {
-        all.iter().any(|(other, part, _)| other == device && part != root)
+fn is_mounted_twice(mountinfo: &[u8]) -> bool {
+    let all: Vec<Mount> = mounts::read(mountinfo).collect();
+    let top = all.iter().rfind(|mount| mount.point == Path::new("/"));
+    top.is_some_and(|top| {
+        all.iter().any(|mount| mount.device == top.device && mount.root != top.root)
     })
 }
 

@@ -100,6 +100,41 @@ fn it_stops_when_told() {
     assert!(stopped.is_err());
 }
 
+/// A mount may be somebody else's as well, who is not frozen.
+#[test]
+fn what_others_remove_from_a_mount_meanwhile_is_left_out() {
+    let scratch = tempfile::tempdir().unwrap();
+    let top = scratch.path().join("top");
+    fs::create_dir(&top).unwrap();
+    fs::write(top.join("kept"), "kept").unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                for number in 0..20 {
+                    fs::create_dir_all(top.join(format!("{number}/within"))).unwrap();
+                    fs::write(top.join(format!("{number}/file")), "x").unwrap();
+                }
+                for number in 0..20 {
+                    fs::remove_dir_all(top.join(number.to_string())).unwrap();
+                }
+            }
+        });
+        let told = (0..200).map(|round| {
+            let tar = scratch.path().join(format!("{round}.tar"));
+            let captured = capture(&top, Tree::Mount, None, &tar, &AtomicBool::new(false));
+            let mut archive =
+                tar::Archive::new(captured.map_err(|error| format!("{error:?}"))?.open().unwrap());
+            let paths =
+                archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().into_owned());
+            Ok(paths.filter(|path| path == Path::new("kept")).count())
+        });
+        let told: Result<Vec<usize>, String> = told.collect();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(told, Ok(vec![1; 200]));
+    });
+}
+
 #[test]
 fn a_link_at_the_top_is_not_followed() {
     let top = tempfile::tempdir().unwrap();

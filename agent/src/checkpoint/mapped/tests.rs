@@ -38,11 +38,11 @@ fn a_part_of_the_root_that_is_mounted_elsewhere_is_known() {
 100 90 0:50 / / rw - overlay overlay rw\n\
 101 100 0:51 / /proc rw - proc proc rw\n\
 104 100 254:1 /x/hosts /etc/hosts rw - ext4 /dev/vda rw\n";
-    assert!(!is_mounted_twice(usual));
+    assert!(!is_mounted_twice(usual.as_bytes()));
     let bound = format!("{usual}105 100 0:50 /data/base.db /srv/other rw - overlay overlay rw\n");
-    assert!(is_mounted_twice(&bound));
+    assert!(is_mounted_twice(bound.as_bytes()));
     let whole = format!("{usual}105 100 0:50 / /host rw - overlay overlay rw\n");
-    assert!(!is_mounted_twice(&whole));
+    assert!(!is_mounted_twice(whole.as_bytes()));
 }
 
 /// A Python that maps `file` as shared, does something, and goes on until its input ends.
