@@ -78,6 +78,7 @@ const GUESTS: &[Guest] = &[
     Guest { from: "b", ..guest("node", &["node"], Rights::Seccomp) },
     guest("java", &["java"], Rights::Usual),
     Guest { kind: Kind::Database, ..guest("sqlite", &["sqlite"], Rights::Usual) },
+    guest("files", &["files"], Rights::Usual),
     Guest { from: "b", kind: Kind::Redis, ..guest("redis", &["redis"], Rights::Usual) },
     Guest { from: "b", kind: Kind::Nginx, ..guest("nginx", &["nginx"], Rights::Usual) },
 ];
