@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::stage;
 
 /// The mount that every container has, and that is always captured.
-const SHARED_MEMORY: &str = "/dev/shm";
+pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Artifacts with more captured mounts are not restored.
 const VOLUMES_MAX: usize = 64;

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 mod cancels;
 pub(crate) mod deaths;
-mod halt;
+pub(crate) mod halt;
 mod pods;
 mod restores;
 

@@ -11,6 +11,7 @@ use kybernate_conformance::process::{Process, Service};
 use kybernate_conformance::scenario::{PASSWORD, Scenario, counter};
 use serde_json::Value;
 
+use crate::failures::halt::HOLD;
 use crate::harness::{bin, said, target};
 
 const SYSTEMD: &str = include_str!("units/systemd.sh");
@@ -19,7 +20,7 @@ const IMAGE: &str = "10.77.0.11:5000/units/counter:base";
 
 const REGISTRY: &str = "listen = \"0.0.0.0:5000\"\n[connections]\nannounce = \"0s\"\n";
 
-/// With a hook that holds a pause until somebody writes into the pipe.
+/// Beside it there is a hook that holds a pause.
 const AGENT: &str = r#"
 [[sign_keys]]
 name = "own"
@@ -29,12 +30,6 @@ password_file = "/etc/kybernate/password"
 key = "/etc/kybernate/own.pub"
 repository = "*"
 source_namespace = "*"
-[[hooks]]
-name = "hold"
-when = "while_paused"
-command = ["/bin/sh", "-c", "read -r _ </run/hold"]
-limit = "50s"
-on_request = true
 "#;
 
 /// A machine inside of a node, whose first process is systemd.
@@ -135,7 +130,7 @@ fn install(node: &Node) {
     let directory = root.join("etc/kybernate");
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join("password"), PASSWORD).unwrap();
-    fs::write(directory.join("agent.toml"), AGENT).unwrap();
+    fs::write(directory.join("agent.toml"), format!("{AGENT}{HOLD}")).unwrap();
     fs::write(directory.join("registry.toml"), REGISTRY).unwrap();
     let key = ["/usr/local/bin/kyb", "keygen", "/etc/kybernate/own"];
     node.run(&[&["env", &format!("COSIGN_PASSWORD={PASSWORD}")], &key[..]].concat()).unwrap();

@@ -8,13 +8,10 @@ use fs_err as fs;
 use super::super::admission::Admitted;
 use super::super::live::Live;
 use super::super::rules::Refusal;
-use super::super::volume;
+use super::super::volume::{self, SHARED_MEMORY};
 use super::ClaimError;
 use crate::container::is_empty_dir;
 use crate::operations::RefusedBy;
-
-/// Where POSIX shared memory is. It is the pod's.
-const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Fills the pod's shared memory and its emptyDirs, which must be empty. Where the new pod has another
 /// volume, that one is what it wants. Returns what was filled.
@@ -93,10 +90,13 @@ mod tests {
 
     use super::*;
 
+    fn bind(destination: &str, source: &str) -> serde_json::Value {
+        json!({ "destination": destination, "type": "bind", "source": source })
+    }
+
     #[test]
     fn what_the_new_pod_has_there_decides() {
         let empty_dir = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/scratch";
-        let bind = |destination: &str, source: &str| json!({ "destination": destination, "type": "bind", "source": source });
         let mounts = [
             bind("/dev/shm", "/run/sandbox/shm"),
             bind("/scratch", empty_dir),

@@ -15,7 +15,7 @@ use crate::harness::start;
 const PIPE: &str = "/run/hold";
 
 /// A hook that goes on when somebody writes into the pipe.
-const HOLD: &str = r#"
+pub(crate) const HOLD: &str = r#"
 [[hooks]]
 name = "hold"
 when = "while_paused"
