@@ -15,6 +15,7 @@ use kybernate_spec::page_index::{PageIndexError, index_bytes_max};
 use kybernate_spec::{Descriptor, Digest, Reason};
 
 pub mod deep;
+pub mod on_demand;
 pub(crate) mod pages;
 mod place;
 mod plan;

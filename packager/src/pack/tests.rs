@@ -17,6 +17,7 @@ use crate::unpack::{Limits, UnpackError, unpack};
 mod cancelled;
 mod changed;
 mod increments;
+mod on_demand;
 mod parents;
 mod refused;
 
@@ -146,6 +147,7 @@ async fn a_dump_survives_the_round_trip_byte_for_byte() {
     let unpacked = files(&out);
     assert_eq!(unpacked.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     assert!(unpacked == expected, "the content differs");
+    assert!(on_demand::all(&store, &location).await == expected, "on demand, it differs");
 }
 
 #[tokio::test]

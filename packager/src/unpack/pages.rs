@@ -20,7 +20,7 @@ use crate::wanted;
 
 /// How often a shard's transfer may break off and go on at the chunk it had reached, without one
 /// chunk of progress in between.
-const ATTEMPTS: u32 = 3;
+pub(super) const ATTEMPTS: u32 = 3;
 
 /// A file that pages are written to, or a stretch of a larger one.
 #[derive(Debug)]
@@ -164,8 +164,18 @@ impl Incoming {
         shard: &Descriptor,
         length: u32,
     ) -> Result<Vec<u8>, UnpackError> {
+        self.take_into(Vec::new(), shard, length).await
+    }
+
+    /// The same, in a buffer that is there and empty.
+    pub(super) async fn take_into(
+        &mut self,
+        mut content: Vec<u8>,
+        shard: &Descriptor,
+        length: u32,
+    ) -> Result<Vec<u8>, UnpackError> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let mut content = Vec::with_capacity(length);
+        content.reserve_exact(length);
         while content.len() < length {
             if self.rest.is_empty() {
                 match self.stream.next().await {
@@ -196,7 +206,7 @@ fn ended_early(shard: &Descriptor) -> UnpackError {
     })
 }
 
-const fn may_pass(kind: &StoreErrorKind) -> bool {
+pub(super) const fn may_pass(kind: &StoreErrorKind) -> bool {
     matches!(kind, StoreErrorKind::Io(_) | StoreErrorKind::Registry(_))
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kybernate_spec::Reason;
 use kybernate_spec::page_index::{
-    Chunk, ChunkHash, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Reader, Record,
+    Chunk, ChunkHash, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Reader, Record, Run,
 };
 
 use super::UnpackError;
@@ -44,6 +44,8 @@ pub(super) struct PlannedFile {
     pub(super) length: u64,
     /// Whether it is asked for.
     pub(super) wanted: bool,
+    /// Where in the index its first segment is.
+    pub(super) start: Cursor,
 }
 
 /// Pages of a shard that belong together in a file.
@@ -83,7 +85,7 @@ impl Plan {
     pub(super) fn read(
         index: File,
         checkpoint: &Checkpoint,
-        keep: fn(&str) -> bool,
+        keep: impl Fn(&str) -> bool,
         wanted: &Wanted,
     ) -> Result<Self, UnpackError> {
         let index = Arc::new(index);
@@ -101,7 +103,8 @@ impl Plan {
                 Record::File { name, length } => {
                     check_name(&name, &mut names)?;
                     let wanted = keep(&name);
-                    plan.files.push(PlannedFile { name, length, wanted });
+                    let start = reader.cursor();
+                    plan.files.push(PlannedFile { name, length, wanted, start });
                     segment = 0;
                 }
                 Record::Segment(runs) => {
@@ -125,6 +128,31 @@ impl Plan {
     /// Returns the page index, which has been read once and found right.
     pub(super) fn index(&self) -> Arc<File> {
         Arc::clone(&self.index)
+    }
+
+    /// Returns the page index to be read once more.
+    pub(super) fn copy_index(&self) -> Result<File, UnpackError> {
+        self.index.try_clone().map_err(|error| UnpackError::Io("unpack", error))
+    }
+
+    /// Returns the runs of so many segments of one file, or of those that are left, and where the
+    /// next begins.
+    pub(super) fn segments(
+        &self,
+        cursor: Cursor,
+        count: usize,
+    ) -> Result<(Vec<Vec<Run>>, Cursor), UnpackError> {
+        let input = from(&self.index, cursor.position());
+        let mut reader = Reader::resume(input, self.header, cursor, self.shard_pages.clone());
+        let mut segments = Vec::with_capacity(count);
+        let mut end = cursor;
+        while segments.len() < count
+            && let Some(Record::Segment(runs)) = reader.next_record()?
+        {
+            segments.push(runs);
+            end = reader.cursor();
+        }
+        Ok((segments, end))
     }
 
     /// Returns the bytes of all files that are asked for.

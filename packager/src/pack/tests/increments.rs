@@ -37,6 +37,7 @@ async fn check(store: &Store, location: &Location, dump: &Path) {
     let mut expected = files(dump);
     expected.remove("dump.log");
     assert!(files(&target) == expected, "the content differs");
+    assert!(on_demand::all(store, location).await == expected, "on demand, it differs");
 }
 
 #[tokio::test]
