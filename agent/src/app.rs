@@ -14,6 +14,7 @@ use tonic::metadata::MetadataValue;
 use crate::checkpoint;
 use crate::config::Config;
 use crate::gpu::Gpus;
+use crate::memory;
 use crate::node::{NodeCache, NodeReport};
 use crate::operations::{
     CancelError, Conclusion, Driver, Operations, OperationsError, RefusedBy, Subject,
@@ -217,6 +218,8 @@ impl App {
             // Whoever sees it closed may begin the next one.
             drop(busy);
             driver.close_within(span, conclusion).await;
+            let given = tokio::task::spawn_blocking(memory::give_back).await;
+            given.unwrap_or_else(|error| tracing::warn!(error = %chain(&error), "memory is kept"));
         });
         Ok(told.await.map_err(|_ended| Rejection::ShuttingDown)??)
     }
