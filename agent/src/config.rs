@@ -120,6 +120,8 @@ pub struct Config {
     pub pause_deadline: Duration,
     /// Whether every checkpoint carries page hashes, so that the next one can be an increment of it.
     pub page_hashes: bool,
+    /// Whether CRIU gets a dump's memory as it comes from the registry, and not from a copy.
+    pub pages_on_demand: bool,
 }
 
 /// A key the agent signs with.
@@ -237,6 +239,7 @@ impl ServeArgs {
             hooks: file.each("hooks", hooks::hook).into_iter().flatten().collect(),
             registries: file.each("registry", pods::registry),
             page_hashes: file.flag("page_hashes").unwrap_or(true),
+            pages_on_demand: file.flag("pages_on_demand").unwrap_or(true),
             root,
         };
         for (position, key) in config.sign_keys.iter().enumerate() {

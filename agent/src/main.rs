@@ -156,8 +156,9 @@ fn usage(error: &clap::Error) -> ExitCode {
 }
 
 fn log(format: LogFormat) {
-    let filter =
-        EnvFilter::try_from_env("KYBERNATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // The library says of each file system that it could not be unmounted: that was done already.
+    let filter = EnvFilter::try_from_env("KYBERNATE_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("info,fuser=off"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),

@@ -20,6 +20,7 @@ mod image;
 mod launch;
 mod live;
 pub(crate) mod materialise;
+mod memory;
 mod pod;
 pub(crate) mod provide;
 mod root;

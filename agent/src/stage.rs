@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use kybernate_spec::chain;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 mod tmpfs;
 
@@ -107,8 +109,23 @@ pub(crate) fn make(directory: &Path) -> io::Result<()> {
     builder.recursive(true).mode(0o700).create(directory)
 }
 
+/// The directory within an operation's on which a dump's memory is mounted while CRIU reads it.
+pub(crate) const MEMORY: &str = "memory";
+
+/// Takes away what is mounted on a directory, if anything is: whoever reads there gets an error.
+pub(crate) fn unmount(directory: &Path) -> io::Result<()> {
+    let how = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    match rustix::mount::unmount(directory, how) {
+        // Nothing is mounted there, or it is not there.
+        Err(Errno::INVAL | Errno::NOENT | Errno::NOTDIR) | Ok(()) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Removes a directory with its content, if it is there.
 pub(crate) fn remove(directory: &Path) -> io::Result<()> {
+    // An agent that was killed has left it mounted, and nobody can look into it any more.
+    unmount(&directory.join(MEMORY))?;
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),

@@ -32,6 +32,9 @@ pub(super) struct File {
     pause_deadline: Option<String>,
     /// Whether every checkpoint carries page hashes, so that the next one can be an increment of it.
     page_hashes: Option<bool>,
+    /// Whether CRIU gets a dump's memory as it comes from the registry, where the kernel has FUSE and
+    /// few processes are restored; else it is written to `staging` first.
+    pages_on_demand: Option<bool>,
     /// Whether a request may bring the keys it trusts.
     allow_request_keys: Option<bool>,
     /// Whether a request may ask to restore what nobody signed.

@@ -14,7 +14,8 @@ use super::Allowances;
 use super::admission::{AdmissionError, Admitted};
 use super::image::ImageError;
 use super::launch::LaunchError;
-use super::materialise::{self, MaterialiseError, materialise};
+use super::materialise::{self, MaterialiseError, materialise, on_demand};
+use super::memory::{self, Memory};
 use super::spec::{self, Device};
 use super::user::{self, User};
 use crate::app::App;
@@ -167,6 +168,23 @@ pub(super) async fn dump(
     let images = staged.images();
     let summary = materialise::inspect(&images, Some(expected)).await?;
     Ok((images, summary))
+}
+
+/// Does the same for CRIU, which may read the memory while it comes. Returns it when it does.
+pub(super) async fn dump_for_criu(
+    app: &App,
+    admitted: &Admitted,
+    staged: Option<&Use>,
+    directory: &Path,
+    driver: &Driver,
+    expected: &Expected,
+) -> Result<(PathBuf, Summary, Option<Memory>), BringError> {
+    if staged.is_some() || !app.config.pages_on_demand || !memory::is_possible() {
+        let (images, summary) = dump(admitted, staged, directory, driver, expected).await?;
+        return Ok((images, summary, None));
+    }
+    let (summary, memory) = on_demand(admitted, directory, driver, expected).await?;
+    Ok((directory.join(IMAGES), summary, memory))
 }
 
 /// Takes a lease that goes with the operation.

@@ -51,7 +51,7 @@ pub(crate) enum LaunchError {
         #[source]
         source: RuntimeError,
     },
-    #[error("the restore took longer than {} minutes", RESTORE_LIMIT.as_secs() / 60)]
+    #[error("the restore has not moved for {} minutes", RESTORE_LIMIT.as_secs() / 60)]
     Hung,
     #[error("failed to bring up the loopback device of the restored container")]
     Loopback(#[source] io::Error),
@@ -121,15 +121,14 @@ impl Plan<'_> {
         driver.will_make(Made::Task { container, cgroup }).await?;
         let (namespace, id) = (self.namespace, self.container);
         namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
-        let started = tokio::time::timeout(RESTORE_LIMIT, namespace.start(id)).await;
-        let pid = match started {
-            Ok(Ok(pid)) => pid,
-            Ok(Err(source)) => {
+        let pid = match while_it_moves(driver, namespace.start(id)).await {
+            Some(Ok(pid)) => pid,
+            Some(Err(source)) => {
                 let log = self.work.join("restore.log");
                 let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
                 return Err(LaunchError::Restore { log: log.unwrap_or_default(), source });
             }
-            Err(_elapsed) => return Err(LaunchError::Hung),
+            None => return Err(LaunchError::Hung),
         };
         let network = network::loopback(pid).await;
         let watched = tokio::select! {
@@ -146,6 +145,20 @@ impl Plan<'_> {
             }
             Some(Ok(status)) => Err(LaunchError::Ended(status)),
             Some(Err(error)) => Err(error.into()),
+        }
+    }
+}
+
+/// Waits for CRIU, as long as the memory that it reads comes; `None` when nothing has come for long.
+async fn while_it_moves<T>(driver: &Driver, restored: impl Future<Output = T>) -> Option<T> {
+    let mut restored = std::pin::pin!(restored);
+    loop {
+        let before = driver.progress.snapshot().transferred;
+        if let Ok(done) = tokio::time::timeout(RESTORE_LIMIT, &mut restored).await {
+            return Some(done);
+        }
+        if driver.progress.snapshot().transferred == before {
+            return None;
         }
     }
 }

@@ -1,12 +1,19 @@
 //! Puts a dump where CRIU can read it: the one way its bytes come onto this node, for a restore and
 //! for what is staged for one.
 
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use kybernate_packager::artifact::Checkpoint;
+use kybernate_packager::unpack::on_demand::OnDemand;
 use kybernate_packager::unpack::{Limits, UnpackError, unpack_images, unpack_pages};
+use kybernate_spec::chain;
+use tokio::runtime::Handle;
 
 use super::admission::Admitted;
+use super::bring::IMAGES;
+use super::memory::Memory;
 use super::rules::Refusal;
 use crate::gate::{self, Expected, GateError, Summary};
 use crate::operations::{Driver, RefusedBy};
@@ -51,17 +58,77 @@ pub(crate) async fn materialise(
 ) -> Result<Summary, MaterialiseError> {
     let Admitted { store, checkpoint } = admitted;
     let progress = &driver.progress;
-    driver.step("gate");
-    unpack_images(store, checkpoint, images, progress).await?;
-    match gate::inspect(images).await {
-        Ok(summary) => judge(&summary, expected)?,
-        // A file it needs may be so large that it comes with the pages.
-        Err(GateError::Refused(_)) if checkpoint.config.sizes.bulk_bytes > 0 => {}
-        Err(error) => return Err(error.into()),
-    }
+    look_first(admitted, images, driver, expected).await?;
     driver.step("materialise");
     unpack_pages(store, checkpoint, images, Limits::default(), progress).await?;
     inspect(images, expected).await
+}
+
+/// Does the same, but leaves the memory where it is, if that can be: CRIU then reads it as it comes.
+/// `operation` is the directory that `images` is in.
+pub(super) async fn on_demand(
+    admitted: &Admitted,
+    operation: &Path,
+    driver: &Driver,
+    expected: &Expected,
+) -> Result<(Summary, Option<Memory>), MaterialiseError> {
+    let Admitted { store, checkpoint } = admitted;
+    let (progress, images) = (&driver.progress, operation.join(IMAGES));
+    let summary = look_first(admitted, &images, driver, Some(expected)).await?;
+    driver.step("materialise");
+    let pages = OnDemand::open(store, checkpoint, &images, Limits::default(), progress).await?;
+    let pages = Arc::new(pages);
+    let summary = match summary {
+        Some(summary) if pages.is_all() => summary,
+        // Files that CRIU understands have come with the pages.
+        _ => inspect(&images, Some(expected)).await?,
+    };
+    if pages.files().is_empty() {
+        return Ok((summary, None));
+    }
+    let memory = mount(Arc::clone(&pages), operation, &images).await;
+    if memory.is_some() {
+        pages.begin().await;
+    } else {
+        pages.write(checkpoint, &images).await?;
+    }
+    Ok((summary, memory))
+}
+
+async fn mount(pages: Arc<OnDemand>, operation: &Path, images: &Path) -> Option<Memory> {
+    let (operation, images) = (operation.to_owned(), images.to_owned());
+    let runtime = Handle::current();
+    let mounted = move || Memory::mount(pages, &operation, &images, runtime);
+    let mounted = tokio::task::spawn_blocking(mounted).await;
+    match mounted.map_err(io::Error::other).and_then(|mounted| mounted) {
+        Ok(memory) => Some(memory),
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "the memory is written before it is restored");
+            None
+        }
+    }
+}
+
+/// Unpacks the small files and has the gate look at them. Returns what it saw; `None` when it needs
+/// files that come with the pages.
+async fn look_first(
+    admitted: &Admitted,
+    images: &Path,
+    driver: &Driver,
+    expected: Option<&Expected>,
+) -> Result<Option<Summary>, MaterialiseError> {
+    let Admitted { store, checkpoint } = admitted;
+    driver.step("gate");
+    unpack_images(store, checkpoint, images, &driver.progress).await?;
+    match gate::inspect(images).await {
+        Ok(summary) => {
+            judge(&summary, expected)?;
+            Ok(Some(summary))
+        }
+        // A file it needs may be so large that it comes with the pages.
+        Err(GateError::Refused(_)) if checkpoint.config.sizes.bulk_bytes > 0 => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Decodes and judges a dump that is there whole.

@@ -12,11 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, IMAGES, Refusing, dump, expected, keep, lease, look_up, place, see_through,
+    BringError, IMAGES, Refusing, dump_for_criu, expected, keep, lease, look_up, place, see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{Wanted, ensure};
 use super::launch::Plan;
+use super::materialise::MaterialiseError;
+use super::memory::Memory;
 use super::root;
 use super::spec::{self, Ingredients};
 use super::volume::{self, VolumeError};
@@ -26,6 +28,7 @@ use crate::container::is_name;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::runtime::Namespace;
+use crate::stage::MEMORY;
 use crate::staging::Use;
 use crate::{criu_config, stage};
 
@@ -107,6 +110,8 @@ struct Place {
     criu_config: PathBuf,
     has_cgroups: bool,
     root_mode: Option<u32>,
+    /// Bytes of memory that come while CRIU restores.
+    to_come: u64,
 }
 
 impl Restoring<'_> {
@@ -118,15 +123,28 @@ impl Restoring<'_> {
         self.staged = app.staging.take(&checkpoint.stored.descriptor.digest, driver.id()).await;
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
-        let directory = place(app, driver, bytes, &[IMAGES, WORK]).await?;
-        let (images, summary) = dump(admitted, staged, &directory, driver, expected).await?;
+        let directory = place(app, driver, bytes, &[IMAGES, WORK, MEMORY]).await?;
+        let (images, summary, memory) =
+            dump_for_criu(app, admitted, staged, &directory, driver, expected).await?;
         let plain = app.containerd.namespace(&self.order.namespace);
         let leased = lease(&plain, driver).await?;
         let (has_cgroups, root_mode) = (summary.has_cgroups(), summary.root_mode);
         let criu_config = self.criu_config(container, summary).await?;
-        let place =
-            Place { images, work: directory.join(WORK), criu_config, has_cgroups, root_mode };
-        let restored_pid = self.launch(&accepted, &leased, place).await?;
+        let to_come = memory.as_ref().map_or(0, Memory::bytes);
+        let work = directory.join(WORK);
+        let place = Place { images, work, criu_config, has_cgroups, root_mode, to_come };
+        let launched = self.launch(&accepted, &leased, place).await;
+        let restored_pid = match memory.as_ref().and_then(Memory::failure) {
+            // CRIU's own words would be about its file; and it may not have noticed.
+            Some(unread)
+                if matches!(&launched, Ok(_) | Err(RestoreError::Bring(BringError::Launch(_)))) =>
+            {
+                return Err(MaterialiseError::Unpack(unread).into());
+            }
+            _ => launched?,
+        };
+        // Everything was read.
+        drop(memory);
         driver.commit(COMMITTED)?;
         keep(driver).await?;
         let sizes = Sizes::of(&checkpoint.config.sizes);
@@ -165,7 +183,7 @@ impl Restoring<'_> {
         leased: &Namespace,
         place: Place,
     ) -> Result<u32, RestoreError> {
-        let Place { images, work, criu_config, has_cgroups, root_mode } = place;
+        let Place { images, work, criu_config, has_cgroups, root_mode, to_come } = place;
         let Accepted { admitted: Admitted { store, checkpoint }, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
@@ -207,6 +225,7 @@ impl Restoring<'_> {
         });
         plan.create(&spec, driver).await?;
         driver.step("restore");
+        driver.progress.expect(to_come);
         let pid = plan.start(rootfs, &cgroup, driver).await?;
         gpu::bring(self.app, &accepted.gpu, &cgroup).await?;
         Ok(pid)

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 mod cancels;
 pub(crate) mod deaths;
 pub(crate) mod halt;
+mod memory;
 mod pods;
 mod restores;
 

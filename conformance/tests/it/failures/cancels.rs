@@ -21,7 +21,7 @@ use crate::harness::{checkpoint, restore, said, start};
 const CANCEL_LIMIT: Duration = Duration::from_secs(25);
 
 /// Starts `kyb` without waiting for it.
-fn begin(node: &Node, words: &[&str]) -> Child {
+pub(super) fn begin(node: &Node, words: &[&str]) -> Child {
     let mut command = node.command(&[&["kyb"], words, &["--plain-http"]].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -58,13 +58,13 @@ fn cancel(scenario: &Scenario, node: &Node, id: &str) -> String {
 }
 
 /// Waits until a `kyb` has failed, and returns what it said.
-fn fails(kyb: Child) -> String {
+pub(super) fn fails(kyb: Child) -> String {
     let output = kyb.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     said(&output)
 }
 
-fn stage(node: &Node, file: &str) -> u64 {
+pub(super) fn stage(node: &Node, file: &str) -> u64 {
     let stages = fs::read_dir(node.path("/run/kybernate/stage")).ok().into_iter().flatten();
     let sizes = stages.filter_map(|entry| {
         fs::metadata(entry.ok()?.path().join(file)).ok().map(|file| file.len())
@@ -88,7 +88,7 @@ fn runs_on(scenario: &Scenario, node: &Node, before: &str) {
     assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
 }
 
-fn registry(scenario: &Scenario) -> Process {
+pub(super) fn registry(scenario: &Scenario) -> Process {
     scenario.registry.as_ref().unwrap().process().unwrap()
 }
 
