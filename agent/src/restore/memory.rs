@@ -223,15 +223,13 @@ impl Filesystem for Directory {
         };
         // Most often it is there already: then nobody else needs to be woken.
         if let Some(content) = reader.at_once(offset, size) {
-            return reply.data(&content);
+            return answer(reply, Some(&content));
         }
         let mut reads = lock(&self.reads);
         while reads.try_join_next().is_some() {}
         let read = async move {
-            match reader.at(offset, size).await {
-                Ok(content) => reply.data(&content),
-                Err(_unreadable) => reply.error(Errno::EIO),
-            }
+            let content = reader.at(offset, size).await.ok();
+            answer(reply, content.as_deref());
         };
         reads.spawn_on(read, &self.runtime);
     }
@@ -248,6 +246,15 @@ impl Filesystem for Directory {
     ) {
         lock(&self.readers).remove(&handle.0);
         reply.ok();
+    }
+}
+
+/// Answers a read. CRIU asks for no more than there should be, and without an error it asks again and
+/// again for what is missing.
+fn answer(reply: ReplyData, content: Option<&[u8]>) {
+    match content.filter(|content| !content.is_empty()) {
+        Some(content) => reply.data(content),
+        None => reply.error(Errno::EIO),
     }
 }
 
