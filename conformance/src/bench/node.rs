@@ -215,8 +215,9 @@ impl Source {
         let identity = "boot_id_of_process";
         let same = status.get(identity) == self.status.get(identity);
         ensure!(same, "{} is another process: {status}", self.id);
-        let later = number(status, "counter") > number(&self.status, "counter");
-        ensure!(later, "{} began anew: {status}", self.id);
+        // It may not have ticked since.
+        let goes_on = number(status, "counter") >= number(&self.status, "counter");
+        ensure!(goes_on, "{} began anew: {status}", self.id);
         let whole = status.get("checksum_ok") == Some(&Value::Bool(true));
         ensure!(whole, "{} has lost memory: {status}", self.id);
         Ok(())
