@@ -3,9 +3,8 @@
 //! CRIU reads memory from files in its directory, each from the beginning to the end. A file system
 //! of the agent's own (FUSE) has these files: whoever reads there waits for the chunks, which are
 //! proven before a byte of them is handed out, and they go from the agent's buffers right into the
-//! processes' memory. So that memory is not written first, and the memory is needed once
-//! (`spec/decisions/0054`). The file system is there for one restore, is read-only, and only root
-//! can look into it.
+//! processes' memory. So it is not written first, and the node needs it once (`spec/decisions/0054`).
+//! The file system is there for one restore, is read-only, and only root can look into it.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

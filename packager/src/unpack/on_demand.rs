@@ -1,5 +1,5 @@
-//! The memory of a dump as it is asked for: chunks are fetched and proven when somebody reads their
-//! pages, and some before. Nothing is written.
+//! The private memory of a dump as it is asked for: chunks are fetched and proven when somebody reads
+//! their pages, and some before. It is written nowhere; what is not left for that (`left`) is.
 //!
 //! CRIU reads each file of pages from its beginning to its end, several of them at once. So chunks
 //! are kept for a while, whoever asked for them, and each reader has the next ones of its file
@@ -44,7 +44,7 @@ const READS: usize = 4;
 /// Most bytes of one read.
 pub const READ_BYTES_MAX: u32 = 1 << 20;
 
-/// The files of a dump that hold its pages.
+/// The files of a dump's pages that are left to be read on demand.
 #[derive(Debug)]
 pub struct OnDemand {
     shared: Arc<Shared>,
