@@ -10,7 +10,7 @@ use containerd_client::services::v1::{
     WriteContentRequest,
 };
 use futures::future::BoxFuture;
-use futures::stream::{StreamExt as _, TryStreamExt as _};
+use futures::stream::{Fuse, StreamExt as _, TryStreamExt as _};
 use kybernate_packager::store::{BlobSource, BlobStream, StoreError, StoreErrorKind};
 use kybernate_spec::{Descriptor, Digest};
 use tokio::sync::mpsc;
@@ -19,10 +19,10 @@ use tonic::transport::Channel;
 
 use super::{MESSAGE_BYTES_MAX, Namespace, RuntimeError, RuntimeErrorKind};
 
-/// Bytes per message of a write; containerd reads in messages of the same size.
-const WRITE_BYTES: usize = 1 << 20;
+/// Bytes per message of a write: few enough messages, since containerd answers each.
+const WRITE_BYTES: usize = 256 << 10;
 
-/// Messages under way per write: enough to keep containerd busy, 4 MiB at most.
+/// Messages under way per write: enough to keep containerd busy, 1 MiB at most.
 const WRITES_IN_FLIGHT: usize = 4;
 
 /// Reads blobs from containerd's content store.
@@ -210,25 +210,39 @@ impl Namespace {
 /// Turns a blob into the messages of a write. Ends early when containerd does: it says why.
 async fn feed(
     sender: mpsc::Sender<WriteContentRequest>,
-    mut stream: BlobStream,
+    stream: BlobStream,
     write: &Write<'_>,
 ) -> Result<(), StoreError> {
     let mut offset = 0_i64;
     if sender.send(write.message(WriteAction::Stat, 0, Vec::new())).await.is_err() {
         return Ok(());
     }
-    while let Some(bytes) = stream.try_next().await? {
-        for part in bytes.chunks(WRITE_BYTES) {
-            if sender.send(write.message(WriteAction::Write, offset, part.to_vec())).await.is_err()
-            {
-                return Ok(());
-            }
-            offset = offset.saturating_add(i64::try_from(part.len()).unwrap_or(i64::MAX));
+    let (mut stream, mut rest) = (stream.fuse(), Bytes::new());
+    loop {
+        let part = next_part(&mut stream, &mut rest).await?;
+        let Some(bytes) = i64::try_from(part.len()).ok().filter(|bytes| *bytes > 0) else { break };
+        if sender.send(write.message(WriteAction::Write, offset, part)).await.is_err() {
+            return Ok(());
         }
+        offset = offset.saturating_add(bytes);
     }
     // When containerd has hung up, its answer tells the reason.
     sender.send(write.message(WriteAction::Commit, offset, Vec::new())).await.unwrap_or_default();
     Ok(())
+}
+
+/// Waits for as much of a blob as goes into a message, since containerd answers each of them, and what
+/// comes from the network comes in small pieces. It is less only at the end, and then nothing.
+async fn next_part(stream: &mut Fuse<BlobStream>, rest: &mut Bytes) -> Result<Vec<u8>, StoreError> {
+    let mut part = Vec::with_capacity(WRITE_BYTES);
+    while part.len() < WRITE_BYTES {
+        if rest.is_empty() {
+            let Some(piece) = stream.try_next().await? else { break };
+            *rest = piece;
+        }
+        part.extend_from_slice(&rest.split_to(rest.len().min(WRITE_BYTES - part.len())));
+    }
+    Ok(part)
 }
 
 impl Write<'_> {
