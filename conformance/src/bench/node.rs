@@ -95,7 +95,7 @@ fn measure(scenario: &Scenario, plan: &Plan) -> anyhow::Result<Table> {
     let mut table = Table::default();
     let idle = (Duration::ZERO, Duration::ZERO);
     let mut bench = Bench { scenario, node: &scenario.testbed.b, plan, idle };
-    // A first round warms up: the first touch of memory costs several times the later ones.
+    // A first round warms up.
     for round in 0..=plan.rounds {
         for upper in &plan.upper {
             let ours = bench.ours(round, *upper)?;
@@ -123,6 +123,7 @@ impl Bench<'_> {
         let source = self.start(&format!("ours-{upper}-{round}"), upper)?;
         let reference = scenario.reference(&format!("node/{}:v1", source.id));
         let key = format!("node-{}", node.name());
+        self.touch_memory(upper);
         let words = ["checkpoint", &source.id, &reference, "--plain-http", "--sign-key", &key];
         let taken = scenario.kyb_json(node, &words)?;
         let frozen = self.gap(&source.id)?;
@@ -130,6 +131,7 @@ impl Bench<'_> {
 
         let back = |warm: bool| -> anyhow::Result<(Duration, Value)> {
             rustix::fs::sync();
+            self.touch_memory(upper);
             let began = Instant::now();
             let words = ["restore", &reference, "--plain-http", "--name", &source.id];
             let told = scenario.kyb_json(node, &words)?;
@@ -168,10 +170,12 @@ impl Bench<'_> {
         let floor = Floor::new(self.node, &source.id)?;
         let agent = self.agent()?;
         let (before, began) = (processor_of_process(agent)?, Instant::now());
+        self.touch_memory(upper);
         floor.take()?;
         let frozen = self.gap(&source.id)?;
         self.scenario.remove(self.node, &source.id)?;
         rustix::fs::sync();
+        self.touch_memory(upper);
         let restored = floor.restore()?;
         let status = serde_json::from_str(&floor.status()?)?;
         source.is_back(&status)?;
@@ -194,6 +198,16 @@ impl Bench<'_> {
         node.run(&["sh", "-c", script, "sh", id, &upper.to_string()])?;
         rustix::fs::sync();
         Ok(Source { id: id.to_owned(), status: scenario.wait_for_ticks(node, id)? })
+    }
+
+    /// Takes as much memory as what is measured next, and gives it back. The host of a virtual machine
+    /// may take free memory away, and then gives it page by page: that costs several times what is
+    /// measured, now on one side and now on the other.
+    fn touch_memory(&self, upper: u32) {
+        // Pieces so large that each is the kernel's again at once.
+        let pieces = 2 * (self.plan.mib + upper).div_ceil(64);
+        let touched: Vec<Vec<u8>> = (0..pieces).map(|_| vec![1; 64 << 20]).collect();
+        std::hint::black_box(&touched);
     }
 
     /// Returns the longest time in which the process has not run.
