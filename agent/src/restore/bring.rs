@@ -170,7 +170,8 @@ pub(super) async fn dump(
     Ok((images, summary))
 }
 
-/// Does the same for CRIU, which may read the memory while it comes. Returns it when it does.
+/// Does the same for CRIU, which may read the memory while it comes. Returns it when it does. `judged`
+/// is told when the gate has let the dump pass.
 pub(super) async fn dump_for_criu(
     app: &App,
     admitted: &Admitted,
@@ -178,12 +179,15 @@ pub(super) async fn dump_for_criu(
     directory: &Path,
     driver: &Driver,
     expected: &Expected,
+    judged: &CancellationToken,
 ) -> Result<(PathBuf, Summary, Option<Memory>), BringError> {
     if staged.is_some() || !app.config.pages_on_demand || !memory::is_possible() {
         let (images, summary) = dump(admitted, staged, directory, driver, expected).await?;
+        driver.step("pull");
+        judged.cancel();
         return Ok((images, summary, None));
     }
-    let (summary, memory) = on_demand(admitted, directory, driver, expected).await?;
+    let (summary, memory) = on_demand(admitted, directory, driver, expected, judged).await?;
     Ok((directory.join(IMAGES), summary, memory))
 }
 

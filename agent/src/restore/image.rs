@@ -76,18 +76,6 @@ impl ImageError {
     }
 }
 
-/// What is to be made of which image.
-#[derive(Debug)]
-pub(super) struct Wanted<'a> {
-    pub(super) store: &'a Store,
-    /// The runnable image's manifest.
-    pub(super) runnable: &'a Descriptor,
-    /// `host[:port]/name` of its repository.
-    pub(super) repository: &'a str,
-    /// The checkpoint it belongs to.
-    pub(super) checkpoint: &'a Digest,
-}
-
 /// An image whose parts containerd has, unpacked. Nothing but our lease keeps them yet.
 #[derive(Clone, Debug)]
 pub(super) struct Brought {
@@ -98,17 +86,20 @@ pub(super) struct Brought {
     pub(super) config: ImageRun,
 }
 
-/// Makes sure that containerd has the image, unpacked. `leased` must hold a lease.
-pub(super) async fn ensure(
-    wanted: &Wanted<'_>,
-    leased: &Namespace,
-    driver: &Driver,
-) -> Result<RuntimeImage, ImageError> {
-    let Brought { descriptor, chain, config } =
-        bring(wanted.store, &wanted.runnable.digest, leased, driver).await?;
-    let name = format!("{}@{}", wanted.repository, descriptor.digest);
-    register(&name, &descriptor, wanted.checkpoint, leased, driver).await?;
-    Ok(RuntimeImage { name, chain, config })
+impl Brought {
+    /// Gives it a name, by which containerd keeps it from now on.
+    pub(super) async fn register(
+        self,
+        repository: &str,
+        checkpoint: &Digest,
+        leased: &Namespace,
+        driver: &Driver,
+    ) -> Result<RuntimeImage, ImageError> {
+        let Self { descriptor, chain, config } = self;
+        let name = format!("{repository}@{}", descriptor.digest);
+        register(&name, &descriptor, checkpoint, leased, driver).await?;
+        Ok(RuntimeImage { name, chain, config })
+    }
 }
 
 /// Makes sure that containerd has the parts of the image with this manifest, unpacked. `leased` must

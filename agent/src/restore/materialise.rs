@@ -10,6 +10,7 @@ use kybernate_packager::unpack::on_demand::OnDemand;
 use kybernate_packager::unpack::{Limits, UnpackError, unpack_images, unpack_pages};
 use kybernate_spec::chain;
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use super::admission::Admitted;
 use super::bring::IMAGES;
@@ -65,17 +66,22 @@ pub(crate) async fn materialise(
 }
 
 /// Does the same, but leaves the memory where it is, if that can be: CRIU then reads it as it comes.
-/// `operation` is the directory that `images` is in.
+/// `operation` is the directory that `images` is in. `judged` is told when the gate has let it pass.
 pub(super) async fn on_demand(
     admitted: &Admitted,
     operation: &Path,
     driver: &Driver,
     expected: &Expected,
+    judged: &CancellationToken,
 ) -> Result<(Summary, Option<Memory>), MaterialiseError> {
     let Admitted { store, checkpoint } = admitted;
     let (progress, images) = (&driver.progress, operation.join(IMAGES));
     let summary = look_first(admitted, &images, driver, Some(expected)).await?;
-    driver.step("materialise");
+    // The image's bytes count here too.
+    driver.step("pull");
+    if summary.is_some() {
+        judged.cancel();
+    }
     let pages = OnDemand::open(store, checkpoint, &images, Limits::default(), progress).await?;
     let pages = Arc::new(pages);
     let summary = match summary {
@@ -83,13 +89,12 @@ pub(super) async fn on_demand(
         // Files that CRIU understands have come with the pages.
         _ => inspect(&images, Some(expected)).await?,
     };
+    judged.cancel();
     if pages.files().is_empty() {
         return Ok((summary, None));
     }
     let memory = mount(Arc::clone(&pages), operation, &images).await;
-    if memory.is_some() {
-        pages.begin().await;
-    } else {
+    if memory.is_none() {
         pages.write(checkpoint, &images).await?;
     }
     Ok((summary, memory))

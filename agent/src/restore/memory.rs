@@ -3,7 +3,8 @@
 //! CRIU reads memory from files in its directory, each from the beginning to the end. A file system
 //! of the agent's own (FUSE) has these files: whoever reads there waits for the chunks, which are
 //! proven before a byte of them is handed out, and they go from the agent's buffers right into the
-//! processes' memory. So it is not written first, and the node needs it once (`spec/decisions/0054`).
+//! processes' memory. So it is not written first, but for some that comes before CRIU reads it
+//! (`spec/decisions/0054`, `0055`).
 //! The file system is there for one restore, is read-only, and only root can look into it.
 
 use std::collections::HashMap;
@@ -96,6 +97,11 @@ impl Memory {
             return Err(error);
         }
         Ok(memory)
+    }
+
+    /// Begins to fetch what CRIU will read. What comes before that lies in an operation's directory.
+    pub(super) fn begin(&self, operation: &Path) {
+        self.pages.begin(operation);
     }
 
     /// Returns about how many bytes come while it is read.

@@ -1,8 +1,9 @@
 //! The steps of a restore, in the order of `ARCHITECTURE.md`, "A checkpoint is restored".
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::Subject;
@@ -15,7 +16,7 @@ use super::bring::{
     BringError, IMAGES, Refusing, dump_for_criu, expected, keep, lease, look_up, place, see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
-use super::image::{Wanted, ensure};
+use super::image::{self, Brought};
 use super::launch::Plan;
 use super::materialise::MaterialiseError;
 use super::memory::Memory;
@@ -34,6 +35,10 @@ use crate::{criu_config, stage};
 
 /// Where CRIU's log is in an operation's directory.
 const WORK: &str = "work";
+
+/// How long the memory waits for the image when all else is there: that is worth it for an image of
+/// which containerd has most already.
+const IMAGE_FIRST: Duration = Duration::from_millis(300);
 
 /// Why a restore cannot be cancelled any more.
 const COMMITTED: &str = "the container runs: end it instead";
@@ -102,6 +107,15 @@ struct Accepted {
     gpu: GpuPlan,
 }
 
+/// What has come onto this node.
+struct Fetched {
+    /// Where the dump is, what it holds, and its memory when that is read as it comes.
+    dump: (PathBuf, Summary, Option<Memory>),
+    image: Brought,
+    /// What keeps the image until it has a name.
+    leased: Namespace,
+}
+
 /// Where CRIU finds things.
 struct Place {
     images: PathBuf,
@@ -118,22 +132,20 @@ impl Restoring<'_> {
     async fn steps(&mut self) -> Result<Conclusion, RestoreError> {
         let (app, driver) = (self.app, self.driver);
         let accepted = self.accept().await?;
-        let Accepted { admitted, container, expected, .. } = &accepted;
+        let Accepted { admitted, container, .. } = &accepted;
         let checkpoint = &admitted.checkpoint;
         self.staged = app.staging.take(&checkpoint.stored.descriptor.digest, driver.id()).await;
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
         let directory = place(app, driver, bytes, &[IMAGES, WORK, MEMORY]).await?;
-        let (images, summary, memory) =
-            dump_for_criu(app, admitted, staged, &directory, driver, expected).await?;
-        let plain = app.containerd.namespace(&self.order.namespace);
-        let leased = lease(&plain, driver).await?;
+        let Fetched { dump: (images, summary, memory), image, leased } =
+            self.fetch(&accepted, &directory).await?;
         let (has_cgroups, root_mode) = (summary.has_cgroups(), summary.root_mode);
         let criu_config = self.criu_config(container, summary).await?;
         let to_come = memory.as_ref().map_or(0, Memory::bytes);
         let work = directory.join(WORK);
         let place = Place { images, work, criu_config, has_cgroups, root_mode, to_come };
-        let launched = self.launch(&accepted, &leased, place).await;
+        let launched = self.launch(&accepted, image, &leased, place).await;
         let restored_pid = match memory.as_ref().and_then(Memory::failure) {
             // CRIU's own words would be about its file; and it may not have noticed.
             Some(unread)
@@ -177,9 +189,37 @@ impl Restoring<'_> {
         Ok(name)
     }
 
+    /// Brings the dump and, as soon as the gate has let it pass, the container's image: neither needs
+    /// the other.
+    async fn fetch(&self, accepted: &Accepted, directory: &Path) -> Result<Fetched, RestoreError> {
+        let (app, driver, staged) = (self.app, self.driver, self.staged.as_ref());
+        let Accepted { admitted, expected, .. } = accepted;
+        let (judged, image_there) = (CancellationToken::new(), CancellationToken::new());
+        let image = async {
+            let _told = image_there.clone().drop_guard();
+            judged.cancelled().await;
+            let leased = lease(&app.containerd.namespace(&self.order.namespace), driver).await?;
+            let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
+            let image = image::bring(&admitted.store, &runnable.digest, &leased, driver).await?;
+            Ok::<_, RestoreError>((image, leased))
+        };
+        let dump = async {
+            let dump =
+                dump_for_criu(app, admitted, staged, directory, driver, expected, &judged).await?;
+            tokio::time::timeout(IMAGE_FIRST, image_there.cancelled()).await.unwrap_or_default();
+            if let (_, _, Some(memory)) = &dump {
+                memory.begin(directory);
+            }
+            Ok::<_, RestoreError>(dump)
+        };
+        let (dump, (image, leased)) = tokio::try_join!(dump, image)?;
+        Ok(Fetched { dump, image, leased })
+    }
+
     async fn launch(
         &self,
         accepted: &Accepted,
+        image: Brought,
         leased: &Namespace,
         place: Place,
     ) -> Result<u32, RestoreError> {
@@ -187,13 +227,9 @@ impl Restoring<'_> {
         let Accepted { admitted: Admitted { store, checkpoint }, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
-        driver.step("pull");
-        let runnable = checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
-        let repository = repository(&order.location);
-        let wanted = Wanted { store, runnable, repository: &repository, checkpoint: digest };
-        let image = ensure(&wanted, leased, driver).await?;
         let volumes = self.volumes(store, checkpoint, container).await?;
         driver.step("create");
+        let image = image.register(&repository(&order.location), digest, leased, driver).await?;
         let plan = Plan {
             namespace: leased,
             container,

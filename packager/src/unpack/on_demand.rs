@@ -1,5 +1,6 @@
 //! The private memory of a dump as it is asked for: chunks are fetched and proven when somebody reads
-//! their pages, and some before. It is written nowhere; what is not left for that (`left`) is.
+//! their pages, and some before: those lie in a file for a while (`spool`). What is not left for that
+//! (`left`) is written.
 //!
 //! CRIU reads each file of pages from its beginning to its end, several of them at once. So chunks
 //! are kept for a while, whoever asked for them, and each reader has the next ones of its file
@@ -10,8 +11,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
-use kybernate_spec::Descriptor;
-use kybernate_spec::page_index::SEGMENT_BYTES;
+use kybernate_spec::page_index::{Chunk, SEGMENT_BYTES};
+use kybernate_spec::{Descriptor, chain};
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::JoinSet;
@@ -19,10 +20,12 @@ use tokio::task::JoinSet;
 mod kept;
 mod left;
 mod place;
+mod spool;
 
 use self::kept::{Buffers, ChunkKey, Kept, Lent};
 use self::place::{Piece, Place, Stretch, chunks_after, part, pieces, u64_of};
-use super::pages::{ATTEMPTS, Incoming, hash_of, may_pass};
+use self::spool::Claims;
+use super::pages::{ATTEMPTS, ChunkHasher, Incoming, may_pass};
 use super::plan::Plan;
 use super::{Limits, UnpackError, contradiction, fetch, plan};
 use crate::artifact::Checkpoint;
@@ -87,6 +90,7 @@ struct Shared {
     /// Whoever reads holds one of these, so that chunks nobody keeps any more are few.
     reads: Semaphore,
     buffers: Arc<Buffers>,
+    claims: Claims,
     // These are held for a look only, never across an `.await`.
     kept: Mutex<Kept>,
     ahead: Mutex<JoinSet<()>>,
@@ -122,6 +126,7 @@ impl OnDemand {
             zeros: BytesMut::zeroed(usize_of(READ_BYTES_MAX)).freeze(),
             reads: Semaphore::new(READS),
             buffers: Arc::default(),
+            claims: Claims::default(),
             kept: Mutex::default(),
             ahead: Mutex::default(),
             failure: Mutex::default(),
@@ -174,22 +179,18 @@ impl OnDemand {
         self.shared.shards.iter().fold(0, |sum, shard| sum.saturating_add(shard.size))
     }
 
-    /// Begins to fetch what is read first: the beginning of the largest file.
-    pub async fn begin(&self) {
-        let largest = self.files.iter().max_by_key(|file| file.length);
-        let reader = largest.and_then(|file| self.read(file).ok());
-        let Some((reader, stretch)) =
-            reader.and_then(|reader| reader.stretch(0, 1).map(|stretch| (reader, stretch)))
-        else {
-            return;
+    /// Begins to fetch what is read first, the beginning of the largest file, before it is read. What
+    /// comes lies in `directory` until then.
+    pub fn begin(&self, directory: &Path) {
+        let Some(file) = self.files.iter().max_by_key(|file| file.length).cloned() else { return };
+        let (shared, directory) = (Arc::clone(&self.shared), directory.to_owned());
+        let spooling = async move {
+            if let Err(error) = shared.spool(file, &directory).await {
+                // What fails here may also fail for whoever reads, and is told there.
+                tracing::warn!(error = %chain(&error), "memory is not fetched before it is read");
+            }
         };
-        let mut place = reader.place.lock().await;
-        // What fails here fails for whoever reads.
-        if reader.go_to(&mut place, stretch).await.is_ok() {
-            let first = pieces(&place, stretch).into_iter().map(|piece| piece.key);
-            let next: Vec<_> = first.chain(chunks_after(&place, stretch)).collect();
-            self.shared.fetch_ahead(&next);
-        }
+        lock(&self.shared.ahead).spawn_on(spooling, &self.shared.runtime);
     }
 
     /// Begins to read a file.
@@ -321,7 +322,7 @@ impl Shared {
         if lock(&self.failure).is_some() {
             return Err(Unreadable);
         }
-        let fetched = content.get_or_try_init(|| self.fetch(key)).await;
+        let fetched = content.get_or_try_init(|| self.bring(key)).await;
         fetched.cloned().map_err(|error| self.fail(error))
     }
 
@@ -340,19 +341,43 @@ impl Shared {
         }
     }
 
-    async fn fetch(&self, (shard, chunk): ChunkKey) -> Result<Bytes, UnpackError> {
+    /// Brings a chunk that is read now, or soon.
+    async fn bring(&self, key: ChunkKey) -> Result<Bytes, UnpackError> {
+        let spooled = self.claims.read(key);
+        let content = match spooled {
+            Some(spooled) => spooled.take(&self.buffers).await,
+            None => None,
+        };
+        let content = match content {
+            Some(content) => content,
+            None => self.fetch(key).await?,
+        };
+        self.progress.advance(u64_of(content.len()));
+        let buffers = Arc::clone(&self.buffers);
+        Ok(Bytes::from_owner(Lent { content, buffers }))
+    }
+
+    /// Returns where a chunk is stored.
+    fn stored(&self, (shard, chunk): ChunkKey) -> Result<(&Descriptor, &Chunk), UnpackError> {
         let table = self.plan.shards.get(usize::from(shard)).ok_or_else(contradiction)?;
         let descriptor = self.shards.get(usize::from(shard)).ok_or_else(contradiction)?;
-        let number = usize::from(chunk);
-        let chunk = table.chunks.get(number).ok_or_else(contradiction)?;
+        let chunk = table.chunks.get(usize::from(chunk)).ok_or_else(contradiction)?;
+        Ok((descriptor, chunk))
+    }
+
+    async fn fetch(&self, key: ChunkKey) -> Result<Vec<u8>, UnpackError> {
+        let number = usize::from(key.1);
+        let (descriptor, chunk) = self.stored(key)?;
         let (offset, bytes) = (chunk.stored_offset, u64::from(chunk.stored_bytes));
         let fetched = async || {
             let stream = self.store.blob_range(descriptor, offset, bytes).await?;
-            let buffer = self.buffers.take();
-            Incoming::new(stream).take_into(buffer, descriptor, chunk.stored_bytes).await
+            let (buffer, mut hasher) = (self.buffers.take(), ChunkHasher::new(self.plan.hash()));
+            let mut incoming = Incoming::new(stream);
+            let taken = incoming.take_hashed(buffer, descriptor, chunk.stored_bytes, &mut hasher);
+            Ok((taken.await?, hasher.finish()))
         };
         let mut failures = 0;
-        let content = loop {
+        let (content, hash) = loop {
             match fetched().await {
                 Err(UnpackError::Store(error)) if failures < ATTEMPTS && may_pass(&error.kind) => {
                     tracing::warn!(shard = %descriptor.digest, chunk = number, "a transfer broke off");
@@ -362,17 +387,10 @@ impl Shared {
             }
         };
         self.progress.transfer(bytes);
-        let (hash, expected) = (self.plan.hash(), chunk.hash);
-        let proven = blocking(move || Ok((hash_of(hash, &content) == expected).then_some(content)));
-        match proven.await {
-            Ok(Some(content)) => {
-                self.progress.advance(bytes);
-                let buffers = Arc::clone(&self.buffers);
-                Ok(Bytes::from_owner(Lent { content, buffers }))
-            }
-            Ok(None) => Err(UnpackError::Chunk { shard: descriptor.digest.clone(), chunk: number }),
-            Err(error) => Err(UnpackError::Io("prove the dump's pages", error)),
+        if hash != chunk.hash {
+            return Err(UnpackError::Chunk { shard: descriptor.digest.clone(), chunk: number });
         }
+        Ok(content)
     }
 
     /// Puts together what is read, of the parts that are not holes.

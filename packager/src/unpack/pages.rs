@@ -22,6 +22,9 @@ use crate::wanted;
 /// chunk of progress in between.
 pub(super) const ATTEMPTS: u32 = 3;
 
+/// How much of a chunk is hashed at once while it comes: enough for all lanes of the processor.
+const HASH_BYTES: usize = 128 << 10;
+
 /// A file that pages are written to, or a stretch of a larger one.
 #[derive(Debug)]
 pub(super) struct OutputFile {
@@ -164,15 +167,36 @@ impl Incoming {
         shard: &Descriptor,
         length: u32,
     ) -> Result<Vec<u8>, UnpackError> {
-        self.take_into(Vec::new(), shard, length).await
+        self.take_into(Vec::new(), shard, length, |_| ()).await
     }
 
-    /// The same, in a buffer that is there and empty.
-    pub(super) async fn take_into(
+    /// The same in a buffer that is there and empty. What comes is hashed while it is still in the
+    /// processor's cache.
+    pub(super) async fn take_hashed(
+        &mut self,
+        content: Vec<u8>,
+        shard: &Descriptor,
+        length: u32,
+        hasher: &mut ChunkHasher,
+    ) -> Result<Vec<u8>, UnpackError> {
+        let mut done = 0;
+        let content = self.take_into(content, shard, length, |content| {
+            let whole = content.len() - content.len() % HASH_BYTES;
+            hasher.update(content.get(done..whole).unwrap_or_default());
+            done = done.max(whole);
+        });
+        let content = content.await?;
+        hasher.update(content.get(done..).unwrap_or_default());
+        Ok(content)
+    }
+
+    /// The same, for somebody who looks at what is there after every piece.
+    async fn take_into(
         &mut self,
         mut content: Vec<u8>,
         shard: &Descriptor,
         length: u32,
+        mut look: impl FnMut(&[u8]),
     ) -> Result<Vec<u8>, UnpackError> {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         content.reserve_exact(length);
@@ -185,6 +209,7 @@ impl Incoming {
             }
             let piece = self.rest.split_to(self.rest.len().min(length - content.len()));
             content.extend_from_slice(&piece);
+            look(&content);
         }
         Ok(content)
     }
@@ -212,9 +237,37 @@ pub(super) const fn may_pass(kind: &StoreErrorKind) -> bool {
 
 /// Returns the hash of a chunk.
 pub(crate) fn hash_of(hash: ChunkHash, content: &[u8]) -> [u8; 32] {
-    match hash {
-        ChunkHash::Blake3 => blake3::hash(content).into(),
-        ChunkHash::Sha256 => sha2::Sha256::digest(content).into(),
+    let mut hasher = ChunkHasher::new(hash);
+    hasher.update(content);
+    hasher.finish()
+}
+
+/// The hash of a chunk that comes in pieces.
+pub(super) enum ChunkHasher {
+    Blake3(Box<blake3::Hasher>),
+    Sha256(Box<sha2::Sha256>),
+}
+
+impl ChunkHasher {
+    pub(super) fn new(hash: ChunkHash) -> Self {
+        match hash {
+            ChunkHash::Blake3 => Self::Blake3(Box::default()),
+            ChunkHash::Sha256 => Self::Sha256(Box::default()),
+        }
+    }
+
+    pub(super) fn update(&mut self, content: &[u8]) {
+        match self {
+            Self::Blake3(hasher) => drop(hasher.update(content)),
+            Self::Sha256(hasher) => hasher.update(content),
+        }
+    }
+
+    pub(super) fn finish(self) -> [u8; 32] {
+        match self {
+            Self::Blake3(hasher) => hasher.finalize().into(),
+            Self::Sha256(hasher) => hasher.finalize().into(),
+        }
     }
 }
 

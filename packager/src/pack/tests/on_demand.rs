@@ -84,7 +84,7 @@ async fn in_order_every_chunk_is_fetched_once() {
             let pages = packed.begin(&progress).await.unwrap();
             assert!(pages.is_all());
             let before = progress.snapshot().transferred;
-            pages.begin().await;
+            pages.begin(packed.scratch.path());
             let [file] = pages.files() else { panic!("not one file") };
             let reader = pages.read(file).unwrap();
             assert!(read(&reader, bytes).await == packed.pages(), "it differs, read by {bytes}");
@@ -93,6 +93,27 @@ async fn in_order_every_chunk_is_fetched_once() {
             assert!((pages.bytes()..=most).contains(&fetched), "{fetched} bytes, read by {bytes}");
         }
     }
+}
+
+#[tokio::test]
+async fn what_came_before_it_is_read_lies_ready() {
+    let content = noise(40 * MIB, 1);
+    let packed = Packed::of(&[(0x10_0000, content.clone())]).await;
+    let progress = Progress::default();
+    let pages = packed.begin(&progress).await.unwrap();
+    let before = progress.snapshot().transferred;
+    let fetched = || (progress.snapshot().transferred - before) / u64::from(CHUNK_BYTES);
+    pages.begin(packed.scratch.path());
+    let all = async {
+        while fetched() < 4 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_mins(1), all).await.unwrap();
+    // There is room for these, and what lies there is not fetched again.
+    let reader = pages.read(&pages.files()[0]).unwrap();
+    assert!(read(&reader, READ_BYTES_MAX).await == content);
+    assert_eq!(fetched(), 10);
 }
 
 #[tokio::test]
@@ -150,18 +171,25 @@ async fn a_changed_chunk_is_not_handed_out() {
     fs::remove_file(&blob).unwrap();
     fs::write(&blob, content).unwrap();
 
-    let pages = packed.begin(&Progress::default()).await.unwrap();
-    let reader = pages.read(&pages.files()[0]).unwrap();
-    assert!(pages.failure().is_none());
-    // The first is right, but the second was fetched meanwhile: whatever is read by then.
-    let mut offset = 0;
-    while let Ok(part) = reader.at(offset, READ_BYTES_MAX).await {
-        offset += u64::try_from(part.len()).unwrap();
-        assert!(offset <= u64::from(CHUNK_BYTES), "{offset} bytes were handed out");
+    let (store, location) = (&packed.store, &packed.location);
+    for spooled in [false, true] {
+        let out = packed.scratch.path().join(spooled.to_string());
+        let pages = begin(store, location, &out, &Progress::default()).await.unwrap();
+        if spooled {
+            pages.begin(packed.scratch.path());
+        }
+        let reader = pages.read(&pages.files()[0]).unwrap();
+        assert!(pages.failure().is_none());
+        // The first is right, but the second was fetched meanwhile: whatever is read by then.
+        let mut offset = 0;
+        while let Ok(part) = reader.at(offset, READ_BYTES_MAX).await {
+            offset += u64::try_from(part.len()).unwrap();
+            assert!(offset <= u64::from(CHUNK_BYTES), "{offset} bytes were handed out");
+        }
+        let failure = pages.failure().unwrap();
+        assert!(matches!(failure, UnpackError::Chunk { chunk: 1, .. }), "{failure}");
+        assert!(failure.is_integrity());
     }
-    let failure = pages.failure().unwrap();
-    assert!(matches!(failure, UnpackError::Chunk { chunk: 1, .. }), "{failure}");
-    assert!(failure.is_integrity());
 }
 
 #[tokio::test]

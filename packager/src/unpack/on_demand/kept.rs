@@ -8,8 +8,8 @@ use tokio::sync::OnceCell;
 
 use super::{AHEAD, lock};
 
-/// Most chunks in memory: 20 MiB.
-pub(super) const KEPT: usize = 5;
+/// Most chunks in memory: 16 MiB.
+pub(super) const KEPT: usize = 4;
 
 /// Which chunk of which shard.
 pub(super) type ChunkKey = (u16, u16);

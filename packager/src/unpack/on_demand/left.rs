@@ -54,7 +54,7 @@ pub(super) fn choose(
             left.push(PagesFile { name, length, number });
         }
     }
-    let room = KEPT.saturating_sub(1).checked_div(left.len()).unwrap_or_default().max(1);
+    let room = KEPT.checked_div(left.len()).unwrap_or_default().max(1);
     let mut fits = left.len() <= FILES_MAX;
     for file in &left {
         fits = fits && is_in_order(plan, file, room, wanted)?;

@@ -1,0 +1,239 @@
+//! Chunks that are fetched before anybody reads them, and lie beside the dump until then.
+//!
+//! Before CRIU reads memory, a container has to be made and CRIU has to start: meanwhile come more
+//! chunks than are kept in memory. They are fetched in the order in which they will be read, until
+//! whoever reads has caught up; from then on chunks go right to the reader. It is an advantage only:
+//! what does not come this way is fetched by whoever reads it, who also says why it cannot be.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use kybernate_spec::page_index::{CHUNK_BYTES, SEGMENT_BYTES};
+use rustix::buffer::spare_capacity;
+use tokio::sync::{OnceCell, mpsc};
+use tokio::task::JoinSet;
+
+use super::kept::{Buffers, ChunkKey};
+use super::place::{chunks_of, u64_of};
+use super::{AHEAD, LOOK_AHEAD, PagesFile, Shared, lock};
+use crate::pack::upload::blocking;
+use crate::unpack::pages::{ChunkHasher, Incoming};
+use crate::unpack::{UnpackError, contradiction};
+
+/// Most chunks that lie there: 256 MiB.
+const SPOOLED: u16 = if cfg!(test) { 4 } else { 64 };
+
+/// How many are fetched at once.
+const AT_ONCE: usize = 2;
+
+/// How much of a chunk is written at once.
+const WRITE_BYTES: u32 = 512 << 10;
+
+/// Whose the chunks are; one that is not here is nobody's yet.
+#[derive(Debug, Default)]
+pub(super) struct Claims(Mutex<HashMap<ChunkKey, Claim>>);
+
+#[derive(Debug)]
+enum Claim {
+    /// Somebody reads it, or did: it is not fetched before that any more.
+    Reader,
+    /// It is in the spool, or comes there.
+    Spool(Arc<Spooled>),
+}
+
+/// A chunk in the spool.
+#[derive(Debug)]
+pub(super) struct Spooled {
+    slot: Slot,
+    /// How many bytes it has, when they are there; `None` when they do not come.
+    length: OnceCell<Option<usize>>,
+}
+
+/// Room for chunks.
+struct Room {
+    file: Arc<File>,
+    free: mpsc::Receiver<u16>,
+    again: mpsc::Sender<u16>,
+}
+
+/// Room for one chunk; dropped, it is another one's.
+#[derive(Debug)]
+struct Slot {
+    file: Arc<File>,
+    number: u16,
+    again: mpsc::Sender<u16>,
+}
+
+/// Whether a chunk is to be spooled.
+enum Found {
+    New(Arc<Spooled>),
+    Spooled,
+    Read,
+}
+
+impl Claims {
+    /// Notes that a chunk is read. Returns it when it is in the spool, where it is not any more.
+    pub(super) fn read(&self, key: ChunkKey) -> Option<Arc<Spooled>> {
+        match lock(&self.0).insert(key, Claim::Reader) {
+            Some(Claim::Spool(spooled)) => Some(spooled),
+            Some(Claim::Reader) | None => None,
+        }
+    }
+
+    /// Whether somebody reads a chunk, or did.
+    fn is_read(&self, key: ChunkKey) -> bool {
+        matches!(lock(&self.0).get(&key), Some(Claim::Reader))
+    }
+
+    /// Gives a chunk this room, unless it is somebody's.
+    fn spool(&self, key: ChunkKey, slot: Slot) -> Found {
+        match lock(&self.0).entry(key) {
+            Entry::Occupied(claim) if matches!(claim.get(), Claim::Reader) => Found::Read,
+            Entry::Occupied(_) => Found::Spooled,
+            Entry::Vacant(vacant) => {
+                let spooled = Arc::new(Spooled { slot, length: OnceCell::new() });
+                vacant.insert(Claim::Spool(Arc::clone(&spooled)));
+                Found::New(spooled)
+            }
+        }
+    }
+}
+
+impl Room {
+    /// Makes room in a directory. It has no name there, and goes with this process.
+    fn make(directory: &Path) -> io::Result<Self> {
+        let file = Arc::new(tempfile::tempfile_in(directory)?);
+        let (again, free) = mpsc::channel(SPOOLED.into());
+        for number in 0..SPOOLED {
+            again.try_send(number).map_err(io::Error::other)?;
+        }
+        Ok(Self { file, free, again })
+    }
+
+    /// Waits for room.
+    async fn next(&mut self) -> Option<Slot> {
+        let number = self.free.recv().await?;
+        Some(Slot { file: Arc::clone(&self.file), number, again: self.again.clone() })
+    }
+}
+
+impl Slot {
+    fn offset(&self) -> u64 {
+        u64::from(self.number) * u64::from(CHUNK_BYTES)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // It came from there, so there is a place for it; or nobody waits for room any more.
+        self.again.try_send(self.number).unwrap_or_default();
+    }
+}
+
+impl Spooled {
+    /// Waits for it and reads it into one of the buffers. `None`: it has to be fetched.
+    pub(super) async fn take(self: Arc<Self>, buffers: &Buffers) -> Option<Vec<u8>> {
+        let length = (*self.length.get_or_init(async || None).await)?;
+        let mut content = buffers.take();
+        let read = blocking(move || {
+            content.reserve_exact(length);
+            while content.len() < length {
+                let at = self.slot.offset() + u64_of(content.len());
+                if rustix::io::pread(&self.slot.file, spare_capacity(&mut content), at)? == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            // Another chunk may lie behind it.
+            content.truncate(length);
+            Ok(content)
+        });
+        read.await.ok()
+    }
+}
+
+impl Shared {
+    /// Spools a file's chunks in `directory`, until whoever reads it has caught up.
+    pub(super) async fn spool(
+        self: Arc<Self>,
+        file: PagesFile,
+        directory: &Path,
+    ) -> Result<(), UnpackError> {
+        let failed = |error| UnpackError::Io("fetch memory before it is read", error);
+        let directory = directory.to_owned();
+        let mut room = blocking(move || Room::make(&directory)).await.map_err(failed)?;
+        let (mut fetching, mut read) = (JoinSet::new(), HashSet::new());
+        let mut cursor = self.plan.files.get(file.number).ok_or_else(contradiction)?.start;
+        let mut left = file.length.div_ceil(SEGMENT_BYTES.into());
+        'file: while left > 0 {
+            let count = usize::try_from(left).unwrap_or(LOOK_AHEAD).min(LOOK_AHEAD);
+            let plan = Arc::clone(&self.plan);
+            let next = blocking(move || Ok(plan.segments(cursor, count))).await;
+            let (segments, end) = next.map_err(failed)??;
+            if segments.is_empty() {
+                return Err(contradiction());
+            }
+            (left, cursor) = (left.saturating_sub(u64_of(segments.len())), end);
+            for key in segments.into_iter().flatten().flat_map(chunks_of) {
+                let Some(slot) = room.next().await else { break 'file };
+                match self.claims.spool(key, slot) {
+                    Found::New(spooled) => {
+                        let shared = Arc::clone(&self);
+                        fetching.spawn(async move { shared.fetch_into(&spooled, key).await });
+                    }
+                    Found::Spooled => {}
+                    Found::Read => {
+                        read.insert(key);
+                    }
+                }
+                // Some that were read are here again; a reader has as many as `AHEAD` on the way.
+                let mut goes_on = read.len() <= AHEAD;
+                while goes_on && fetching.len() >= AT_ONCE {
+                    goes_on = matches!(fetching.join_next().await, Some(Ok(true)));
+                }
+                if !goes_on {
+                    break 'file;
+                }
+            }
+        }
+        while fetching.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// Fetches a chunk into the spool. Returns whether it is there.
+    async fn fetch_into(&self, spooled: &Arc<Spooled>, key: ChunkKey) -> bool {
+        let length = spooled.length.get_or_init(|| self.write_into(spooled, key));
+        // A reader that was quicker fetches it, which is no failure.
+        length.await.is_some() || self.claims.is_read(key)
+    }
+
+    async fn write_into(&self, spooled: &Arc<Spooled>, key: ChunkKey) -> Option<usize> {
+        let (shard, chunk) = self.stored(key).ok()?;
+        let bytes = u64::from(chunk.stored_bytes);
+        let stream = self.store.blob_range(shard, chunk.stored_offset, bytes).await.ok()?;
+        let mut incoming = Incoming::new(stream);
+        let mut hasher = ChunkHasher::new(self.plan.hash());
+        let (mut part, mut done) = (Vec::new(), 0);
+        while done < chunk.stored_bytes {
+            let next = WRITE_BYTES.min(chunk.stored_bytes - done);
+            part = incoming.take_hashed(part, shard, next, &mut hasher).await.ok()?;
+            let (spooled, at) = (Arc::clone(spooled), u64::from(done));
+            let write = move || {
+                spooled.slot.file.write_all_at(&part, spooled.slot.offset() + at)?;
+                part.clear();
+                Ok(part)
+            };
+            part = blocking(write).await.ok()?;
+            done += next;
+        }
+        if hasher.finish() != chunk.hash {
+            return None;
+        }
+        self.progress.transfer(bytes);
+        usize::try_from(bytes).ok()
+    }
+}
