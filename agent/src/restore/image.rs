@@ -4,16 +4,17 @@
 //! lease; then they are unpacked one on the other. What containerd has already is left as it is
 //! (`spec/decisions/0002`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
-use futures::TryStreamExt as _;
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use futures::stream::{self, StreamExt as _};
+use futures::{FutureExt as _, TryStreamExt as _};
 use kybernate_packager::runtime_spec::ImageRun;
 use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
 use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
 use serde::Deserialize;
+use tokio::sync::mpsc;
 
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::node;
@@ -22,6 +23,9 @@ use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
 
 /// The snapshotter root file systems are made with.
 pub(super) const SNAPSHOTTER: &str = "overlayfs";
+
+/// How many layers come at once.
+const AT_ONCE: usize = 2;
 
 #[derive(Debug, Deserialize)]
 struct ConfigDocument {
@@ -118,24 +122,62 @@ pub(super) async fn bring(
         .map_err(|error| ImageError::Malformed("config", error))?;
     check(&config, &manifest)?;
     driver.progress.expect(manifest.layers.iter().map(|layer| layer.size).sum());
-    let chains = chains(&config.rootfs.diff_ids);
-    let mut parent = None;
-    for ((layer, diff_id), chain) in
-        manifest.layers.iter().zip(&config.rootfs.diff_ids).zip(&chains)
-    {
-        leased.write_blob(layer, &Counted { store, driver }).await?;
-        if !leased.has_snapshot(SNAPSHOTTER, &chain.to_string()).await? {
-            let step = Step { layer, diff_id, parent, chain };
-            unpack(&step, leased, driver).await?;
-        }
-        parent = Some(chain);
-    }
-    let chain = parent.cloned();
+    let chain = bring_layers(store, &manifest, &config, leased, driver).await?;
     leased.write_blob(&manifest.config, &Held(config_bytes)).await?;
     leased.write_blob(&stored.descriptor, &Held(stored.content.clone())).await?;
     let descriptor = stored.descriptor;
     label(&manifest, &descriptor, chain.as_ref(), leased).await?;
     Ok(Brought { descriptor, chain, config: config.config.unwrap_or_default() })
+}
+
+/// Makes sure that containerd has the layers, unpacked one on the other: while one is, others come.
+/// Returns the name of the snapshot with all of them.
+async fn bring_layers(
+    store: &Store,
+    manifest: &Manifest,
+    config: &ConfigDocument,
+    leased: &Namespace,
+    driver: &Driver,
+) -> Result<Option<Digest>, ImageError> {
+    let source = Counted { store, driver };
+    let (tell, mut there) = mpsc::channel(manifest.layers.len().max(1));
+    let (mut known, mut writes) = (HashSet::new(), Vec::new());
+    for layer in &manifest.layers {
+        writes.push(if known.insert(&layer.digest) {
+            leased.write_blob(layer, &source).boxed()
+        } else {
+            // It comes before this one, and containerd takes one write of a blob at a time.
+            future::ready(Ok(())).boxed()
+        });
+    }
+    let come = async move {
+        let mut writes = stream::iter(writes).buffered(AT_ONCE);
+        while let Some(written) = writes.next().await {
+            written?;
+            // There is room for all.
+            tell.try_send(()).unwrap_or_default();
+        }
+        Ok::<_, ImageError>(())
+    };
+    let chains = chains(&config.rootfs.diff_ids);
+    let be_unpacked = async {
+        let mut parent = None;
+        for ((layer, diff_id), chain) in
+            manifest.layers.iter().zip(&config.rootfs.diff_ids).zip(&chains)
+        {
+            if there.recv().await.is_none() {
+                break;
+            }
+            if !leased.has_snapshot(SNAPSHOTTER, &chain.to_string()).await? {
+                let step = Step { layer, diff_id, parent, chain };
+                unpack(&step, leased, driver).await?;
+            }
+            parent = Some(chain);
+        }
+        Ok(parent.cloned())
+    };
+    let ((), chain) = tokio::try_join!(come, be_unpacked)?;
+    Ok(chain)
 }
 
 async fn read_config(store: &Store, config: &Descriptor) -> Result<Bytes, ImageError> {
