@@ -29,6 +29,7 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 OURS = "application/vnd.kybernate.checkpoint."
 ARTIFACT, CONFIG = OURS + "v1+json", OURS + "config.v1+json"
 PAGE_INDEX, IMAGES, PAGES = OURS + "index.v1", OURS + "images.v1", OURS + "pages.v1"
+DEVICE = OURS + "device.v1"
 PAGE_HASHES, VOLUME = OURS + "pagehash.v1", OURS + "volume.v1.tar"
 DESTINATION, PART = "io.kybernate.volume.destination", "io.kybernate.volume.part"
 
@@ -171,12 +172,15 @@ def places(path):
     return tuple(part for part in path.split("/") if part not in ("", "."))
 
 
-def sort_layers(manifest):
-    """Returns the layers by kind."""
+def sort_layers(manifest, has_device):
+    """Returns the layers by kind; shards of device memory are among those of pages."""
     kinds = {kind: [] for kind in (PAGE_INDEX, IMAGES, PAGES, PAGE_HASHES, VOLUME)}
     for layer in manifest["layers"]:
-        refuse_unless(layer["mediaType"] in kinds, "layers", layer["mediaType"])
-        kinds[layer["mediaType"]].append(layer)
+        kind = layer["mediaType"]
+        if kind == DEVICE and has_device:
+            kind = PAGES
+        refuse_unless(kind in kinds, "layers", kind)
+        kinds[kind].append(layer)
     right = (
         len(kinds[PAGE_INDEX]) == 1
         and len(kinds[IMAGES]) == 1
@@ -233,7 +237,10 @@ FACTS = {
             "noNewPrivileges": FLAG, "seccomp": FLAG,
         },
     },
-    "device": {"storage": ("none", "pages"), "gpus": [TEXT]},
+    "device": {
+        "storage": ("none", "pages", "device"), "gpus": [TEXT],
+        "streams": [{"file": TEXT, "pid": NUMBER, "gpu": TEXT, "bytes": NUMBER}],
+    },
     "sizes": {
         "processes": NUMBER, "threads": NUMBER, "dumpBytes": NUMBER, "bulkBytes": NUMBER,
         "pageBytes": NUMBER,
@@ -262,14 +269,36 @@ def check_fact(value, form, name):
     refuse_unless(right, "document", f"{name} is {value!r}")
 
 
-def read_sizes(layout, config):
-    """Returns bulk, dump and page bytes."""
+def read_device(facts):
+    """Returns whether there is device memory in files, and their lengths by name."""
+    device = facts.get("device", {})
+    is_aside = device.get("storage", "none") == "device"
+    gpus, streams = device.get("gpus", []), {}
+    if not gpus:
+        gpus = [one.get("uuid") for one in facts.get("node", {}).get("gpu", {}).get("devices", [])]
+    for stream in device.get("streams", []):
+        file, gpu = member(stream, "file", str), member(stream, "gpu", str)
+        pid, length = member(stream, "pid", int), member(stream, "bytes", int)
+        refuse_unless(pid < 1 << 32, "document", f"pid {pid}")
+        refuse_unless(is_aside, "device", "storage")
+        digits = re.fullmatch(r"GPU-([0-9a-f]{8})-(.{4})-(.{4})-(.{4})-(.{12})", gpu)
+        name = digits and f"device-{pid:x}-{''.join(digits.groups())}.img"
+        refuse_unless(name == file and DEVICE_NAME.fullmatch(file), "device", file)
+        refuse_unless(gpu in gpus, "device", gpu)
+        refuse_unless(file not in streams, "device", file)
+        streams[file] = length
+    return is_aside, streams
+
+
+def read_facts(layout, config):
+    """Returns bulk, dump and page bytes, and what there is of device memory."""
     facts = parse(layout.read(config, FACTS_MAX))
     check_fact(facts, FACTS, "the facts")
     version = member(facts, "version", str)
     refuse_unless(version.split(".")[0] == "1", "unsupported", version)
     sizes = facts.get("sizes", {})
-    return [sizes.get(name, 0) for name in ("bulkBytes", "dumpBytes", "pageBytes")]
+    device = read_device(facts)
+    return [sizes.get(name, 0) for name in ("bulkBytes", "dumpBytes", "pageBytes")], device
 
 
 # §4 Names and the pack
@@ -288,12 +317,14 @@ NAME = re.compile(
     rf"|tmpfs-(dev-)?{N}\.tar\.gz\.img|amdgpu-[A-Za-z0-9_-]{{1,64}}\.img"
 )
 PAGES_NAME = re.compile(rf"pages-{N}\.img")
+DEVICE_NAME = re.compile(r"device-(0|[1-9a-f][0-9a-f]{0,7})-[0-9a-f]{32}\.img")
 
 
 def file_name(name, bulk):
     """Returns a name as text when a file of a dump may have it."""
     text = name.decode("latin-1")
-    known = NAME.fullmatch(text) or bulk and PAGES_NAME.fullmatch(text)
+    in_shards = bulk and (PAGES_NAME.fullmatch(text) or DEVICE_NAME.fullmatch(text))
+    known = NAME.fullmatch(text) or in_shards
     refuse_unless(known and len(name) <= 255, "file-name", repr(name))
     return text
 
@@ -444,6 +475,9 @@ class PageIndex:
         there = shard < len(self.shards)
         pages = sum(stored for _, stored, _ in self.shards[shard]) // PAGE if there else 0
         refuse_unless(page + count <= pages, "page-range", f"shard {shard} page {page}")
+        is_device = bool(DEVICE_NAME.fullmatch(self.files[-1][0]))
+        same = (self.layers[shard]["mediaType"] == DEVICE) == is_device
+        refuse_unless(same, "shards", f"shard {shard} has another kind of memory")
         base = self.first_page - 1024 + first
         for number in range(count):
             refuse_unless(page + number not in self.used[shard], "page-twice")
@@ -517,8 +551,9 @@ def unpack_shard(layout, index, shard, files):
 def unpack(layout, name, directory):
     """Unpacks a checkpoint into an empty directory."""
     manifest = read_manifest(layout, read_index(layout, name))
-    bulk_bytes, dump_bytes, page_bytes = read_sizes(layout, manifest["config"])
-    kinds = sort_layers(manifest)
+    (bulk_bytes, dump_bytes, page_bytes), device = read_facts(layout, manifest["config"])
+    has_device, streams = device
+    kinds = sort_layers(manifest, has_device)
     packed, packed_bytes = unpack_images(layout.read(kinds[IMAGES][0]), directory)
     refuse_unless(bulk_bytes <= DUMP_MAX, "too-large", f"{bulk_bytes} bytes")
     refuse_unless(packed_bytes + bulk_bytes == dump_bytes, "sizes", "the dump")
@@ -528,6 +563,8 @@ def unpack(layout, name, directory):
     refuse_unless(len(index.shards) == len(kinds[PAGES]), "shards")
     refuse_unless(sum(length for _, length in index.files) == bulk_bytes, "sizes", "bulk files")
     refuse_unless(index.page_count * PAGE == page_bytes, "sizes", "pages")
+    files = {name: length for name, length in index.files if DEVICE_NAME.fullmatch(name)}
+    refuse_unless(files == streams, "device", "files and facts")
     for hashes in kinds[PAGE_HASHES]:
         refuse_unless(hashes["size"] == 16 * index.page_count, "sizes", "page hashes")
     unpack_pages(layout, index, directory)

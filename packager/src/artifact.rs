@@ -1,15 +1,20 @@
 //! A checkpoint as it is found in a store: its shape is checked, its facts are read, and nothing
 //! large has moved yet.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, CheckpointConfig, FORMAT_VERSION};
+use kybernate_spec::checkpoint::{
+    CONFIG_BYTES_MAX, CheckpointConfig, DeviceStorage, FORMAT_VERSION,
+};
 use kybernate_spec::page_index::{SHARD_BYTES_MAX, SHARDS_MAX};
 use kybernate_spec::{
     Descriptor, Index, Location, Manifest, Reason, annotation, document, media_type,
 };
 
 use crate::checked::length;
+use crate::criu::device_file;
 use crate::store::{BlobStream, Store, StoreError, StoredManifest};
 
 /// Longest destination of a volume: what Linux takes as a path.
@@ -34,7 +39,7 @@ pub struct Checkpoint {
     pub page_index: Descriptor,
     /// The pack of small files.
     pub images: Descriptor,
-    /// The page shards, in the page index's order.
+    /// The shards, of pages and of device memory, in the page index's order.
     pub shards: Vec<Descriptor>,
     /// Hashes of the stored pages, in the page index's order.
     pub page_hashes: Option<Descriptor>,
@@ -121,7 +126,7 @@ impl Checkpoint {
         let (child, runnable) = children(&index)?;
         let manifest = read_manifest(store, &child).await?;
         let config = read_config(store, &manifest.config).await?;
-        let layers = Layers::sort(&manifest)?;
+        let layers = Layers::sort(&manifest, config.device.storage)?;
         Ok(Self {
             stored,
             index,
@@ -221,19 +226,51 @@ pub(crate) fn check_config(content: &[u8]) -> Result<(), ArtifactError> {
 }
 
 /// Reads the manifest of a checkpoint that is being made as whoever opens it will.
-pub(crate) fn check_manifest(content: &[u8]) -> Result<(), ArtifactError> {
-    Layers::sort(&parse_manifest(content)?).map(drop)
+pub(crate) fn check_manifest(content: &[u8], device: DeviceStorage) -> Result<(), ArtifactError> {
+    Layers::sort(&parse_manifest(content)?, device).map(drop)
 }
 
 fn parse_config(content: &[u8]) -> Result<CheckpointConfig, ArtifactError> {
     let config: CheckpointConfig =
         document::parse(content).map_err(|error| ArtifactError::Malformed("config", error))?;
     let major = |version: &str| version.split('.').next().map(str::to_owned);
-    if major(&config.version) == major(FORMAT_VERSION) {
-        Ok(config)
-    } else {
-        Err(ArtifactError::Version(config.version))
+    if major(&config.version) != major(FORMAT_VERSION) {
+        return Err(ArtifactError::Version(config.version));
     }
+    check_device(&config)?;
+    Ok(config)
+}
+
+/// What the facts say of device memory must agree with itself.
+fn check_device(config: &CheckpointConfig) -> Result<(), ArtifactError> {
+    let wrong = |text: String| Err(ArtifactError::Shape(Reason::Device, text));
+    let device = &config.device;
+    if device.storage != DeviceStorage::Device && !device.streams.is_empty() {
+        return wrong(
+            "files with device memory are named, which is said to be elsewhere".to_owned(),
+        );
+    }
+    let node = config.node.as_ref().and_then(|node| node.gpu.as_ref());
+    let is_used = |gpu: &String| match node {
+        _ if device.gpus.contains(gpu) => true,
+        Some(node) if device.gpus.is_empty() => node.devices.iter().any(|one| one.uuid == *gpu),
+        _ => false,
+    };
+    let mut files = BTreeSet::new();
+    for stream in &device.streams {
+        let (file, gpu) = (&stream.file, &stream.gpu);
+        if device_file(stream.pid, gpu).as_ref() != Some(file) {
+            let pid = stream.pid;
+            return wrong(format!("{file:?} is not what process {pid} had on GPU {gpu:?}"));
+        }
+        if !is_used(gpu) {
+            return wrong(format!("{file:?} is of GPU {gpu:?}, which is not among those used"));
+        }
+        if !files.insert(file) {
+            return wrong(format!("{file:?} is named twice"));
+        }
+    }
+    Ok(())
 }
 
 struct Layers {
@@ -245,7 +282,8 @@ struct Layers {
 }
 
 impl Layers {
-    fn sort(manifest: &Manifest) -> Result<Self, ArtifactError> {
+    /// Shards of device memory are layers that only a checkpoint with such memory may have.
+    fn sort(manifest: &Manifest, device: DeviceStorage) -> Result<Self, ArtifactError> {
         let shape = |text: String| ArtifactError::Shape(Reason::Layers, text);
         let (mut page_index, mut images, mut page_hashes) = (None, None, None);
         let (mut shards, mut volumes) = (Vec::new(), Vec::new());
@@ -255,6 +293,10 @@ impl Layers {
                 media_type::IMAGES_PACK => images.replace(within(layer)?).is_some(),
                 media_type::PAGE_HASHES => page_hashes.replace(layer.clone()).is_some(),
                 media_type::PAGES => {
+                    shards.push(within(layer)?);
+                    false
+                }
+                media_type::DEVICE if device == DeviceStorage::Device => {
                     shards.push(within(layer)?);
                     false
                 }

@@ -147,7 +147,8 @@ fn answer(rule: Rule, subject: &Subject<'_>, target: &Target<'_>) -> Answer {
         | Rule::GpuMemory
         | Rule::GpuDriver
         | Rule::GpuCuda
-        | Rule::GpuUuid => gpu::answer(rule, subject, target.node),
+        | Rule::GpuUuid
+        | Rule::GpuStorage => gpu::answer(rule, subject, target.node),
         _ => match subject.node() {
             Ok(there) => compare(rule, target.node, there),
             Err(unknown) => unknown,

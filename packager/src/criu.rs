@@ -11,7 +11,7 @@ pub mod messages;
 mod name;
 
 pub use self::capability::{capability_names, is_capability};
-pub use self::name::{NameClass, classify, process_id};
+pub use self::name::{NameClass, classify, device_file, device_of, process_id};
 
 /// Largest message accepted: a process with a million mappings has an `mm` message of 60 MB.
 const MESSAGE_BYTES_MAX: u32 = 128 << 20;

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use fs_err as fs;
 use jiff::Timestamp;
-use kybernate_spec::checkpoint::CheckpointConfig;
+use kybernate_spec::checkpoint::{CheckpointConfig, DeviceStorage};
 use kybernate_spec::page_index::{ChunkHash, Header, PAGES_PER_SEGMENT, Reader, Record};
 use kybernate_spec::{Digest, document, page_index as index};
 use tempfile::TempDir;
@@ -121,7 +121,7 @@ pub fn documents(bytes: &[u8]) {
         let again = document::parse_manifest(&text).map(|again| serde_json::to_vec(&again).ok());
         assert_eq!(again.ok(), Some(Some(text)), "it is written as something else");
     }
-    if artifact::check_manifest(bytes).is_ok() {
+    if artifact::check_manifest(bytes, DeviceStorage::Device).is_ok() {
         assert!(Outline::parse(bytes, None).is_ok(), "only we can read it");
     }
     let _refused: Result<(), _> = artifact::check_config(bytes);

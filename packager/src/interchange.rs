@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use kybernate_spec::checkpoint::Needs;
+use kybernate_spec::checkpoint::{DeviceStorage, Needs};
 
 pub use self::foreign::ForeignError;
 pub use self::source::{Archive, ForeignSource};
@@ -68,13 +68,18 @@ pub enum Volumes {
 
 /// Finds out, before anything is written, what a format has no place for. `mounts` says for each
 /// mount from outside what is mounted there: destination, source.
-fn exportable(
+pub(crate) fn exportable(
     format: &'static str,
     checkpoint: &Checkpoint,
     mounts: &BTreeMap<String, String>,
     volumes: Volumes,
 ) -> Result<(), ExportError> {
     let impossible = |reason: String| Err(ExportError::Impossible { format, reason });
+    if checkpoint.config.device.storage == DeviceStorage::Device {
+        return impossible(
+            "it has no place for device memory, and whoever restores it asks no driver".to_owned(),
+        );
+    }
     let needs = &checkpoint.config.needs;
     if let Some(volume) = checkpoint.volumes.first()
         && volumes == Volumes::Refuse

@@ -252,7 +252,8 @@ async fn pack_in(
     };
     let mut layers = vec![pushed.index, images];
     layers.extend((0..).zip(pushed.shards).map(|(number, shard): (u32, _)| {
-        shard.with_annotation(annotation::TITLE, format!("pages-{number:05}"))
+        let kind = if shard.media_type == media_type::DEVICE { "device" } else { "pages" };
+        shard.with_annotation(annotation::TITLE, format!("{kind}-{number:05}"))
     }));
     layers.extend(pushed.hashes);
     layers.extend(volumes::push(&request.volumes, store, progress).await?);
@@ -362,7 +363,7 @@ async fn push_checkpoint(
         )]),
     };
     let content = to_json("checkpoint manifest", &manifest)?;
-    artifact::check_manifest(&content).map_err(unreadable)?;
+    artifact::check_manifest(&content, config.device.storage).map_err(unreadable)?;
     let mut descriptor = Descriptor::of(media_type::OCI_MANIFEST, &content);
     store.put_manifest(&descriptor, content).await?;
     descriptor.artifact_type = Some(media_type::CHECKPOINT.to_owned());

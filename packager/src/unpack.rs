@@ -247,7 +247,7 @@ pub(crate) async fn unpack_for_a_look(
         return Err(UnpackError::IndexTooLarge { bytes, limit });
     }
     unpack_images_where(|_| true, store, checkpoint, directory, progress).await?;
-    let keep = |name: &str| classify(name) != NameClass::Pages;
+    let keep = |name: &str| !matches!(classify(name), NameClass::Pages | NameClass::Device);
     let plan = plan(keep, store, checkpoint, directory, Limits::default(), progress).await?;
     let bytes = plan.wanted_bytes();
     if bytes > LOOKED_AT_BYTES_MAX {

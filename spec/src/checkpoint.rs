@@ -234,6 +234,23 @@ pub struct DeviceFacts {
     /// node's when empty although there is device memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<String>,
+    /// The files that hold device memory: only with [`DeviceStorage::Device`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<DeviceStream>,
+}
+
+/// What one process had on one GPU: a file of the dump.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceStream {
+    /// Name of the file, which `pid` and `gpu` make.
+    pub file: String,
+    /// Id of the process in its innermost namespace.
+    pub pid: u32,
+    /// UUID of the GPU, as `GPU-5a17…`.
+    pub gpu: String,
+    /// Length of the file in bytes.
+    pub bytes: u64,
 }
 
 /// Where device memory is.
@@ -245,6 +262,8 @@ pub enum DeviceStorage {
     None,
     /// In host memory, so in the page shards.
     Pages,
+    /// In files of its own, so in device shards.
+    Device,
 }
 
 /// What is inside a checkpoint, and how large.

@@ -29,6 +29,8 @@ pub const PAGE_INDEX: &str = "application/vnd.kybernate.checkpoint.index.v1";
 pub const IMAGES_PACK: &str = "application/vnd.kybernate.checkpoint.images.v1";
 /// A page shard.
 pub const PAGES: &str = "application/vnd.kybernate.checkpoint.pages.v1";
+/// A shard of device memory.
+pub const DEVICE: &str = "application/vnd.kybernate.checkpoint.device.v1";
 /// A hash of each stored page, for increments against a base that is elsewhere.
 pub const PAGE_HASHES: &str = "application/vnd.kybernate.checkpoint.pagehash.v1";
 /// The content of one captured mount.

@@ -65,13 +65,15 @@ pub enum Reason {
     PageTwice,
     /// Declared sizes do not add up.
     Sizes,
+    /// The facts name other device memory than there is.
+    Device,
     /// A chunk does not match its hash.
     ChunkHash,
 }
 
 impl Reason {
     /// Every reason, in the order of the specification.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::NotACheckpoint,
         Self::Missing,
         Self::DigestMismatch,
@@ -100,6 +102,7 @@ impl Reason {
         Self::PageOrder,
         Self::PageTwice,
         Self::Sizes,
+        Self::Device,
         Self::ChunkHash,
     ];
 
@@ -134,6 +137,7 @@ impl Reason {
             Self::PageOrder => "page-order",
             Self::PageTwice => "page-twice",
             Self::Sizes => "sizes",
+            Self::Device => "device",
             Self::ChunkHash => "chunk-hash",
         }
     }

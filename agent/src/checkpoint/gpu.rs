@@ -46,7 +46,7 @@ pub(super) fn facts(held: &Held) -> DeviceFacts {
     if held.is_empty() {
         return DeviceFacts::default();
     }
-    DeviceFacts { storage: DeviceStorage::Pages, gpus: held.gpus() }
+    DeviceFacts { storage: DeviceStorage::Pages, gpus: held.gpus(), ..DeviceFacts::default() }
 }
 
 #[cfg(test)]
@@ -60,7 +60,8 @@ mod tests {
         let uses = ["GPU-a", "GPU-b"].map(|uuid| Use { uuid: uuid.to_owned(), bytes: 7 });
         let held = Held { processes: vec![Process { pid: 1, born: 2 }], uses: uses.to_vec() };
         let gpus = vec!["GPU-a".to_owned(), "GPU-b".to_owned()];
-        assert_eq!(facts(&held), DeviceFacts { storage: DeviceStorage::Pages, gpus });
+        let expected = DeviceFacts { storage: DeviceStorage::Pages, gpus, streams: Vec::new() };
+        assert_eq!(facts(&held), expected);
         assert_eq!(bytes(&held), 14);
     }
 }

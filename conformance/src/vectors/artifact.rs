@@ -21,6 +21,9 @@ type Edit = Box<dyn FnOnce(&mut Value)>;
 /// A change of bytes.
 type Spoil = fn(&mut Vec<u8>);
 
+/// The file with device memory in [`Artifact::device`].
+pub(super) const DEVICE_FILE: &str = "device-1f-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.img";
+
 /// One vector's artifact; whatever is not set is as it should be.
 pub(super) struct Artifact {
     /// Files of the pack, in order.
@@ -29,8 +32,10 @@ pub(super) struct Artifact {
     pub(super) pack: Option<Vec<u8>>,
     /// The page index.
     pub(super) page_index: Vec<u8>,
-    /// The page shards.
+    /// The shards.
     pub(super) shards: Vec<Vec<u8>>,
+    /// From which shard on they are of device memory.
+    pub(super) device_from: usize,
     /// The page hashes.
     pub(super) page_hashes: Option<Vec<u8>>,
     /// Volumes by destination.
@@ -80,6 +85,27 @@ impl Artifact {
         small.with_pages(page_index, vec![shard], 3 * 4096, 2)
     }
 
+    /// An artifact of two pages, and of device memory of five pages of which two are stored.
+    pub(super) fn device() -> Self {
+        let (one, two) = (pages(1, 2), pages(21, 2));
+        let page_index = PageIndex::new(2, 2)
+            .shard(&one)
+            .shard(&two)
+            .file("pages-1.img", 2 * 4096)
+            .run(0, 0)
+            .file(DEVICE_FILE, 5 * 4096)
+            .runs(&[(1, 1, 1, 0), (4, 1, 1, 1)])
+            .end();
+        let mut device = Self::empty().with_pages(page_index, vec![one, two], 7 * 4096, 4);
+        device.files = vec![file("core-1.img", "core"), file("inventory.img", "inventory")];
+        device.device_from = 1;
+        device.facts(|facts| {
+            let gpu = "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa";
+            let stream = json!({ "file": DEVICE_FILE, "pid": 31, "gpu": gpu, "bytes": 5 * 4096 });
+            facts["device"] = json!({ "storage": "device", "gpus": [gpu], "streams": [stream] });
+        })
+    }
+
     /// An artifact of nothing.
     pub(super) fn empty() -> Self {
         Self {
@@ -87,6 +113,7 @@ impl Artifact {
             pack: None,
             page_index: PageIndex::new(0, 0).end(),
             shards: Vec::new(),
+            device_from: usize::MAX,
             page_hashes: None,
             volumes: Vec::new(),
             volume_parts: Vec::new(),
@@ -199,8 +226,10 @@ impl Artifact {
         layers.push(self.layer(pool, Part::PageIndex, media_type::PAGE_INDEX, index)?);
         let pack = self.pack();
         layers.push(self.layer(pool, Part::Pack, media_type::IMAGES_PACK, pack)?);
-        for shard in std::mem::take(&mut self.shards) {
-            layers.push(self.layer(pool, Part::Shard, media_type::PAGES, shard)?);
+        for (number, shard) in std::mem::take(&mut self.shards).into_iter().enumerate() {
+            let is_device = number >= self.device_from;
+            let kind = if is_device { media_type::DEVICE } else { media_type::PAGES };
+            layers.push(self.layer(pool, Part::Shard, kind, shard)?);
         }
         if let Some(hashes) = self.page_hashes.take() {
             layers.push(self.put(pool, None, media_type::PAGE_HASHES, hashes)?);

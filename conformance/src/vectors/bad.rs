@@ -2,6 +2,7 @@
 
 use super::artifact::Pool;
 
+mod device;
 mod documents;
 mod layers;
 mod pack;
@@ -13,5 +14,6 @@ pub(super) fn add(pool: &mut Pool) -> anyhow::Result<()> {
     layers::add(pool)?;
     pack::add(pool)?;
     page_index::add(pool)?;
-    pages::add(pool)
+    pages::add(pool)?;
+    device::add(pool)
 }

@@ -8,7 +8,7 @@
 use kybernate_spec::{Algorithm, Reason, media_type};
 use serde_json::json;
 
-use super::artifact::{Artifact, Part, Pool, file, sparse};
+use super::artifact::{Artifact, DEVICE_FILE, Part, Pool, file, sparse};
 use super::page_index::{CHUNK, PAGE, PageIndex, SHA256, pages};
 
 pub(super) fn add(pool: &mut Pool) -> anyhow::Result<()> {
@@ -17,7 +17,8 @@ pub(super) fn add(pool: &mut Pool) -> anyhow::Result<()> {
     shards(pool)?;
     proofs(pool)?;
     documents(pool)?;
-    layers(pool)
+    layers(pool)?;
+    device(pool)
 }
 
 fn files(pool: &mut Pool) -> anyhow::Result<()> {
@@ -235,6 +236,31 @@ fn proofs(pool: &mut Pool) -> anyhow::Result<()> {
     pool.good("proven-by-chunks", "a shard with another digest than its layer says: its chunks prove it, or its digest refutes it", proven, &[("amdgpu-proven-by-chunks.img", shard)])?;
     pool.or(Reason::DigestMismatch);
     Ok(())
+}
+
+fn device(pool: &mut Pool) -> anyhow::Result<()> {
+    let (one, two) = (pages(1, 2), pages(21, 2));
+    let (first, second) = two.split_at(PAGE);
+    let memory = sparse(5 * PAGE, &[(1, first), (4, second)]);
+    let files = [("pages-1.img", one), (DEVICE_FILE, memory)];
+    pool.good("device", "device memory in a shard of its own", Artifact::device(), &files)?;
+    let all = Artifact::device().facts(|facts| {
+        let whole: serde_json::Value =
+            serde_json::from_str(include_str!("facts.json")).unwrap_or_default();
+        let gpu = facts["device"]["gpus"][0].clone();
+        facts["node"] = whole["node"].clone();
+        facts["node"]["gpu"] = json!({
+            "driver": "615.10",
+            "cuda": "13.4",
+            "devices": [
+                { "uuid": gpu, "model": "A", "memoryBytes": 1, "computeCapability": "9.0" },
+            ],
+        });
+        facts["device"].as_object_mut().map(|device| device.remove("gpus"));
+    });
+    pool.good("device-all-gpus", "device memory of a GPU of the node's", all, &files)?;
+    let none = Artifact::small().facts(|facts| facts["device"] = json!({ "storage": "device" }));
+    pool.good("device-none", "processes without device memory that a driver keeps", none, &small())
 }
 
 /// What `Artifact::small` becomes.

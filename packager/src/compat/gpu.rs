@@ -11,6 +11,9 @@ use crate::node::version;
 /// First driver that puts what was on one GPU onto another (CUDA 13.0, `gpuPairs`).
 const REMAP_DRIVER: u64 = 580;
 
+/// First driver that takes memory from elsewhere than the processes (CUDA 13.4, custom storage).
+const STORAGE_DRIVER: u64 = 615;
+
 /// One GPU takes the place of another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pair {
@@ -58,7 +61,27 @@ pub(super) fn answer(rule: Rule, subject: &Subject<'_>, here: &NodeFacts) -> Ans
         // Equal to the last number: the process has files of the driver mapped whose names have it.
         Rule::GpuDriver => equal("GPU driver", &case.here.driver, &case.there.driver),
         Rule::GpuCuda => not_older("CUDA", (&case.here.cuda, &case.there.cuda), 2),
+        Rule::GpuStorage => storage(subject.config.device.storage, &case.here.driver),
         _ => mapping(&case),
+    }
+}
+
+/// Memory that is beside the processes needs a driver that takes it from there.
+fn storage(storage: DeviceStorage, driver: &str) -> Answer {
+    if storage != DeviceStorage::Device {
+        return (Outcome::Holds, "GPU memory is in the memory of the processes".to_owned());
+    }
+    match version(driver).first() {
+        Some(&major) => {
+            let text = format!(
+                "GPU memory is in files of its own, which takes driver {STORAGE_DRIVER}; the driver here: {driver}"
+            );
+            (holds_if(major >= STORAGE_DRIVER), text)
+        }
+        None => (
+            Outcome::Unknown,
+            "GPU memory is in files of its own; the driver here is not known".to_owned(),
+        ),
     }
 }
 

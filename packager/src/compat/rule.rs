@@ -65,6 +65,8 @@ pub enum Rule {
     GpuCuda,
     /// Which GPU takes the place of which.
     GpuUuid,
+    /// Where their memory is.
+    GpuStorage,
 }
 
 /// How a rule weighs.
@@ -81,7 +83,7 @@ pub enum Severity {
 
 impl Rule {
     /// Every rule, in the order of the specification.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Facts,
         Self::Architecture,
         Self::CpuVendor,
@@ -111,6 +113,7 @@ impl Rule {
         Self::GpuDriver,
         Self::GpuCuda,
         Self::GpuUuid,
+        Self::GpuStorage,
     ];
 
     /// Returns the identifier, as specification, messages and `kyb --json` write it.
@@ -145,6 +148,7 @@ impl Rule {
             Self::GpuDriver => "gpu.driver",
             Self::GpuCuda => "gpu.cuda",
             Self::GpuUuid => "gpu.uuid",
+            Self::GpuStorage => "gpu.storage",
         }
     }
 

@@ -65,7 +65,11 @@ fn node() -> NodeFacts {
 fn scene() -> Scene {
     let mut config = CheckpointConfig { node: Some(node()), ..CheckpointConfig::default() };
     config.source.image_digest = Some(Digest::of(b"source"));
-    config.device = DeviceFacts { storage: DeviceStorage::Pages, gpus: vec!["GPU-a".into()] };
+    config.device = DeviceFacts {
+        storage: DeviceStorage::Pages,
+        gpus: vec!["GPU-a".into()],
+        streams: Vec::new(),
+    };
     config.needs.identity.seccomp = true;
     config.needs.devices = vec!["/dev/kvm".into()];
     config.needs.host_namespaces = vec!["network".into()];
@@ -320,6 +324,20 @@ fn gpu_cases() -> Vec<Case> {
                 &["GPU-b takes the place of GPU-a", "before 580", "570.10"],
             )),
             Some((|s| s.config.device.gpus = vec!["GPU-x".into()], &["does not describe"])),
+        ),
+        case(
+            Rule::GpuStorage,
+            Some((
+                |s| s.config.device.storage = DeviceStorage::Device,
+                &["takes driver 615", "580.105.08"],
+            )),
+            Some((
+                |s| {
+                    s.config.device.storage = DeviceStorage::Device;
+                    s.gpus().driver.clear();
+                },
+                &["not known"],
+            )),
         ),
     ]
 }

@@ -5,6 +5,8 @@
 pub enum NameClass {
     /// Page contents, `pages-N.img`: always stored in shards.
     Pages,
+    /// Device memory, `device-P-U.img`: always stored in shards of its own. CRIU knows nothing of it.
+    Device,
     /// Any other file that CRIU reads on restore.
     Image,
     /// A log, or statistics of an earlier run: not part of a checkpoint.
@@ -111,6 +113,9 @@ pub fn classify(name: &str) -> NameClass {
     if is_numbered(stem, "pages") {
         return NameClass::Pages;
     }
+    if device_of(name).is_some() {
+        return NameClass::Device;
+    }
     let known = FIXED.contains(&stem)
         || NUMBERED.iter().any(|prefix| is_numbered(stem, prefix))
         || is_tmpfs(stem)
@@ -121,6 +126,32 @@ pub fn classify(name: &str) -> NameClass {
 /// Returns the process id in a name like `mm-12.img`.
 pub fn process_id(name: &str, prefix: &str) -> Option<u32> {
     name.strip_suffix(".img")?.strip_prefix(prefix)?.strip_prefix('-')?.parse().ok()
+}
+
+/// Returns the name of the file with what a process, by its id in its innermost namespace, has on a
+/// GPU; `None` when that has no UUID as `GPU-` and its 32 digits.
+pub fn device_file(pid: u32, gpu: &str) -> Option<String> {
+    let digits = gpu.strip_prefix("GPU-")?.replace('-', "");
+    let name = format!("device-{pid:x}-{digits}.img");
+    (device_of(&name)?.1 == gpu).then_some(name)
+}
+
+/// Returns the process and the GPU that a file of device memory is of.
+pub fn device_of(name: &str) -> Option<(u32, String)> {
+    let (pid, digits) = name.strip_suffix(".img")?.strip_prefix("device-")?.split_once('-')?;
+    let number = u32::from_str_radix(pid, 16).ok().filter(|number| format!("{number:x}") == pid)?;
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if digits.len() != 32 || !digits.bytes().all(is_digit) {
+        return None;
+    }
+    let (mut gpu, mut rest) = (String::from("GPU"), digits);
+    for length in [8, 4, 4, 4, 12] {
+        let (part, after) = rest.split_at_checked(length)?;
+        gpu.push('-');
+        gpu.push_str(part);
+        rest = after;
+    }
+    Some((number, gpu))
 }
 
 fn is_numbered(stem: &str, prefix: &str) -> bool {

@@ -38,6 +38,19 @@ fn a_record_that_ends_early_is_refused() {
     }
 }
 
+const DEVICE: &str = "device-1f-00112233445566778899aabbccddeeff.img";
+
+#[test]
+fn a_file_of_device_memory_is_called_by_its_process_and_its_gpu() {
+    let gpu = "GPU-00112233-4455-6677-8899-aabbccddeeff";
+    assert_eq!(device_file(0x1f, gpu).as_deref(), Some(DEVICE));
+    assert_eq!(device_of(DEVICE), Some((0x1f, gpu.to_owned())));
+    for other in ["", "GPU-", "MIG-00112233-4455-6677-8899-aabbccddeeff", "GPU-0/../11223344"] {
+        assert_eq!(device_file(1, other), None, "{other}");
+    }
+    assert_eq!(device_file(1, &gpu.to_uppercase()), None);
+}
+
 #[test]
 fn names_of_a_real_dump_are_known() {
     for name in [
@@ -68,6 +81,7 @@ fn names_of_a_real_dump_are_known() {
         assert_eq!(classify(name), NameClass::Image, "{name}");
     }
     assert_eq!(classify("pages-12.img"), NameClass::Pages);
+    assert_eq!(classify(DEVICE), NameClass::Device);
     assert_eq!(classify("dump.log"), NameClass::Leftover);
 }
 
@@ -86,6 +100,14 @@ fn other_names_are_foreign() {
         "pages-1.img/x",
         "action.sh",
         "amdgpu-../x.img",
+        "device-1.img",
+        "device-01-00112233445566778899aabbccddeeff.img",
+        "device-1F-00112233445566778899aabbccddeeff.img",
+        "device-+1-00112233445566778899aabbccddeeff.img",
+        "device-100000000-00112233445566778899aabbccddeeff.img",
+        "device-1-00112233445566778899aabbccddeef.img",
+        "device-1-00112233445566778899AABBCCDDEEFF.img",
+        "device-1-00112233445566778899aabbccddeeff-1.img",
         "core-1",
     ] {
         assert_eq!(classify(name), NameClass::Foreign, "{name}");

@@ -28,7 +28,8 @@ pub(super) fn take<R: Read>(
 ) -> Result<(), ForeignError> {
     match classify(name) {
         NameClass::Leftover => Ok(()),
-        NameClass::Foreign => {
+        // Nothing of another format says which GPU that would be of.
+        NameClass::Foreign | NameClass::Device => {
             let name = &member.name;
             Err(ForeignError::Content(format!("{name:?} is none of CRIU's images")))
         }

@@ -38,7 +38,21 @@ pub(super) fn check(request: &PackRequest, dump: &Dump) -> Result<(), PackError>
         );
         return unreadable(Reason::BlobTooLarge, text);
     }
+    check_device(&request.config, dump)?;
     check_config(&request.config)
+}
+
+/// The facts must name the dump's device memory, and no other: whoever restores it goes by them.
+fn check_device(config: &CheckpointConfig, dump: &Dump) -> Result<(), PackError> {
+    let files = dump.bulk.iter().filter(|file| file.is_device());
+    let files: BTreeSet<(&str, u64)> = files.map(|file| (&*file.name, file.length)).collect();
+    let streams = &config.device.streams;
+    let named = streams.iter().map(|stream| (&*stream.file, stream.bytes)).collect();
+    let Some((name, bytes)) = files.symmetric_difference(&named).next() else { return Ok(()) };
+    let text = format!(
+        "of {name:?} with {bytes} bytes of device memory the dump or the facts say nothing"
+    );
+    Err(PackError::Unreadable(Box::new(ArtifactError::Shape(Reason::Device, text))))
 }
 
 fn check_config(config: &CheckpointConfig) -> Result<(), PackError> {

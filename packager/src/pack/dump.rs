@@ -145,6 +145,13 @@ pub enum DumpErrorKind {
     TooMany(&'static str),
 }
 
+impl BulkFile {
+    /// Whether it holds device memory.
+    pub(super) fn is_device(&self) -> bool {
+        classify(&self.name) == NameClass::Device
+    }
+}
+
 impl Listing {
     /// Lists `directory`. What its parents have of it is written down in `scratch`.
     pub(super) fn of(directory: &Path, scratch: &Path) -> Result<Self, DumpError> {
@@ -206,7 +213,8 @@ impl Dump {
         for (name, length) in files {
             if is_bulk(&name, length) {
                 let map = maps.remove(&name);
-                let (pieces, memory) = map.unwrap_or_else(|| (whole(length), None));
+                let unmapped = || (uncharted(&name, length, shard_bytes), None);
+                let (pieces, memory) = map.unwrap_or_else(unmapped);
                 bulk.push(BulkFile { name, length, pieces, memory });
             } else {
                 small.push((name, length));
@@ -256,7 +264,8 @@ impl Dump {
 
 /// Whether a file goes into shards.
 fn is_bulk(name: &str, length: u64) -> bool {
-    classify(name) == NameClass::Pages || length > images_pack::FILE_BYTES_MAX
+    matches!(classify(name), NameClass::Pages | NameClass::Device)
+        || length > images_pack::FILE_BYTES_MAX
 }
 
 fn list(directory: &Path) -> Result<BTreeMap<String, Stamp>, DumpErrorKind> {
@@ -268,7 +277,7 @@ fn list(directory: &Path) -> Result<BTreeMap<String, Stamp>, DumpErrorKind> {
         match classify(&name) {
             NameClass::Leftover => {}
             NameClass::Foreign if name == "parent" && metadata.is_symlink() => {}
-            NameClass::Pages | NameClass::Image if metadata.is_file() => {
+            NameClass::Pages | NameClass::Device | NameClass::Image if metadata.is_file() => {
                 let changed = (metadata.mtime(), metadata.mtime_nsec());
                 files.insert(name, (metadata.ino(), metadata.size(), changed));
             }
@@ -444,8 +453,16 @@ fn next_mapping(mappings: &[(u64, u64)], address: u64) -> u64 {
     mappings.get(after).map_or(u64::MAX, |(start, _)| *start)
 }
 
-/// A file without a pagemap is one piece: of its own when it is large.
-fn whole(length: u64) -> Vec<Piece> {
+/// A file without a pagemap is one piece: of its own when it is large. Device memory is cut by offset
+/// and always on its own, so that equal weights have equal digests.
+fn uncharted(name: &str, length: u64, shard_bytes: u64) -> Vec<Piece> {
+    if classify(name) == NameClass::Device {
+        let piece = |number: u64| {
+            let end = length.min((number + 1).saturating_mul(shard_bytes));
+            Piece { end, own: Some(OwnShard { mapping: 0, number }) }
+        };
+        return (0..length.div_ceil(shard_bytes)).map(piece).collect();
+    }
     let own = (length >= OWN_SHARD_BYTES).then_some(OwnShard { mapping: 0, number: 0 });
     vec![Piece { end: length, own }]
 }

@@ -13,6 +13,8 @@ use kybernate_spec::page_index::{
     self, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Run, SEGMENT_BYTES, SHARDS_MAX,
 };
 
+use kybernate_spec::media_type;
+
 use super::base::{Lookup, OpenBase};
 use super::dump::{BulkFile, Dump, OwnShard, Piece};
 use super::local::LocalPages;
@@ -48,6 +50,8 @@ pub(super) struct Stretch {
 pub(super) struct ShardPlan {
     /// Its place in the manifest.
     pub(super) number: u16,
+    /// Of pages, or of device memory: never of both.
+    pub(super) media_type: &'static str,
     stretches: Vec<Stretch>,
     pages: u32,
 }
@@ -111,6 +115,7 @@ struct FileWalk<'a> {
     number: u32,
     file: &'a Arc<OpenFile>,
     length: u64,
+    media_type: &'static str,
     /// Pieces that are not behind us.
     pieces: &'a [Piece],
     lookup: Option<Lookup>,
@@ -147,8 +152,8 @@ impl FileWalk<'_> {
 }
 
 impl ShardPlan {
-    const fn new(number: u16) -> Self {
-        Self { number, stretches: Vec::new(), pages: 0 }
+    const fn new(number: u16, media_type: &'static str) -> Self {
+        Self { number, media_type, stretches: Vec::new(), pages: 0 }
     }
 
     /// Returns the bytes of the shard.
@@ -271,7 +276,9 @@ impl<'a> Planner<'a> {
             Some(base) => base.lookup(self.dump, bulk)?,
             None => None,
         };
-        Ok(FileWalk { number, file, length: bulk.length, pieces: &bulk.pieces, lookup })
+        let (length, pieces) = (bulk.length, &*bulk.pieces);
+        let media_type = if bulk.is_device() { media_type::DEVICE } else { media_type::PAGES };
+        Ok(FileWalk { number, file, length, media_type, pieces, lookup })
     }
 
     /// Has the segments of a file looked through, some at a time, and places their pages in order.
@@ -344,15 +351,17 @@ impl<'a> Planner<'a> {
             }
             return Ok(place);
         }
-        // What has changed since the base is little, of all mappings: it shares shards.
-        let own = if self.base.is_some() { None } else { walk.own_shard(page) };
-        self.next_place(own, walk.number, page, emit)
+        // What has changed since the base is little, of all mappings: it shares shards. Device memory
+        // is not looked for in the base, and has shards that are equal as a whole.
+        let shares = self.base.is_some() && walk.media_type == media_type::PAGES;
+        let own = if shares { None } else { walk.own_shard(page) };
+        self.next_place(own, walk, page, emit)
     }
 
     fn next_place(
         &mut self,
         own: Option<OwnShard>,
-        file: u32,
+        walk: &FileWalk<'_>,
         page: u32,
         emit: &mut impl FnMut(ShardPlan) -> io::Result<()>,
     ) -> io::Result<Place> {
@@ -373,10 +382,10 @@ impl<'a> Planner<'a> {
         }
         let mut plan = match plan {
             Some(plan) => plan,
-            None => self.begin()?,
+            None => self.begin(walk.media_type)?,
         };
         let shard = plan.number;
-        let stored = plan.push(file, page).ok_or_else(too_large)?;
+        let stored = plan.push(walk.number, page).ok_or_else(too_large)?;
         match own {
             None => self.shared = Some(plan),
             Some(own) => self.own = Some((own, plan)),
@@ -384,11 +393,12 @@ impl<'a> Planner<'a> {
         Ok(Place { shard, page: stored })
     }
 
-    fn begin(&mut self) -> io::Result<ShardPlan> {
+    fn begin(&mut self, media_type: &'static str) -> io::Result<ShardPlan> {
         if self.shards == SHARDS_MAX {
             return Err(too_large());
         }
-        let plan = ShardPlan::new(u16::try_from(self.shards).map_err(io::Error::other)?);
+        let plan =
+            ShardPlan::new(u16::try_from(self.shards).map_err(io::Error::other)?, media_type);
         self.shards += 1;
         Ok(plan)
     }
@@ -414,7 +424,7 @@ mod tests {
         let whole = Content::Whole(fs::File::open(&path).unwrap());
         let file = OpenFile { content: whole, length };
         let files = [Arc::new(file)];
-        let mut plan = ShardPlan::new(0);
+        let mut plan = ShardPlan::new(0, media_type::PAGES);
         let mut expected = Vec::new();
         for number in [1_u32, 2, 5, 8] {
             plan.push(0, number);

@@ -16,6 +16,7 @@ use crate::unpack::{Limits, UnpackError, unpack};
 
 mod cancelled;
 mod changed;
+mod device;
 mod increments;
 mod on_demand;
 mod parents;

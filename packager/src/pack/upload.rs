@@ -9,7 +9,7 @@ use fs_err as fs;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
 use kybernate_spec::page_index::{CHUNK_BYTES, Chunk, Encoding};
-use kybernate_spec::{Algorithm, Descriptor, Hasher, RepositoryName, media_type};
+use kybernate_spec::{Algorithm, Descriptor, Hasher, RepositoryName};
 
 use super::shards::{OpenFile, ShardPlan};
 use crate::progress::Progress;
@@ -63,7 +63,7 @@ impl ShardSource {
             });
             offset += length;
         }
-        Ok((Descriptor::new(media_type::PAGES, hasher.finish(), total), chunks))
+        Ok((Descriptor::new(self.plan.media_type, hasher.finish(), total), chunks))
     }
 }
 

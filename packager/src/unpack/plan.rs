@@ -6,10 +6,10 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use kybernate_spec::Reason;
 use kybernate_spec::page_index::{
     Chunk, ChunkHash, Cursor, Header, PAGE_BYTES, PAGES_PER_SEGMENT, Reader, Record, Run,
 };
+use kybernate_spec::{Reason, media_type};
 
 use super::UnpackError;
 use crate::artifact::Checkpoint;
@@ -110,6 +110,7 @@ impl Plan {
                 Record::Segment(runs) => {
                     let file = u32::try_from(plan.files.len()).unwrap_or(u32::MAX) - 1;
                     let place = Place { cursor, file, segment, page: pages };
+                    plan.check_kind(&runs, checkpoint)?;
                     pages += runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
                     let wanted = plan.files.last().is_some_and(|file| file.wanted);
                     for run in runs.iter().filter(|_| wanted) {
@@ -225,6 +226,36 @@ impl Plan {
         }
     }
 
+    /// Device memory lies in shards of its own.
+    fn check_kind(&self, runs: &[Run], checkpoint: &Checkpoint) -> Result<(), UnpackError> {
+        let is_device = self.files.last().is_some_and(|file| is_device(&file.name));
+        let fits = |run: &Run| {
+            // A shard that the manifest does not have is told of when all are known.
+            let shard = checkpoint.shards.get(usize::from(run.place.shard));
+            shard.is_none_or(|shard| (shard.media_type == media_type::DEVICE) == is_device)
+        };
+        if runs.iter().all(fits) {
+            return Ok(());
+        }
+        let text = "device memory and other pages lie in one shard";
+        Err(contradiction(Reason::Shards, text))
+    }
+
+    /// Compares the files with device memory with what the facts say of them.
+    fn check_device(&self, checkpoint: &Checkpoint) -> Result<(), UnpackError> {
+        let files = self.files.iter().filter(|file| is_device(&file.name));
+        let files: BTreeSet<(&str, u64)> = files.map(|file| (&*file.name, file.length)).collect();
+        let streams = &checkpoint.config.device.streams;
+        let named = streams.iter().map(|stream| (&*stream.file, stream.bytes)).collect();
+        match files.symmetric_difference(&named).next() {
+            None => Ok(()),
+            Some((name, bytes)) => {
+                let text = format!("facts or files have {name:?} with {bytes} bytes, not both");
+                Err(contradiction(Reason::Device, &text))
+            }
+        }
+    }
+
     /// Compares the index, which names `pages` pages, with everything else that says how much
     /// there is.
     fn check(&self, checkpoint: &Checkpoint, pages: u64) -> Result<(), UnpackError> {
@@ -247,6 +278,7 @@ impl Plan {
             let text = "its files do not add up to what its facts announce";
             return Err(contradiction(Reason::Sizes, text));
         }
+        self.check_device(checkpoint)?;
         let hashes = checkpoint.page_hashes.as_ref();
         if hashes.is_some_and(|layer| layer.size != pages * PAGE_HASH_BYTES) {
             return Err(contradiction(Reason::Sizes, "its page hashes are not one for each page"));
@@ -255,10 +287,18 @@ impl Plan {
     }
 }
 
+fn is_device(name: &str) -> bool {
+    classify(name) == NameClass::Device
+}
+
 fn check_name(name: &str, names: &mut BTreeSet<String>) -> Result<(), UnpackError> {
     match classify(name) {
-        NameClass::Pages | NameClass::Image if names.insert(name.to_owned()) => Ok(()),
-        NameClass::Pages | NameClass::Image => {
+        NameClass::Pages | NameClass::Device | NameClass::Image
+            if names.insert(name.to_owned()) =>
+        {
+            Ok(())
+        }
+        NameClass::Pages | NameClass::Device | NameClass::Image => {
             Err(contradiction(Reason::FileTwice, &format!("file {name:?} comes twice")))
         }
         NameClass::Leftover | NameClass::Foreign => {

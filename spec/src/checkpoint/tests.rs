@@ -55,6 +55,7 @@ fn the_schema_has_the_fields_of_the_prose() {
         &["needs", "identity", "noNewPrivileges"],
         &["device", "storage"],
         &["device", "gpus"],
+        &["device", "streams"],
         &["sizes", "dumpBytes"],
         &["sizes", "bulkBytes"],
         &["sizes", "pageBytes"],

@@ -16,7 +16,7 @@ pub(super) fn add(pool: &mut Pool) -> anyhow::Result<()> {
     let unknown = "application/vnd.kybernate.checkpoint.";
     for (name, what, kind) in [
         ("layer-unknown", "a layer of a type that nobody knows", "later.v1"),
-        ("layer-device", "a shard of device memory, which is not of this version", "device.v1"),
+        ("layer-device", "a shard of device memory, of which the facts know nothing", "device.v1"),
         ("layer-pages-zstd", "a compressed shard, which is reserved", "pages.v1+zstd"),
         ("layer-pages-encrypted", "an encrypted shard, which is reserved", "pages.v1+encrypted"),
         ("layer-pages-2", "a shard of a later version", "pages.v2"),
