@@ -21,7 +21,7 @@ mod schema;
 mod staging;
 
 pub use self::access::NetworkConfig;
-pub use self::gpu::{GpuConfig, GpuMethod};
+pub use self::gpu::{GpuConfig, GpuMethod, GpuStorage};
 pub use self::pods::{PodsConfig, RegistryConfig};
 use self::reader::{Reader, Sources};
 pub use self::schema::LogFormat;

@@ -18,11 +18,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 mod call;
 mod child;
 mod management;
+mod storage;
 mod sys;
 pub(crate) mod version;
 
 pub use self::call::{Code, Failure, State};
-use self::call::{Looked, Reply, Request, Work};
+use self::call::{Looked, Reply, Request, Storage, Work};
 pub use self::child::run;
 use crate::config::{GpuConfig, GpuMethod};
 use crate::process;
@@ -56,6 +57,10 @@ pub struct Held {
     /// The GPUs they used.
     #[serde(default)]
     pub uses: Vec<Use>,
+    /// The directory where their GPU memory is, or is about to be, in files of its own; in their own
+    /// memory when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<PathBuf>,
 }
 
 /// One process, by what no other has.
@@ -173,7 +178,7 @@ impl Gpus {
     /// Finds those of `pids` that use CUDA. They must not be frozen: the driver would not answer. An
     /// error when somebody else has one of them locked.
     pub async fn find(&self, pids: &[u32]) -> Result<Held, GpuError> {
-        let Looked { states, uses, missed } = self.look(pids).await?;
+        let Looked { states, uses, missed, .. } = self.look(pids).await?;
         if let Some(reason) = missed.filter(|_| !states.is_empty()) {
             tracing::warn!(reason, "which GPUs a container uses is not known");
         }
@@ -181,14 +186,14 @@ impl Gpus {
             return Err(GpuError::Foreign { pid: *pid, state: *state });
         }
         let pids = states.into_iter().map(|(pid, _)| pid);
-        Ok(Held { processes: pids.filter_map(Process::of).collect(), uses })
+        Ok(Held { processes: pids.filter_map(Process::of).collect(), uses, storage: None })
     }
 
     /// Finds those of `pids` whose GPU memory is away from the GPU, as CRIU restores them.
     pub async fn find_restored(&self, pids: &[u32]) -> Result<Held, GpuError> {
         let Looked { states, .. } = self.look(pids).await?;
         let pids = states.into_iter().map(|(pid, _)| pid);
-        Ok(Held { processes: pids.filter_map(Process::of).collect(), uses: Vec::new() })
+        Ok(Held { processes: pids.filter_map(Process::of).collect(), ..Held::default() })
     }
 
     /// Returns how far each of `pids` is that uses CUDA.
@@ -196,14 +201,20 @@ impl Gpus {
         Ok(self.look(pids).await?.states)
     }
 
-    /// Moves the GPU memory of these processes into their own and frees their GPUs. After a failure
-    /// they have to be brought back.
+    /// Whether the driver copies GPU memory to and from files (custom storage).
+    pub async fn has_storage(&self) -> Result<bool, GpuError> {
+        Ok(self.look(&[]).await?.has_storage)
+    }
+
+    /// Moves the GPU memory of these processes into their own, or into files, and frees their GPUs.
+    /// After a failure they have to be brought back.
     pub async fn take(&self, held: &Held) -> Result<(), GpuError> {
         if held.processes.is_empty() {
             return Ok(());
         }
         let lock_ms = u32::try_from(self.config.lock_limit.as_millis()).unwrap_or(u32::MAX);
-        let work = Work::Take { pids: held.alive(), lock_ms };
+        let storage = self.storage(held);
+        let work = Work::Take { pids: held.alive(), lock_ms, uses: held.uses.clone(), storage };
         self.done("move GPU memory away", work, self.config.limit).await
     }
 
@@ -219,8 +230,16 @@ impl Gpus {
         if pids.is_empty() {
             return Ok(());
         }
-        let work = Work::Bring { pids, uses: held.uses.clone(), pairs: pairs.to_vec() };
+        let storage = self.storage(held);
+        let work = Work::Bring { pids, uses: held.uses.clone(), pairs: pairs.to_vec(), storage };
         self.done("bring GPU memory back", work, self.config.limit).await
+    }
+
+    /// Who waits for the directory after a process that nobody waits for any more gets there before
+    /// the limit.
+    fn storage(&self, held: &Held) -> Option<Storage> {
+        let patience_ms = u64::try_from(self.config.limit.as_millis() / 2).unwrap_or(u64::MAX);
+        Some(Storage { directory: held.storage.clone()?, patience_ms })
     }
 
     async fn look(&self, pids: &[u32]) -> Result<Looked, GpuError> {
@@ -247,6 +266,11 @@ impl Gpus {
     ) -> Result<Reply, GpuError> {
         let GpuConfig { driver, management, .. } = &self.config;
         let driver = driver.clone().unwrap_or_else(|| "libcuda.so.1".into());
+        // What is begun with files is brought to its end by itself, and then nobody is asked any more.
+        let ends_itself = matches!(
+            &work,
+            Work::Take { storage: Some(_), .. } | Work::Bring { storage: Some(_), .. }
+        );
         let request = Request { driver, management: management.clone(), work };
         let mut line = serde_json::to_vec(&request).map_err(|error| GpuError::Run(error.into()))?;
         line.push(b'\n');
@@ -254,7 +278,7 @@ impl Gpus {
         // Which GPUs programs see, and where libraries are, is not for our environment to say.
         command.arg0("kybernate-agent").arg("gpu").env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.kill_on_drop(true).spawn().map_err(GpuError::Run)?;
+        let mut child = command.kill_on_drop(!ends_itself).spawn().map_err(GpuError::Run)?;
         let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(GpuError::Run(io::ErrorKind::BrokenPipe.into()));
         };
@@ -303,5 +327,29 @@ impl Process {
     /// Takes a look at a process; `None` when it has ended.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self { pid, born: process::started(pid)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::Made;
+
+    #[test]
+    fn what_an_earlier_agent_wrote_down_is_in_the_memory_of_processes() {
+        let old = r#"{"gpu":{"processes":[{"pid":7,"born":9}],"uses":[]}}"#;
+        let Made::Gpu(held) = serde_json::from_str(old).unwrap() else { panic!("{old}") };
+        assert_eq!((held.processes.len(), &held.storage), (1, &None));
+        assert_eq!(serde_json::to_string(&Made::Gpu(held)).unwrap(), old);
+    }
+
+    /// The directory is not removed before it is back.
+    #[test]
+    fn what_is_in_files_keeps_them() {
+        let kept = Held { storage: Some("/x".into()), ..Held::default() };
+        assert!(Made::Gpu(kept.clone()).has_processes());
+        assert!(!Made::Gpu(Held::default()).has_processes());
+        let again = serde_json::from_str(&serde_json::to_string(&kept).unwrap());
+        assert_eq!(again.ok(), Some(kept));
     }
 }

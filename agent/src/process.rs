@@ -96,6 +96,13 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Returns a process's id in its innermost namespace (`NSpid`); `None` when it has ended.
+pub(crate) fn inner(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().last()?.parse().ok()
+}
+
 /// Kills one process, if it is there.
 pub(crate) fn kill(pid: u32) -> io::Result<()> {
     signal(pid, Signal::KILL)

@@ -10,10 +10,14 @@
 //! DIR/gpus        lines: UUID bytes MODEL-WITHOUT-BLANKS   (none: no such file)
 //! DIR/faults      lines: CALL CODE|hang                    as "lock 600", "restore hang"
 //! DIR/calls       what was called: lines "CALL PID"
-//! /proc/PID/cwd/gpu-simulation   STATE UUID,… BYTES        the process uses CUDA
+//! DIR/driver      versions of driver and CUDA, as "615.10 13040"   (580.105.08 13000: no such file)
+//! DIR/memory-UUID-PID            what a process has on a GPU
+//! /proc/PID/cwd/gpu-simulation   STATE UUID,… BYTES [KEPT]  the process uses CUDA
+//! /proc/PID/cwd/gpu-memory-UUID  what it has on a GPU while that is in its own memory
 //! ```
 //!
-//! A call for a process that is stopped or frozen does not return, as with the real driver. Compiled
+//! A fault `wait` holds a call up for as long as it is written there. KEPT says where GPU memory is that
+//! is on no GPU: `host`, or the sizes for whoever keeps it. A call for a process that is stopped or frozen does not return, as with the real driver. Compiled
 //! by `rustc --crate-type cdylib`; used in tests only.
 #![allow(non_snake_case)]
 
@@ -23,6 +27,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
+
+mod storage;
 
 const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
@@ -34,6 +40,8 @@ const ILLEGAL_STATE: c_int = 401;
 const RUNNING: c_int = 0;
 const LOCKED: c_int = 1;
 const CHECKPOINTED: c_int = 2;
+const CHECKPOINTING: c_int = 4;
+const RESTORING: c_int = 5;
 
 /// Where this library lies.
 fn place() -> PathBuf {
@@ -59,11 +67,36 @@ fn gpus() -> Vec<Gpu> {
     text.lines().filter_map(gpu).collect()
 }
 
+/// Versions of the driver and of CUDA.
+fn version() -> (String, c_int) {
+    let text = fs::read_to_string(place().join("driver")).unwrap_or_default();
+    let read = text
+        .trim()
+        .split_once(' ')
+        .and_then(|(driver, cuda)| Some((driver.to_owned(), cuda.parse().ok()?)));
+    read.unwrap_or_else(|| ("580.105.08".to_owned(), 13000))
+}
+
+/// Where GPU memory is that is on no GPU.
+#[derive(Clone, PartialEq)]
+enum Kept {
+    Nowhere,
+    Host,
+    /// With whoever asked for it: so many bytes on each GPU.
+    Elsewhere(Vec<usize>),
+}
+
+/// Where what a process has on a GPU is.
+fn memory(uuid: &str, pid: c_int) -> PathBuf {
+    place().join(format!("memory-{uuid}-{pid}"))
+}
+
 /// A process that uses the simulation.
 struct Process {
     state: c_int,
     uuids: Vec<String>,
     bytes: u64,
+    kept: Kept,
 }
 
 impl Process {
@@ -76,7 +109,16 @@ impl Process {
         let state = cells.next().and_then(|cell| cell.parse().ok()).ok_or(INVALID_VALUE)?;
         let uuids = cells.next().ok_or(INVALID_VALUE)?.split(',').map(str::to_owned).collect();
         let bytes = cells.next().and_then(|cell| cell.parse().ok()).ok_or(INVALID_VALUE)?;
-        Ok(Self { state, uuids, bytes })
+        let kept = match cells.next() {
+            None if state == CHECKPOINTED => Kept::Host,
+            None => Kept::Nowhere,
+            Some("host") => Kept::Host,
+            Some(sizes) => {
+                let sizes: Result<_, _> = sizes.split(',').map(str::parse).collect();
+                Kept::Elsewhere(sizes.map_err(|_| INVALID_VALUE)?)
+            }
+        };
+        Ok(Self { state, uuids, bytes, kept })
     }
 
     fn file(pid: c_int) -> String {
@@ -84,8 +126,55 @@ impl Process {
     }
 
     fn keep(&self, pid: c_int) -> c_int {
-        let text = format!("{} {} {}\n", self.state, self.uuids.join(","), self.bytes);
-        if fs::write(Self::file(pid), text).is_ok() { 0 } else { OPERATING_SYSTEM }
+        let kept = match &self.kept {
+            Kept::Nowhere => String::new(),
+            Kept::Host => " host".to_owned(),
+            Kept::Elsewhere(sizes) => {
+                let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+                format!(" {}", sizes.join(","))
+            }
+        };
+        let text = format!("{} {} {}{kept}\n", self.state, self.uuids.join(","), self.bytes);
+        // At once: somebody may ask how far it is.
+        let new = format!("{}.new", Self::file(pid));
+        let kept = fs::write(&new, text).and_then(|()| fs::rename(&new, Self::file(pid)));
+        if kept.is_ok() { 0 } else { OPERATING_SYSTEM }
+    }
+}
+
+impl Process {
+    /// Changes GPUs. Pairs have to name all that were used.
+    fn moves(&mut self, pairs: &[(String, String)]) -> Result<(), c_int> {
+        for uuid in self.uuids.iter_mut().filter(|_| !pairs.is_empty()) {
+            let pair = pairs.iter().find(|(old, _)| old == uuid).ok_or(INVALID_VALUE)?;
+            uuid.clone_from(&pair.1);
+        }
+        Ok(())
+    }
+
+    /// Whether its GPUs are there and have room.
+    fn fits(&self) -> Result<(), c_int> {
+        for uuid in &self.uuids {
+            let gpus = gpus();
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid).ok_or(INVALID_DEVICE)?;
+            if gpu.bytes.saturating_sub(used(uuid)) < self.bytes {
+                return Err(OUT_OF_MEMORY);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what is in its own memory to its GPUs, or the other way. There may be nothing.
+    fn carry(&self, pid: c_int, was: &[String], to_host: bool) {
+        for (old, new) in was.iter().zip(&self.uuids) {
+            let (own, on) = (format!("/proc/{pid}/cwd/gpu-memory-{old}"), memory(new, pid));
+            let content = if to_host { fs::read(&on) } else { fs::read(&own) };
+            let Ok(content) = content else { continue };
+            let (from, to) = if to_host { (on, own.into()) } else { (own.into(), on) };
+            if fs::write(to, content).is_ok() {
+                let _ = fs::remove_file::<PathBuf>(from);
+            }
+        }
     }
 }
 
@@ -107,6 +196,11 @@ fn begin(call: &str, pid: c_int) -> Result<(), c_int> {
     for line in faults.lines() {
         match line.split_once(' ') {
             Some((what, "hang")) if what == call => hang(),
+            Some((what, "wait")) if what == call => {
+                while fs::read_to_string(place().join("faults")).is_ok_and(|now| now == faults) {
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
             Some((what, code)) if what == call => {
                 return Err(code.trim().parse().unwrap_or(INVALID_VALUE));
             }
@@ -158,7 +252,11 @@ fn step(call: &str, pid: c_int, from: c_int, to: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> c_int {
-    if flags != 0 { INVALID_VALUE } else { done(begin("init", 0)) }
+    if flags != 0 {
+        return INVALID_VALUE;
+    }
+    storage::initialized();
+    done(begin("init", 0))
 }
 
 #[unsafe(no_mangle)]
@@ -194,7 +292,18 @@ pub unsafe extern "C" fn cuCheckpointProcessLock(pid: c_int, args: *const [u32; 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCheckpointProcessCheckpoint(pid: c_int, _args: *const c_void) -> c_int {
-    step("checkpoint", pid, LOCKED, CHECKPOINTED)
+    done(begin("checkpoint", pid).and_then(|()| {
+        let mut process = Process::of(pid)?;
+        if process.state != LOCKED {
+            return Err(ILLEGAL_STATE);
+        }
+        process.carry(pid, &process.uuids.clone(), true);
+        (process.state, process.kept) = (CHECKPOINTED, Kept::Host);
+        match process.keep(pid) {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }))
 }
 
 #[repr(C)]
@@ -206,39 +315,33 @@ pub struct RestoreArgs {
 
 /// A pair for every GPU that was used, or none; each GPU has to be there and have room.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCheckpointProcessRestore(
-    pid: c_int,
-    args: *const RestoreArgs,
-) -> c_int {
-    let mut pairs = Vec::new();
-    if let Some(args) = unsafe { args.as_ref() } {
-        if args.reserved.iter().any(|byte| *byte != 0) {
-            return INVALID_VALUE;
-        }
-        for index in 0..args.count as usize {
-            let [old, new] = unsafe { *args.pairs.add(index) };
-            pairs.push((uuid_of(old), uuid_of(new)));
-        }
+pub unsafe extern "C" fn cuCheckpointProcessRestore(pid: c_int, args: *const RestoreArgs) -> c_int {
+    let Some(args) = (unsafe { args.as_ref() }) else { return restore_from_host(pid, Vec::new()) };
+    if args.reserved.iter().any(|byte| *byte != 0) {
+        return INVALID_VALUE;
     }
+    restore_from_host(pid, unsafe { pairs_of(args.pairs, args.count) })
+}
+
+unsafe fn pairs_of(pairs: *const [[u8; 16]; 2], count: c_uint) -> Vec<(String, String)> {
+    let pair = |index: usize| {
+        let [old, new] = unsafe { *pairs.add(index) };
+        (uuid_of(old), uuid_of(new))
+    };
+    (0..count as usize).map(pair).collect()
+}
+
+fn restore_from_host(pid: c_int, pairs: Vec<(String, String)>) -> c_int {
     done(begin("restore", pid).and_then(|()| {
         let mut process = Process::of(pid)?;
-        if process.state != CHECKPOINTED {
+        if process.state != CHECKPOINTED || process.kept != Kept::Host {
             return Err(ILLEGAL_STATE);
         }
-        if !pairs.is_empty() {
-            for uuid in &mut process.uuids {
-                let pair = pairs.iter().find(|(old, _)| old == uuid).ok_or(INVALID_VALUE)?;
-                uuid.clone_from(&pair.1);
-            }
-        }
-        for uuid in &process.uuids {
-            let gpus = gpus();
-            let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid).ok_or(INVALID_DEVICE)?;
-            if gpu.bytes.saturating_sub(used(uuid)) < process.bytes {
-                return Err(OUT_OF_MEMORY);
-            }
-        }
-        process.state = LOCKED;
+        let was = process.uuids.clone();
+        process.moves(&pairs)?;
+        process.fits()?;
+        process.carry(pid, &was, false);
+        (process.state, process.kept) = (LOCKED, Kept::Nowhere);
         match process.keep(pid) {
             0 => Ok(()),
             code => Err(code),
@@ -263,7 +366,7 @@ fn users(uuid: &str) -> Vec<(u32, u64)> {
         let pid: c_int = entry.file_name().to_str()?.parse().ok()?;
         // One file is one process's: others that work in its directory are not meant.
         let process = Process::of(pid).ok()?;
-        let on = matches!(process.state, RUNNING | LOCKED);
+        let on = matches!(process.state, RUNNING | LOCKED | CHECKPOINTING | RESTORING);
         (on && process.uuids.iter().any(|used| used == uuid)).then_some((pid as u32, process.bytes))
     };
     entries.filter_map(Result::ok).filter_map(user).collect()
@@ -304,12 +407,12 @@ unsafe fn put(text: &str, to: *mut c_char, room: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(to: *mut c_char, room: c_uint) -> c_int {
-    unsafe { put("580.105.08", to, room) }
+    unsafe { put(&version().0, to, room) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> c_int {
-    unsafe { *version = 13000 };
+    unsafe { *version = self::version().1 };
     0
 }
 
@@ -401,12 +504,8 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
         return TOO_SMALL;
     }
     for (index, (pid, used)) in users.into_iter().enumerate() {
-        let info = ProcessInfo {
-            pid,
-            used,
-            gpu_instance: c_uint::MAX,
-            compute_instance: c_uint::MAX,
-        };
+        let info =
+            ProcessInfo { pid, used, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
         unsafe { to.add(index).write(info) };
     }
     0

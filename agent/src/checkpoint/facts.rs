@@ -9,7 +9,7 @@ use kybernate_spec::{
     Descriptor, Index, Location, MANIFEST_BYTES_MAX, Reference, RepositoryName, checkpoint,
 };
 
-use super::{Order, Source, gpu};
+use super::{Order, Source};
 use crate::app::App;
 use crate::container::{name_of, namespace_of};
 use crate::gate::Summary;
@@ -36,7 +36,6 @@ pub(super) async fn of(
         },
         // What devices the source had is among its needs; its node may have had many more.
         node: Some(NodeFacts { devices: None, ..app.report().await.facts }),
-        device: gpu::facts(&source.gpu),
         needs: Needs { identity: summary.identity(), ..source.spec.needs() },
         ..CheckpointConfig::default()
     }

@@ -57,6 +57,8 @@ pub(crate) struct Source {
     pub(super) estimate: Estimate,
     /// Who of it has memory on a GPU.
     pub(super) gpu: Held,
+    /// Whether that goes into files of its own.
+    pub(super) gpu_aside: bool,
     /// CRIU's configuration file for it, when that is the agent's to write.
     pub(super) criu_config: Option<PathBuf>,
 }
@@ -163,9 +165,11 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     }
     let gpu = match app.suspended.get(&whom).filter(|_| suspended) {
         // It is frozen, and has nothing on a GPU any more.
-        Some(known) => known.gpu,
-        None => gpu::find(app, task.pid).await.map_err(&cannot)?,
+        Some(known) => gpu::Found { held: known.gpu, ..gpu::Found::default() },
+        None => gpu::find_for_dump(app, task.pid).await.map_err(&cannot)?,
     };
+    let gpu::Found { held: gpu, aside: gpu_aside, lack } = gpu;
+    findings.extend(lack.map(|lack| Finding::new(Check::GpuDriver, lack)));
     let told = criu_config_of(app, wanted, &container, &spec).await;
     let captured = mounts::captured(&spec, is_of_pod(&container), wanted, &app.config)?;
     let from = Place {
@@ -191,6 +195,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             freezer,
             suspended,
             gpu,
+            gpu_aside,
             upper,
             captured,
             stage,

@@ -17,7 +17,7 @@ use super::ahead;
 use super::base::{self, BaseError, Opened};
 use super::capture::{CaptureError, Draft, Tree, capture};
 use super::meter::measure;
-use super::{After, Naming, Order, Source, facts};
+use super::{After, Naming, Order, Source, facts, gpu};
 use crate::app::App;
 use crate::gate::{self, GateError};
 use crate::gpu::{GpuError, Held};
@@ -45,6 +45,9 @@ const COPY_LIMIT: Duration = Duration::from_hours(24);
 
 /// How long a killed source may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where CRIU's images are, and GPU memory beside them.
+const IMAGES: &str = "images";
 
 /// Why a checkpoint was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -116,14 +119,16 @@ impl CheckpointError {
 pub(crate) async fn run(
     app: &Arc<App>,
     driver: &Driver,
-    source: Source,
+    mut source: Source,
     order: Order,
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
+    let directory = source.stage.join(driver.id());
+    source.gpu.storage = source.gpu_aside.then(|| directory.join(IMAGES));
     let mut taking = Taking {
         app,
         driver,
-        directory: source.stage.join(driver.id()),
+        directory,
         source: &source,
         order: &order,
         guardian: None,
@@ -259,7 +264,7 @@ impl Taking<'_> {
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();
         let made = tokio::task::spawn_blocking(move || {
-            stage::make(&directory.join("images"))?;
+            stage::make(&directory.join(IMAGES))?;
             stage::make(&directory.join("work"))
         });
         let made = made.await.map_err(io::Error::other).and_then(|made| made);
@@ -335,7 +340,7 @@ impl Taking<'_> {
 
     /// Returns whose GPU memory the agent itself moves.
     fn gpu(&self) -> &Held {
-        const NOBODY: &Held = &Held { processes: Vec::new(), uses: Vec::new() };
+        const NOBODY: &Held = &Held { processes: Vec::new(), uses: Vec::new(), storage: None };
         if self.app.gpus.is_asked() && !self.source.suspended { &self.source.gpu } else { NOBODY }
     }
 
@@ -419,7 +424,7 @@ impl Taking<'_> {
 
     /// Where CRIU's images are.
     fn images(&self) -> PathBuf {
-        self.directory.join("images")
+        self.directory.join(IMAGES)
     }
 
     async fn tar(&self, from: &Path, tree: Tree, to: PathBuf) -> Result<Pieces, CheckpointError> {
@@ -484,7 +489,10 @@ impl Taking<'_> {
     ) -> Result<Packed, CheckpointError> {
         let summary = gate::inspect(&self.images()).await?;
         let image = facts::image(self.source, self.order).await?;
-        let config = facts::of(self.app, self.source, self.order, &summary, image.as_ref()).await;
+        let device = gpu::facts(&self.source.gpu).await.map_err(CheckpointError::Stage)?;
+        let mut config =
+            facts::of(self.app, self.source, self.order, &summary, image.as_ref()).await;
+        config.device = device;
         let request = PackRequest {
             dump: self.images(),
             config,

@@ -19,6 +19,9 @@ const LIMIT: Duration = Duration::from_mins(5);
 pub struct GpuConfig {
     /// Who moves it.
     pub method: GpuMethod,
+    /// Where it goes when a container is dumped, if the agent moves it.
+    #[serde(default)]
+    pub storage: GpuStorage,
     /// The driver's library, when it is not the system's.
     pub driver: Option<PathBuf>,
     /// The management library.
@@ -41,6 +44,18 @@ pub enum GpuMethod {
     None,
 }
 
+/// Where GPU memory goes when a container is dumped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GpuStorage {
+    /// Into files of its own where the driver can do that, else into the memory of the processes.
+    #[default]
+    Auto,
+    /// Into the memory of the processes.
+    Pages,
+    /// Into files of its own; what has a GPU open is refused where the driver cannot.
+    Device,
+}
+
 /// Reads `[gpu]`.
 pub(super) fn gpu(file: &mut Reader<'_>) -> GpuConfig {
     let mut table = file.table("gpu");
@@ -55,10 +70,22 @@ pub(super) fn gpu(file: &mut Reader<'_>) -> GpuConfig {
             GpuMethod::Driver
         }
     };
+    let storage = match table.text("storage").as_deref() {
+        None | Some("auto") => GpuStorage::Auto,
+        Some("pages") => GpuStorage::Pages,
+        Some("device") => GpuStorage::Device,
+        Some(other) => {
+            let wrong = other.to_owned();
+            let place = table.place("storage");
+            table.wrong(ConfigError::Bounds(place, "auto, pages or device", wrong));
+            GpuStorage::Auto
+        }
+    };
     let driver = library(&mut table, "driver");
     let management = library(&mut table, "management");
     let config = GpuConfig {
         method,
+        storage,
         driver,
         management: management.unwrap_or_else(|| "libnvidia-ml.so.1".into()),
         lock_limit: time(&mut table, "lock_limit", LOCK_LIMIT),

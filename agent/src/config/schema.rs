@@ -107,6 +107,10 @@ struct Gpu {
     /// Who moves GPU memory: `driver` (the agent, by the driver's checkpoint calls; the default),
     /// `plugin` (CRIU, by its `cuda_plugin.so`) or `none`.
     method: Option<String>,
+    /// Where GPU memory goes when a container is dumped: `auto` (files of its own where the driver has
+    /// custom storage, 615; else the memory of the processes; the default), `pages` (always that) or
+    /// `device` (always files; refused where the driver cannot).
+    storage: Option<String>,
     /// The driver's library; `libcuda.so.1` where the driver is loaded by default.
     driver: Option<String>,
     /// The management library; `libnvidia-ml.so.1` by default.

@@ -24,11 +24,34 @@ pub(super) enum Work {
     /// Say which of these processes use CUDA, how far each is, and which GPUs they use.
     Look { pids: Vec<u32> },
     /// Lock all of them, then move the GPU memory of each into its own memory.
-    Take { pids: Vec<u32>, lock_ms: u32 },
+    Take {
+        pids: Vec<u32>,
+        lock_ms: u32,
+        /// With custom storage: the GPUs, and where their memory goes.
+        #[serde(default)]
+        uses: Vec<Use>,
+        #[serde(default)]
+        storage: Option<Storage>,
+    },
     /// Bring each back from wherever it is to where it runs.
-    Bring { pids: Vec<u32>, uses: Vec<Use>, pairs: Vec<Pair> },
+    Bring {
+        pids: Vec<u32>,
+        uses: Vec<Use>,
+        pairs: Vec<Pair>,
+        /// With custom storage: where their memory is.
+        #[serde(default)]
+        storage: Option<Storage>,
+    },
     /// Say which GPUs there are.
     Facts,
+}
+
+/// Where GPU memory is copied to and from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Storage {
+    pub(super) directory: PathBuf,
+    /// How long the driver may stand still, with a move begun, when nobody waits for it any more.
+    pub(super) patience_ms: u64,
 }
 
 /// What is answered.
@@ -50,6 +73,9 @@ pub(super) struct Looked {
     pub(super) uses: Vec<Use>,
     /// Why the GPUs are not known.
     pub(super) missed: Option<String>,
+    /// Whether the driver has custom storage.
+    #[serde(default)]
+    pub(super) has_storage: bool,
 }
 
 /// How far the driver is with a process.
@@ -64,6 +90,10 @@ pub enum State {
     Checkpointed,
     /// Something went wrong that the driver cannot put right.
     Failed,
+    /// Its GPU memory is being copied to custom storage.
+    Checkpointing,
+    /// Its GPU memory is being copied from custom storage.
+    Restoring,
     /// Somebody else moves its memory, or the driver has a state we do not know.
     Other,
 }
@@ -119,6 +149,31 @@ pub enum Failure {
         /// What there is.
         free: u64,
     },
+    /// The driver is too old, or says so.
+    #[error("the GPU's driver has no custom storage, which driver 615 brings")]
+    NoStorage,
+    /// Its files cannot be used, and nothing is begun.
+    #[error("GPU memory cannot be kept in {path:?}: {reason}")]
+    Storage {
+        /// The directory, or the file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A move was begun, and did not come to its end.
+    #[error(
+        "the move of the GPU memory of process {pid} was cut short, which the driver cannot take back: \
+         it can only be ended: {reason}"
+    )]
+    Cut {
+        /// The process.
+        pid: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Nobody wants it any more.
+    #[error("nobody waits for the GPU memory of process {0} to be moved")]
+    Unwanted(u32),
     /// It does not look like one.
     #[error("{0:?} is no UUID of a GPU")]
     Uuid(String),
@@ -135,6 +190,8 @@ impl State {
             1 => Self::Locked,
             2 => Self::Checkpointed,
             3 => Self::Failed,
+            4 => Self::Checkpointing,
+            5 => Self::Restoring,
             _ => Self::Other,
         }
     }
@@ -147,6 +204,8 @@ impl fmt::Display for State {
             Self::Locked => "locked",
             Self::Checkpointed => "checkpointed",
             Self::Failed => "failed",
+            Self::Checkpointing => "checkpointing",
+            Self::Restoring => "restoring",
             Self::Other => "between two states",
         })
     }
@@ -155,6 +214,12 @@ impl fmt::Display for State {
 impl Code {
     /// `CUDA_ERROR_INVALID_VALUE`.
     pub(super) const INVALID: Self = Self(1);
+
+    /// `CUDA_ERROR_INVALID_DEVICE`.
+    pub(super) const INVALID_DEVICE: Self = Self(101);
+
+    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    pub(super) const NOT_SUPPORTED: Self = Self(801);
 
     /// Whether this is said of processes that do not use CUDA (seen: 3), or that have ended (seen:
     /// 304), or of every process where the driver has no checkpoints (documented: 801).

@@ -1,16 +1,19 @@
 //! The process that asks the driver: a call that never returns takes only this process with it.
 //!
-//! It ends at once when the agent does: nothing is begun that nobody has written down as begun.
+//! It ends when the agent does: nothing is begun that nobody has written down as begun. Only what
+//! cannot be left in the middle is brought to its end first ([`moves`]).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::call::{Code, Failure, Looked, Reply, Request, State, Work};
+use super::call::{Code, Failure, Looked, Reply, Request, State, Storage, Work};
 use super::management::{Management, Usage};
+use super::storage::{Aside, moves};
 use super::sys::{Driver, GpuPair};
 use super::{Pair, REQUEST_BYTES_MAX, Use};
+use crate::cgroup;
 
 /// Answers the one request on standard input.
 pub fn run() -> ExitCode {
@@ -37,6 +40,7 @@ pub fn run() -> ExitCode {
 fn end_with_the_agent() {
     let mut rest = [0; 64];
     while matches!(io::stdin().lock().read(&mut rest), Ok(length) if length > 0) {}
+    moves::end();
     std::process::exit(1)
 }
 
@@ -55,18 +59,41 @@ fn answer(request: &Request) -> Result<Reply, Failure> {
             let driver = open(&request.driver)?;
             look(&driver, pids, usage).map(Reply::Looked)
         }
-        Work::Take { pids, lock_ms } => {
-            take(&open(&request.driver)?, pids, *lock_ms).map(|()| Reply::Done)
-        }
-        Work::Bring { pids, uses, pairs } => {
+        Work::Take { pids, lock_ms, uses, storage } => {
             let driver = open(&request.driver)?;
+            let gpus: Vec<&str> = uses.iter().map(|one| &*one.uuid).collect();
+            let aside = aside(&driver, storage.as_ref(), &gpus)?;
+            if let Some(aside) = &aside {
+                // Before anything is touched.
+                aside.prepare(uses)?;
+            }
+            take(&driver, pids, *lock_ms, aside.as_ref()).map(|()| Reply::Done)
+        }
+        Work::Bring { pids, uses, pairs, storage } => {
+            let driver = open(&request.driver)?;
+            let moved = pairs.iter().map(|pair| &*pair.to);
+            let stays = uses.iter().map(|one| &*one.uuid).filter(|_| pairs.is_empty());
+            let gpus: Vec<&str> = moved.chain(stays).collect();
+            let aside = aside(&driver, storage.as_ref(), &gpus)?;
             let free = || {
                 let free = management()?.free();
                 free.map_err(|error| unmanaged(&request.management, &error))
             };
-            bring(&driver, pids, pairs, |pairs| has_room(uses, pairs, free)).map(|()| Reply::Done)
+            let has_room = |pairs: &[Pair]| has_room(uses, pairs, free);
+            bring(&driver, pids, pairs, has_room, aside.as_ref()).map(|()| Reply::Done)
         }
     }
+}
+
+/// Takes hold of where GPU memory is kept. Whatever ends the agent's service does not end us then.
+fn aside<'a>(
+    driver: &'a Driver,
+    storage: Option<&Storage>,
+    gpus: &[&str],
+) -> Result<Option<Aside<'a>>, Failure> {
+    let Some(storage) = storage else { return Ok(None) };
+    cgroup::leave().unwrap_or_default();
+    Aside::lock(driver, storage, gpus).map(Some)
 }
 
 fn open(path: &Path) -> Result<Driver, Failure> {
@@ -100,12 +127,17 @@ fn look(driver: &Driver, pids: &[u32], usage: Result<Usage, Failure>) -> Result<
             Err(failure) => return Err(failure),
         }
     }
-    Ok(Looked { states, uses: usage.uses, missed })
+    Ok(Looked { states, uses: usage.uses, missed, has_storage: driver.has_storage() })
 }
 
 /// Locks all, then moves the memory of each. On a failure some are locked, or more: whoever asked
 /// brings them back.
-fn take(driver: &Driver, pids: &[u32], lock_ms: u32) -> Result<(), Failure> {
+fn take(
+    driver: &Driver,
+    pids: &[u32],
+    lock_ms: u32,
+    aside: Option<&Aside<'_>>,
+) -> Result<(), Failure> {
     for pid in pids {
         match state(driver, *pid)? {
             State::Running => {}
@@ -115,7 +147,10 @@ fn take(driver: &Driver, pids: &[u32], lock_ms: u32) -> Result<(), Failure> {
         on(*pid, "cuCheckpointProcessLock", |pid| driver.lock(pid, lock_ms))?;
     }
     for pid in pids {
-        on(*pid, "cuCheckpointProcessCheckpoint", |pid| driver.checkpoint(pid))?;
+        match aside {
+            None => on(*pid, "cuCheckpointProcessCheckpoint", |pid| driver.checkpoint(pid))?,
+            Some(aside) => aside.take(*pid)?,
+        }
         // Whether it is really there, and whether whoever brings it back will be there, too.
         on(*pid, "cuCheckpointProcessGetRestoreThreadId", |pid| driver.restore_thread(pid))?;
         match state(driver, *pid)? {
@@ -133,6 +168,7 @@ fn bring(
     pids: &[u32],
     pairs: &[Pair],
     has_room: impl FnOnce(&[Pair]) -> Result<(), Failure>,
+    aside: Option<&Aside<'_>>,
 ) -> Result<(), Failure> {
     let mut states = Vec::new();
     let mut done = Ok(());
@@ -149,14 +185,19 @@ fn bring(
         has_room(pairs)?;
     }
     let mapped = mapping(pairs)?;
-    if states.iter().any(|one| away(&one)) {
+    if aside.is_none() && states.iter().any(|one| away(&one)) {
         on(0, "cuInit", |_| driver.init())?;
     }
     for (pid, state) in &mut states {
         match *state {
             State::Checkpointed => {
-                let restored =
-                    on(*pid, "cuCheckpointProcessRestore", |pid| driver.restore(pid, &mapped));
+                let restored = match aside {
+                    None => {
+                        on(*pid, "cuCheckpointProcessRestore", |pid| driver.restore(pid, &mapped))
+                    }
+                    Some(aside) if aside.is_gone() => Err(Failure::Lost(*pid)),
+                    Some(aside) => aside.bring(*pid, pairs, &mapped),
+                };
                 match restored {
                     Ok(()) => *state = State::Locked,
                     Err(failure) => done = done.and(Err(failure)),
@@ -164,7 +205,13 @@ fn bring(
             }
             State::Running | State::Locked => {}
             State::Failed => done = done.and(Err(Failure::Lost(*pid))),
-            State::Other => done = done.and(Err(Failure::Foreign { pid: *pid, state: *state })),
+            // Nobody else is at it: whoever began has ended, and nobody can go on.
+            State::Checkpointing | State::Restoring if aside.is_some() => {
+                done = done.and(Err(Failure::Lost(*pid)));
+            }
+            State::Checkpointing | State::Restoring | State::Other => {
+                done = done.and(Err(Failure::Foreign { pid: *pid, state: *state }));
+            }
         }
     }
     for (pid, _) in states.iter().filter(|(_, state)| *state == State::Locked) {
@@ -205,7 +252,7 @@ fn mapping(pairs: &[Pair]) -> Result<Vec<GpuPair>, Failure> {
 }
 
 /// Reads `GPU-` and a UUID.
-fn bytes(uuid: &str) -> Result<[u8; 16], Failure> {
+pub(super) fn bytes(uuid: &str) -> Result<[u8; 16], Failure> {
     let wrong = || Failure::Uuid(uuid.to_owned());
     let digits: String = uuid.strip_prefix("GPU-").ok_or_else(wrong)?.replace('-', "");
     let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
@@ -216,7 +263,11 @@ fn state(driver: &Driver, pid: u32) -> Result<State, Failure> {
     on(pid, "cuCheckpointProcessGetState", |pid| driver.state(pid))
 }
 
-fn on<T>(pid: u32, call: &str, act: impl FnOnce(i32) -> Result<T, Code>) -> Result<T, Failure> {
+pub(super) fn on<T>(
+    pid: u32,
+    call: &str,
+    act: impl FnOnce(i32) -> Result<T, Code>,
+) -> Result<T, Failure> {
     let number = i32::try_from(pid).unwrap_or(-1);
     act(number).map_err(|code| Failure::Call { call: call.to_owned(), pid, code })
 }

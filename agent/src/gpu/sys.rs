@@ -17,6 +17,10 @@ use std::path::Path;
 
 use libloading::Library;
 
+mod storage;
+
+use self::storage::Calls;
+pub(super) use self::storage::{Buffer, Contexts, Operation, Region};
 use super::call::{Code, State};
 
 /// `CUDA_SUCCESS`.
@@ -63,6 +67,8 @@ pub(super) struct Driver {
     checkpoint: Act<()>,
     restore: Act<RestoreArgs>,
     unlock: Act<()>,
+    /// Where the driver has them.
+    storage: Option<Calls>,
     /// What the functions are in; last, so that it goes last.
     _library: Library,
 }
@@ -84,6 +90,7 @@ impl Driver {
                 checkpoint: *library.get(b"cuCheckpointProcessCheckpoint\0")?,
                 restore: *library.get(b"cuCheckpointProcessRestore\0")?,
                 unlock: *library.get(b"cuCheckpointProcessUnlock\0")?,
+                storage: Calls::find(&library),
                 _library: library,
             })
         }

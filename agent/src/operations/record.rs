@@ -157,7 +157,7 @@ pub(crate) enum Made {
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
-    /// The GPU memory of the source is in its processes.
+    /// The GPU memory of the source is in its processes, or in files.
     Gpu(Held),
     /// The directory with a container's captured mounts.
     Volume(PathBuf),
@@ -237,7 +237,12 @@ impl Made {
 
     /// Whether processes may be at work in what was made before it.
     pub(crate) const fn has_processes(&self) -> bool {
-        matches!(self, Self::Paused { .. } | Self::Dumped { .. } | Self::Task { .. })
+        match self {
+            Self::Paused { .. } | Self::Dumped { .. } | Self::Task { .. } => true,
+            // What they had on GPUs is in files.
+            Self::Gpu(held) => held.storage.is_some(),
+            _ => false,
+        }
     }
 }
 

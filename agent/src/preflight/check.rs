@@ -399,7 +399,7 @@ impl Check {
             Self::GpuDriver => refuse(
                 "gpu-driver",
                 "a GPU is open, and the driver that is loaded is too old to checkpoint its memory",
-                "load driver 570 or later (580 to go on with another GPU)",
+                "load driver 570 or later (580 to go on with another GPU, 615 for [gpu] storage = \"device\")",
             ),
             Self::Mount => refuse(
                 "mount",

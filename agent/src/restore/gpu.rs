@@ -1,15 +1,16 @@
 //! The GPU memory of a restored container: CRIU brings it back with the memory of the processes, and
-//! the driver from there to the GPUs.
+//! the driver from there, or from files of its own, to the GPUs.
 
 use std::io;
+use std::path::Path;
 
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::{Offer, Subject, Target, examine};
-use kybernate_spec::checkpoint::DeviceStorage;
+use kybernate_spec::checkpoint::{DeviceStorage, DeviceStream};
 
 use crate::app::App;
 use crate::cgroup::Freezer;
-use crate::gpu::{GpuError, Pair};
+use crate::gpu::{GpuError, Held, Pair, Use};
 use crate::operations::RefusedBy;
 
 /// Why GPU memory does not come back.
@@ -35,6 +36,16 @@ pub(crate) enum GpuRestoreError {
         to: String,
     },
     #[error(
+        "the checkpoint holds GPU memory in files of its own, which takes driver 615 and [gpu] method = \
+         \"driver\": neither CRIU's plugin nor an older driver brings it back"
+    )]
+    NoStorage,
+    #[error(
+        "the checkpoint holds GPU memory in files of its own, and whoever restores it here asks no \
+         driver: take it with [gpu] storage = \"pages\", or restore it with kyb restore"
+    )]
+    Aside,
+    #[error(
         "the GPU memory of a pod's container is brought back by CRIU's plugin only: set [gpu] method = \"plugin\""
     )]
     Pod,
@@ -45,15 +56,26 @@ pub(crate) enum GpuRestoreError {
 pub(crate) enum GpuPlan {
     /// Nothing.
     Nothing,
-    /// The driver is asked, with these GPUs for those.
-    Ask(Vec<Pair>),
+    /// The driver is asked.
+    Ask(Asked),
+}
+
+/// What the driver is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// With these GPUs for those.
+    pairs: Vec<Pair>,
+    /// How much there is for each GPU that was used, when it is in files of its own.
+    aside: Option<Vec<Use>>,
 }
 
 impl GpuRestoreError {
     /// Returns the rule that refused, when it was one.
     pub(crate) const fn refused_by(&self) -> Option<RefusedBy> {
         match self {
-            Self::NoMethod | Self::Plugin { .. } | Self::Pod => Some(RefusedBy::Compatibility),
+            Self::NoMethod | Self::Plugin { .. } | Self::Pod | Self::NoStorage | Self::Aside => {
+                Some(RefusedBy::Compatibility)
+            }
             Self::Driver(_) | Self::Processes(_) | Self::Nobody => None,
         }
     }
@@ -61,8 +83,13 @@ impl GpuRestoreError {
 
 /// Decides, before anything large moves, how GPU memory comes back.
 pub(crate) async fn plan(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, GpuRestoreError> {
-    if checkpoint.config.device.storage == DeviceStorage::None {
+    let device = &checkpoint.config.device;
+    if device.storage == DeviceStorage::None {
         return Ok(GpuPlan::Nothing);
+    }
+    let is_aside = device.storage == DeviceStorage::Device;
+    if is_aside && !(app.gpus.is_asked() && app.gpus.has_storage().await?) {
+        return Err(GpuRestoreError::NoStorage);
     }
     let report = app.report().await;
     let target = Target { node: &report.facts, image: None, offer: Offer::default() };
@@ -70,7 +97,8 @@ pub(crate) async fn plan(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, 
     let pair = |pair: kybernate_packager::compat::Pair| Pair { from: pair.from, to: pair.to };
     let pairs: Vec<Pair> = pairs.into_iter().map(pair).collect();
     if app.gpus.is_asked() {
-        return Ok(GpuPlan::Ask(pairs));
+        let aside = is_aside.then(|| uses(&device.streams));
+        return Ok(GpuPlan::Ask(Asked { pairs, aside }));
     }
     if !app.gpus.is_plugin() {
         return Err(GpuRestoreError::NoMethod);
@@ -81,16 +109,43 @@ pub(crate) async fn plan(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, 
     }
 }
 
+/// Returns how much comes to each GPU that was used.
+fn uses(streams: &[DeviceStream]) -> Vec<Use> {
+    let mut uses: Vec<Use> = Vec::new();
+    for stream in streams {
+        match uses.iter_mut().find(|one| one.uuid == stream.gpu) {
+            Some(one) => one.bytes = one.bytes.saturating_add(stream.bytes),
+            None => uses.push(Use { uuid: stream.gpu.clone(), bytes: stream.bytes }),
+        }
+    }
+    uses
+}
+
+/// Makes sure that a checkpoint can be restored by who asks no driver.
+pub(crate) const fn unasked(checkpoint: &Checkpoint) -> Result<(), GpuRestoreError> {
+    match checkpoint.config.device.storage {
+        DeviceStorage::None | DeviceStorage::Pages => Ok(()),
+        DeviceStorage::Device => Err(GpuRestoreError::Aside),
+    }
+}
+
 /// Makes sure that a pod's container needs nobody when CRIU has restored it: kybernate-runc says that
 /// it runs before anyone could ask the driver.
 pub(crate) fn pod(app: &App, checkpoint: &Checkpoint) -> Result<(), GpuRestoreError> {
+    unasked(checkpoint)?;
     let has_memory = checkpoint.config.device.storage != DeviceStorage::None;
     if has_memory && !app.gpus.is_plugin() { Err(GpuRestoreError::Pod) } else { Ok(()) }
 }
 
-/// Has the driver bring back what the processes of a cgroup had on their GPUs.
-pub(crate) async fn bring(app: &App, plan: &GpuPlan, cgroup: &str) -> Result<(), GpuRestoreError> {
-    let GpuPlan::Ask(pairs) = plan else { return Ok(()) };
+/// Has the driver bring back what the processes of a cgroup had on their GPUs. `images` is where the
+/// dump is.
+pub(crate) async fn bring(
+    app: &App,
+    plan: &GpuPlan,
+    cgroup: &str,
+    images: &Path,
+) -> Result<(), GpuRestoreError> {
+    let GpuPlan::Ask(Asked { pairs, aside }) = plan else { return Ok(()) };
     let cgroup = cgroup.to_owned();
     let pids = tokio::task::spawn_blocking(move || Freezer::at(&cgroup)?.processes()).await;
     let pids = pids.map_err(io::Error::other).and_then(|pids| pids);
@@ -98,5 +153,9 @@ pub(crate) async fn bring(app: &App, plan: &GpuPlan, cgroup: &str) -> Result<(),
     if held.is_empty() {
         return Err(GpuRestoreError::Nobody);
     }
+    let held = match aside {
+        None => held,
+        Some(uses) => Held { uses: uses.clone(), storage: Some(images.to_owned()), ..held },
+    };
     Ok(app.gpus.bring_to(&held, pairs).await?)
 }

@@ -30,6 +30,7 @@ use super::admission::{Admitted, admit};
 use super::bring::{
     BringError, IMAGES, Refusing, dump, expected, keep, lease, look_up, place, see_through,
 };
+use super::gpu::{self, GpuRestoreError};
 use super::image::{self, Brought, Held, SNAPSHOTTER};
 use super::materialise;
 use super::rules::Refusal;
@@ -160,6 +161,9 @@ impl Providing<'_> {
 
     /// Refuses what containerd's index has no place for.
     fn fits(&self, admitted: &Admitted) -> Result<(), Refusal> {
+        let asked =
+            |error: GpuRestoreError| Refusal::one(RefusedBy::Compatibility, error.to_string());
+        gpu::unasked(&admitted.checkpoint).map_err(asked)?;
         let allowed = &self.order.admission.allow.mounts;
         let placeless =
             admitted.checkpoint.volumes.iter().find(|volume| {

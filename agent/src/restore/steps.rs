@@ -263,7 +263,7 @@ impl Restoring<'_> {
         driver.step("restore");
         driver.progress.expect(to_come);
         let pid = plan.start(rootfs, &cgroup, driver).await?;
-        gpu::bring(self.app, &accepted.gpu, &cgroup).await?;
+        gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
     }
 

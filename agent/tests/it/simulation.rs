@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fs_err as fs;
-use kybernate_agent::config::{GpuConfig, GpuMethod};
+use kybernate_agent::config::{GpuConfig, GpuMethod, GpuStorage};
 use kybernate_agent::gpu::Gpus;
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -45,6 +45,26 @@ impl Simulation {
         Self { directory, uuids }
     }
 
+    /// Makes it a driver of CUDA 13.4.
+    pub(crate) fn newer(self) -> Self {
+        fs::write(self.directory.path().join("driver"), "615.10 13040").unwrap();
+        self
+    }
+
+    /// Puts something into a GPU's memory for a process.
+    pub(crate) fn put(&self, user: &User, uuid: &str, content: &[u8]) {
+        fs::write(self.place(user, uuid), content).unwrap();
+    }
+
+    /// Returns what a process has in a GPU's memory.
+    pub(crate) fn memory(&self, user: &User, uuid: &str) -> Option<Vec<u8>> {
+        fs::read(self.place(user, uuid)).ok()
+    }
+
+    fn place(&self, user: &User, uuid: &str) -> PathBuf {
+        self.directory.path().join(format!("memory-{uuid}-{}", user.pid()))
+    }
+
     pub(crate) fn library(&self) -> PathBuf {
         self.directory.path().join(NAME)
     }
@@ -52,6 +72,7 @@ impl Simulation {
     pub(crate) fn config(&self) -> GpuConfig {
         GpuConfig {
             method: GpuMethod::Driver,
+            storage: GpuStorage::Auto,
             driver: Some(self.library()),
             management: self.library(),
             lock_limit: Duration::from_secs(1),
@@ -140,13 +161,26 @@ pub(crate) fn asking(config: GpuConfig) -> Gpus {
     Gpus::new(config, PathBuf::from(env!("CARGO_BIN_EXE_kybernate-agent")))
 }
 
+/// Waits for something; false when it does not come.
+pub(crate) async fn until(is_so: impl Fn() -> bool) -> bool {
+    let mut looks = tokio::time::interval(Duration::from_millis(20));
+    let looked = async {
+        while !is_so() {
+            looks.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), looked).await.is_ok()
+}
+
 /// Compiles the simulation unless that was done since it was last changed.
 fn compiled() -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/gpu/simulation.rs");
     let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let library = place.join(NAME);
     let changed = |path: &Path| fs::metadata(path).and_then(|found| found.modified());
-    if changed(&library).is_ok_and(|built| built >= changed(&source).unwrap()) {
+    let part = source.with_file_name("storage.rs");
+    let newest = changed(&source).unwrap().max(changed(&part).unwrap());
+    if changed(&library).is_ok_and(|built| built >= newest) {
         return library;
     }
     // Under a name of its own first: others may be at it.

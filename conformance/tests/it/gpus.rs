@@ -12,6 +12,8 @@ use kybernate_conformance::scenario::Scenario;
 use crate::failures::deaths::catch;
 use crate::harness::{checkpoint, restore, said, start};
 
+mod storage;
+
 const GIB: u64 = 1 << 30;
 const LIBRARY: &str = "libkybernate-gpu-simulation.so";
 const CONFIG: &str = "[gpu]\ndriver = \"/opt/gpu/libkybernate-gpu-simulation.so\"\n\
@@ -21,7 +23,7 @@ const CONFIG: &str = "[gpu]\ndriver = \"/opt/gpu/libkybernate-gpu-simulation.so\
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// Puts a GPU into a node.
-fn install(node: &Node) -> String {
+fn install(node: &Node, driver: &str) -> String {
     let place = node.path("/opt/gpu");
     fs_err::create_dir_all(&place).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/simulation.rs");
@@ -31,6 +33,7 @@ fn install(node: &Node) -> String {
         .arg(source)
         .status();
     assert!(status.unwrap().success(), "the simulation does not compile");
+    fs_err::write(place.join("driver"), driver).unwrap();
     let digit = if node.name() == "a" { "a" } else { "b" };
     let uuid = format!("GPU-{}-0000-0000-0000-000000000000", digit.repeat(8));
     fs_err::write(place.join("gpus"), format!("{uuid} {} SIM-1\n", 8 * GIB)).unwrap();
@@ -85,9 +88,14 @@ fn run(scenario: &Scenario, node: &Node, id: &str, uuid: &str) {
 
 /// Starts nodes with a GPU each.
 fn start_with_gpus() -> (Scenario, String, String) {
+    start_with_driver("580.105.08 13000")
+}
+
+/// The same with a driver of this version, and of CUDA's.
+fn start_with_driver(driver: &str) -> (Scenario, String, String) {
     let mut scenario = start();
     drop((scenario.agent_a.take(), scenario.agent_b.take()));
-    let (on_a, on_b) = (install(&scenario.testbed.a), install(&scenario.testbed.b));
+    let (on_a, on_b) = (install(&scenario.testbed.a, driver), install(&scenario.testbed.b, driver));
     scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
     scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
     (scenario, on_a, on_b)

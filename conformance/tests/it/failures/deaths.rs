@@ -163,7 +163,7 @@ pub(super) fn dither() {
 }
 
 /// Returns the processes in a node that `fit`.
-fn processes(node: &Node, fit: impl Fn(u32) -> bool) -> Vec<Process> {
+pub(crate) fn processes(node: &Node, fit: impl Fn(u32) -> bool) -> Vec<Process> {
     let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = space(node.init().pid);
     let pids = fs::read_dir("/proc").unwrap();
@@ -178,7 +178,7 @@ pub(crate) fn running(node: &Node, name: &str) -> Vec<Process> {
 }
 
 /// Whether a process is a guardian.
-fn guards(pid: u32) -> bool {
+pub(crate) fn guards(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).contains("\0guardian\0")
 }

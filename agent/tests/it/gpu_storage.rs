@@ -1,0 +1,344 @@
+//! GPU memory that goes to files and comes back (custom storage), through the process that asks. On a
+//! simulation, which holds that memory byte by byte: no GPU has run this.
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::time::Duration;
+
+use fs_err as fs;
+use kybernate_agent::config::GpuConfig;
+use kybernate_agent::gpu::{Failure, GpuError, Held, Pair, State};
+use tempfile::TempDir;
+
+use crate::simulation::{GIB, Simulation, User, asking, until};
+
+/// More than both buffers hold, and no multiple of anything.
+const LARGE: usize = (100 << 20) + 12_345;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What a GPU's memory holds, another for each seed. Some pages are zero.
+fn content(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut number = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = std::iter::repeat_with(|| {
+        number ^= number << 13;
+        number ^= number >> 7;
+        number ^= number << 17;
+        number.to_le_bytes()
+    });
+    let mut content: Vec<u8> = words.take(bytes.div_ceil(8)).flatten().collect();
+    content.truncate(bytes);
+    for page in content.chunks_mut(4096).skip(3).step_by(7) {
+        page.fill(0);
+    }
+    content
+}
+
+fn file(user: &User, uuid: &str) -> String {
+    let digits = uuid.trim_start_matches("GPU-").replace('-', "");
+    format!("device-{:x}-{digits}.img", user.pid())
+}
+
+/// A driver of CUDA 13.4, a process with memory on its GPU, and where that goes.
+struct Scene {
+    simulation: Simulation,
+    user: User,
+    memory: Vec<u8>,
+    directory: TempDir,
+}
+
+impl Scene {
+    fn with(bytes: usize) -> Self {
+        let simulation = Simulation::with(&[8 * GIB]).newer();
+        let uuid = simulation.uuids.first().unwrap();
+        let user = User::of(uuid, GIB);
+        let memory = content(1, bytes);
+        simulation.put(&user, uuid, &memory);
+        Self { simulation, user, memory, directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn uuid(&self) -> &str {
+        self.simulation.uuids.first().unwrap()
+    }
+
+    async fn held(&self) -> Held {
+        let held = self.simulation.gpus().find(&[self.user.pid()]).await.unwrap();
+        // As much as there is, and not what it is counted as.
+        let uses = held.uses.into_iter().map(|one| {
+            let bytes = u64::try_from(self.memory.len()).unwrap();
+            kybernate_agent::gpu::Use { bytes, ..one }
+        });
+        let storage = Some(self.directory.path().to_owned());
+        Held { uses: uses.collect(), storage, processes: held.processes }
+    }
+
+    async fn state(&self) -> State {
+        let states = self.simulation.gpus().states(&[self.user.pid()]).await.unwrap();
+        states.first().unwrap().1
+    }
+
+    fn file(&self) -> std::path::PathBuf {
+        self.directory.path().join(file(&self.user, self.uuid()))
+    }
+
+    /// Whether it runs with the memory that it had.
+    async fn is_whole(&self) -> bool {
+        self.state().await == State::Running
+            && self.simulation.memory(&self.user, self.uuid()).as_ref() == Some(&self.memory)
+    }
+}
+
+#[tokio::test]
+async fn memory_goes_into_files_and_comes_back() {
+    let scene = Scene::with(LARGE);
+    let gpus = scene.simulation.gpus();
+    assert!(gpus.has_storage().await.unwrap());
+    let held = scene.held().await;
+    gpus.take(&held).await.unwrap();
+    assert_eq!(scene.state().await, State::Checkpointed);
+    assert_eq!(scene.simulation.memory(&scene.user, scene.uuid()), None, "it is still there");
+    assert!(fs::read(scene.file()).unwrap() == scene.memory, "something else was written");
+    let entries: Vec<_> = fs::read_dir(scene.directory.path()).unwrap().collect();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    assert_eq!(fs::metadata(scene.file()).unwrap().mode() & 0o7777, 0o600);
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+    // Once more changes nothing.
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+#[tokio::test]
+async fn an_older_driver_has_no_custom_storage_and_says_so() {
+    let simulation = Simulation::with(&[8 * GIB]);
+    let user = User::of(&simulation.uuids[0], GIB);
+    simulation.put(&user, &simulation.uuids[0], b"memory");
+    let gpus = simulation.gpus();
+    assert!(!gpus.has_storage().await.unwrap());
+    let held = gpus.find(&[user.pid()]).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let aside =
+        Held { storage: Some(directory.path().to_owned()), uses: Vec::new(), ..held.clone() };
+    let error = gpus.take(&aside).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::NoStorage)), "{error}");
+    assert_eq!(simulation.calls(), [""; 0]);
+    // What its memory is in instead comes back as well.
+    gpus.take(&held).await.unwrap();
+    assert_eq!(simulation.memory(&user, &simulation.uuids[0]), None);
+    gpus.bring_back(&held).await.unwrap();
+    assert_eq!(simulation.memory(&user, &simulation.uuids[0]).unwrap(), b"memory");
+}
+
+#[tokio::test]
+async fn each_process_and_gpu_has_a_file_of_its_own() {
+    let simulation = Simulation::with(&[8 * GIB, 8 * GIB, 8 * GIB]).newer();
+    let uuids = &simulation.uuids;
+    let both = User::of(&format!("{},{}", uuids[0], uuids[1]), GIB);
+    let other = User::of(&uuids[1], GIB);
+    let memory = [content(1, 40 << 20), content(2, 5000), content(3, 1)];
+    simulation.put(&both, &uuids[0], &memory[0]);
+    simulation.put(&both, &uuids[1], &memory[1]);
+    simulation.put(&other, &uuids[1], &memory[2]);
+    let gpus = simulation.gpus();
+    let directory = tempfile::tempdir().unwrap();
+    let held = gpus.find(&[both.pid(), other.pid()]).await.unwrap();
+    let held = Held { storage: Some(directory.path().to_owned()), uses: Vec::new(), ..held };
+    gpus.take(&held).await.unwrap();
+    let length = |name: String| fs::metadata(directory.path().join(name)).unwrap().len();
+    assert_eq!(length(file(&both, &uuids[0])), 40 << 20);
+    assert_eq!(length(file(&both, &uuids[1])), 5000);
+    assert_eq!(length(file(&other, &uuids[1])), 1);
+    // Onto other GPUs: the first becomes the third, the second the first.
+    let pair = |from: usize, to: usize| Pair { from: uuids[from].clone(), to: uuids[to].clone() };
+    gpus.bring_to(&held, &[pair(0, 2), pair(1, 0)]).await.unwrap();
+    assert!(simulation.memory(&both, &uuids[2]).unwrap() == memory[0]);
+    assert!(simulation.memory(&both, &uuids[0]).unwrap() == memory[1]);
+    assert!(simulation.memory(&other, &uuids[0]).unwrap() == memory[2]);
+    assert_eq!(
+        (simulation.memory(&both, &uuids[1]), simulation.memory(&other, &uuids[1])),
+        (None, None)
+    );
+}
+
+#[tokio::test]
+async fn a_gpu_without_memory_needs_no_file() {
+    let scene = Scene::with(0);
+    let held = Held { uses: Vec::new(), ..scene.held().await };
+    let gpus = scene.simulation.gpus();
+    gpus.take(&held).await.unwrap();
+    assert_eq!(scene.state().await, State::Checkpointed);
+    assert!(!scene.file().exists());
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+#[tokio::test]
+async fn what_has_no_room_is_not_begun() {
+    let scene = Scene::with(1 << 20);
+    let mut held = scene.held().await;
+    held.uses[0].bytes = 1 << 60;
+    let error = scene.simulation.gpus().take(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Storage { .. })), "{error}");
+    assert!(!scene.simulation.was_asked("lock"));
+    assert!(scene.is_whole().await);
+}
+
+#[tokio::test]
+async fn before_the_driver_has_begun_every_failure_can_be_taken_back() {
+    let scene = Scene::with(1 << 20);
+    let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+    for fault in ["lock 600", "checkpoint 801", "init 100"] {
+        scene.simulation.fails(fault);
+        assert!(matches!(gpus.take(&held).await, Err(GpuError::Failed(Failure::Call { .. }))));
+        scene.simulation.fails("");
+        gpus.bring_back(&held).await.unwrap();
+        assert!(scene.is_whole().await, "{fault}");
+    }
+    gpus.take(&held).await.unwrap();
+    for fault in ["init 100", "restore 2", "unlock 401"] {
+        scene.simulation.fails(fault);
+        gpus.bring_back(&held).await.unwrap_err();
+        scene.simulation.fails("");
+    }
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+/// The driver has no call that gives up.
+#[tokio::test]
+async fn after_it_has_begun_what_fails_is_lost_and_said_to_be() {
+    for fault in ["copy-out 2", "complete 401", "file"] {
+        let scene = Scene::with(1 << 20);
+        let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+        if fault == "file" {
+            // Something is in its place, which leads elsewhere.
+            symlink("/dev/null", scene.file()).unwrap();
+        } else {
+            scene.simulation.fails(fault);
+        }
+        let error = gpus.take(&held).await.unwrap_err();
+        let is_cut = matches!(&error, GpuError::Failed(Failure::Cut { pid, .. }) if *pid == scene.user.pid());
+        assert!(is_cut, "{fault}: {error}");
+        scene.simulation.fails("");
+        assert_eq!(scene.state().await, State::Checkpointing, "{fault}");
+        let error = gpus.bring_back(&held).await.unwrap_err();
+        assert!(matches!(error, GpuError::Failed(Failure::Lost(_))), "{fault}: {error}");
+    }
+    for fault in ["copy-in 2", "complete 401"] {
+        let scene = Scene::with(1 << 20);
+        let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+        gpus.take(&held).await.unwrap();
+        scene.simulation.fails(fault);
+        let error = gpus.bring_back(&held).await.unwrap_err();
+        assert!(matches!(error, GpuError::Failed(Failure::Cut { .. })), "{fault}: {error}");
+        scene.simulation.fails("");
+        assert_eq!(scene.state().await, State::Restoring, "{fault}");
+        let error = gpus.bring_back(&held).await.unwrap_err();
+        assert!(matches!(error, GpuError::Failed(Failure::Lost(_))), "{fault}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn files_that_are_not_what_was_taken_are_not_brought() {
+    let scene = Scene::with(1 << 20);
+    let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+    gpus.take(&held).await.unwrap();
+    let elsewhere = scene.directory.path().join("elsewhere");
+    fs::rename(scene.file(), &elsewhere).unwrap();
+    symlink(&elsewhere, scene.file()).unwrap();
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Storage { .. })), "{error}");
+    assert!(!scene.simulation.was_asked("restore"), "it was begun");
+    fs::rename(&elsewhere, scene.file()).unwrap();
+    fs::OpenOptions::new().write(true).open(scene.file()).unwrap().set_len(4096).unwrap();
+    let error = gpus.bring_back(&held).await.unwrap_err().to_string();
+    assert!(error.contains("wants 1048576 bytes, and there are 4096"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_in_files_is_not_looked_for_in_processes_and_the_other_way() {
+    let scene = Scene::with(4096);
+    let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+    let pages = Held { storage: None, ..held.clone() };
+    for (taken, brought) in [(&held, &pages), (&pages, &held)] {
+        gpus.take(taken).await.unwrap();
+        let error = gpus.bring_back(brought).await.unwrap_err().to_string();
+        assert!(error.contains("ILLEGAL_STATE"), "{error}");
+        gpus.bring_back(taken).await.unwrap();
+        assert!(scene.is_whole().await);
+        fs::remove_file(scene.file()).unwrap_or_default();
+    }
+}
+
+#[tokio::test]
+async fn files_that_are_gone_take_the_memory_with_them() {
+    let scene = Scene::with(4096);
+    let (mut held, gpus) = (scene.held().await, scene.simulation.gpus());
+    gpus.take(&held).await.unwrap();
+    held.storage = Some(scene.directory.path().join("gone"));
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Lost(_))), "{error}");
+    held.storage = Some(scene.directory.path().to_owned());
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+/// Whoever waits goes away in the middle: what was begun is brought to its end, and found so.
+#[tokio::test]
+async fn a_move_that_nobody_waits_for_is_brought_to_its_end() {
+    let scene = Scene::with(1 << 20);
+    let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+    for call in ["copy-out", "copy-in"] {
+        scene.simulation.fails(&format!("{call} wait"));
+        {
+            let moved = async {
+                if call == "copy-out" {
+                    gpus.take(&held).await
+                } else {
+                    gpus.bring_back(&held).await
+                }
+            };
+            tokio::select! {
+                moved = moved => panic!("{call}: {moved:?}"),
+                begun = until(|| scene.simulation.was_asked(call)) => assert!(begun, "{call}"),
+            }
+        }
+        scene.simulation.fails("");
+        if call == "copy-out" {
+            // Who brings it back waits for its end; here it is looked at first.
+            let mut looks = tokio::time::interval(Duration::from_millis(20));
+            let ended = async {
+                while scene.state().await != State::Checkpointed {
+                    looks.tick().await;
+                }
+            };
+            tokio::time::timeout(LIMIT, ended).await.unwrap();
+            assert!(fs::read(scene.file()).unwrap() == scene.memory);
+        }
+    }
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_in_the_middle_is_given_up_and_what_it_had_is_lost() {
+    let scene = Scene::with(1 << 20);
+    let held = scene.held().await;
+    scene.simulation.fails("complete hang");
+    let limit = Duration::from_secs(4);
+    let impatient = asking(GpuConfig { limit, ..scene.simulation.config() });
+    let error = impatient.take(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Hung { .. }), "{error}");
+    // The process that asked ends within half of the limit, and somebody else may look.
+    let error = impatient.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Lost(_))), "{error}");
+    // Before the driver has begun, nothing is lost.
+    let scene = Scene::with(1 << 20);
+    let held = scene.held().await;
+    scene.simulation.fails("checkpoint hang");
+    let impatient = asking(GpuConfig { limit, ..scene.simulation.config() });
+    assert!(matches!(impatient.take(&held).await, Err(GpuError::Hung { .. })));
+    scene.simulation.fails("");
+    impatient.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
