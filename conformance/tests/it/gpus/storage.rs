@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use super::{
     CONFIG, LIMIT, counts_on, fails, gpu, run, start_with_driver, start_with_gpus, was_asked,
 };
-use crate::failures::deaths::{catch, guards, processes, signal};
+use crate::failures::deaths::{catch, guards, processes, running, signal};
 use crate::harness::{checkpoint, restore, said};
 
 /// More than the agent copies at once.
@@ -120,15 +120,25 @@ fn gpu_memory_in_files_goes_where_its_container_goes() {
 
 /// What is in files comes back from them, whoever dies, and when.
 #[test]
-fn gpu_memory_comes_back_from_files_when_the_agent_is_killed() {
+fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     let (mut scenario, on_a, _) = start_with_storage();
     run(&scenario, &scenario.testbed.a, "model", &on_a);
     fs_err::write(memory(&scenario.testbed.a, "model", &on_a), content()).unwrap();
     let before = left(&scenario, &scenario.testbed.a);
     let reference = scenario.reference("gpu/files-killed:v1");
 
-    // In the middle of the copy: that is brought to its end, and the guardian does the rest.
+    // Cancelled in the middle of the copy: that is brought to its end, and it comes back.
     let a = &scenario.testbed.a;
+    fails(a, "copy-out wait");
+    let mut kyb = begin(a, &reference);
+    assert!(catch(|| was_asked(a, "copy-out")), "nothing is copied");
+    signal(&running(a, "kyb"), Signal::INT);
+    fails(a, "");
+    assert!(!kyb.wait().unwrap().success(), "it was not cancelled");
+    is_whole(a, "model", &on_a);
+    fs_err::remove_file(a.path("/opt/gpu/calls")).unwrap();
+
+    // In the middle of the copy the agent is killed: the guardian does the rest.
     fails(a, "copy-out wait");
     let mut kyb = begin(a, &reference);
     assert!(catch(|| was_asked(a, "copy-out")), "nothing is copied");
