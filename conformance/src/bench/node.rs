@@ -25,6 +25,9 @@ use crate::scenario::Scenario;
 const OURS: &str = "kybernate";
 const FLOOR: &str = "runc + cp";
 
+/// What a restore from the registry is, where what was written has to be copied for runc too.
+const WITH_COPY: &str = "restore from the registry, beside runc and a copy";
+
 /// Where checkpoints lie ready: in memory.
 const TIERS: &str = "[staging.ram]\nbudget = \"6GiB\"\n";
 
@@ -161,6 +164,9 @@ impl Bench<'_> {
                 figures.extend(steps(&told).into_iter().map(step));
             }
         }
+        if upper > 0 {
+            figures.push(figure(WITH_COPY, upper, cold));
+        }
         Ok(figures)
     }
 
@@ -179,14 +185,19 @@ impl Bench<'_> {
         let restored = floor.restore()?;
         let status = serde_json::from_str(&floor.status()?)?;
         source.is_back(&status)?;
+        let copied = floor.copy()?;
         floor.end()?;
         self.idle.0 += processor_of_process(agent)?.saturating_sub(before);
         self.idle.1 += began.elapsed();
-        Ok(vec![
+        let mut figures = vec![
             figure("frozen", upper, frozen),
             figure("restore from memory", upper, restored),
             figure("restore from the registry", upper, restored),
-        ])
+        ];
+        if upper > 0 {
+            figures.push(figure(WITH_COPY, upper, restored + copied));
+        }
+        Ok(figures)
     }
 
     /// Starts a process that has written so much into its root file system.

@@ -45,6 +45,11 @@ runc --root /run/floor/runc restore --detach --bundle "$home/bundle" \
 }
 "#;
 
+/// What a second restore would need, since the first one writes there.
+const COPY: &str = r#"
+exec cp -a "$home/upper" "$home/copy"
+"#;
+
 const STATUS: &str = r#"
 exec runc --root /run/floor/runc exec "$id" /workload status --state /state
 "#;
@@ -81,6 +86,13 @@ impl<'a> Floor<'a> {
         self.run(MOUNT)?;
         let began = Instant::now();
         self.run(RESTORE)?;
+        Ok(began.elapsed())
+    }
+
+    /// Copies what it had written, as for a restore into a root file system that is not ready.
+    pub(super) fn copy(&self) -> Result<Duration, CommandError> {
+        let began = Instant::now();
+        self.run(COPY)?;
         Ok(began.elapsed())
     }
 
