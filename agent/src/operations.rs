@@ -403,7 +403,13 @@ impl Driver {
 
     /// Notes that something is about to be made that has to be undone should we die.
     pub(crate) async fn will_make(&self, made: Made) -> Result<(), OperationsError> {
-        self.update(|record| record.made.push(made)).await
+        self.will_make_all(vec![made]).await
+    }
+
+    /// The same for several things at once, in the order in which they are made: each time costs two
+    /// syncs of the disk.
+    pub(crate) async fn will_make_all(&self, made: Vec<Made>) -> Result<(), OperationsError> {
+        self.update(|record| record.made.extend(made)).await
     }
 
     /// Returns what was made, last first.

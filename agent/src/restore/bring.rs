@@ -193,9 +193,14 @@ pub(super) async fn dump_for_criu(
 
 /// Takes a lease that goes with the operation.
 pub(super) async fn lease(plain: &Namespace, driver: &Driver) -> Result<Namespace, BringError> {
-    let lease = format!("kybernate-{}", driver.id());
+    let lease = lease_of(driver);
     driver.will_make(Made::Lease(lease.clone())).await?;
     Ok(plain.lease(&lease).await?)
+}
+
+/// Returns the name of an operation's lease.
+pub(super) fn lease_of(driver: &Driver) -> String {
+    format!("kybernate-{}", driver.id())
 }
 
 /// Looks who the image's user is in its root file system, and at devices of this node.

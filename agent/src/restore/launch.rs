@@ -75,21 +75,12 @@ pub(super) struct Plan<'a> {
 impl Plan<'_> {
     /// Prepares the root file system.
     pub(super) async fn rootfs(&self, driver: &Driver) -> Result<Vec<Mount>, LaunchError> {
-        let (snapshotter, key) = (SNAPSHOTTER.to_owned(), self.snapshot(driver));
-        driver.will_make(Made::Snapshot { snapshotter, key: key.clone() }).await?;
-        let parent = self.image.chain.as_ref();
+        let (key, parent) = (snapshot(self.container, driver), self.image.chain.as_ref());
         Ok(self.namespace.prepare(SNAPSHOTTER, &key, parent).await?)
-    }
-
-    /// Returns the name of the root file system's snapshot: one that nobody else has, since what is
-    /// undone goes by it.
-    fn snapshot(&self, driver: &Driver) -> String {
-        format!("{}-{}", self.container, driver.id())
     }
 
     /// Creates the container's record.
     pub(super) async fn create(&self, spec: &Value, driver: &Driver) -> Result<(), LaunchError> {
-        driver.will_make(Made::Container(self.container.to_owned())).await?;
         let spec = prost_types::Any {
             type_url: SPEC_TYPE.to_owned(),
             value: spec.to_string().into_bytes(),
@@ -104,7 +95,7 @@ impl Plan<'_> {
             runtime: Some(Runtime { name: RUNTIME.to_owned(), options: None }),
             spec: Some(spec),
             snapshotter: SNAPSHOTTER.to_owned(),
-            snapshot_key: self.snapshot(driver),
+            snapshot_key: snapshot(self.container, driver),
             ..Container::default()
         };
         Ok(self.namespace.create_container(container).await?)
@@ -114,11 +105,8 @@ impl Plan<'_> {
     pub(super) async fn start(
         &self,
         rootfs: Vec<Mount>,
-        cgroup: &str,
         driver: &Driver,
     ) -> Result<u32, LaunchError> {
-        let (container, cgroup) = (self.container.to_owned(), cgroup.to_owned());
-        driver.will_make(Made::Task { container, cgroup }).await?;
         let (namespace, id) = (self.namespace, self.container);
         namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
         let pid = match while_it_moves(driver, namespace.start(id)).await {
@@ -147,6 +135,23 @@ impl Plan<'_> {
             Some(Err(error)) => Err(error.into()),
         }
     }
+}
+
+/// Returns what a container is made of, in the order in which that is made. Each has a name that nobody
+/// else has, or says whose it is, since what is undone goes by that.
+pub(super) fn made(container: &str, cgroup: &str, driver: &Driver) -> [Made; 3] {
+    let (container, cgroup) = (container.to_owned(), cgroup.to_owned());
+    let (snapshotter, key) = (SNAPSHOTTER.to_owned(), snapshot(&container, driver));
+    [
+        Made::Snapshot { snapshotter, key },
+        Made::Container(container.clone()),
+        Made::Task { container, cgroup },
+    ]
+}
+
+/// Returns the name of the root file system's snapshot.
+fn snapshot(container: &str, driver: &Driver) -> String {
+    format!("{container}-{}", driver.id())
 }
 
 /// Waits for CRIU, as long as the memory that it reads comes; `None` when nothing has come for long.

@@ -13,11 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, IMAGES, Refusing, dump_for_criu, expected, keep, lease, look_up, place, see_through,
+    BringError, IMAGES, Refusing, dump_for_criu, expected, keep, lease_of, look_up, place,
+    see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
-use super::launch::Plan;
+use super::launch::{self, Plan};
 use super::materialise::MaterialiseError;
 use super::memory::Memory;
 use super::root;
@@ -198,7 +199,9 @@ impl Restoring<'_> {
         let image = async {
             let _told = image_there.clone().drop_guard();
             judged.cancelled().await;
-            let leased = lease(&app.containerd.namespace(&self.order.namespace), driver).await?;
+            driver.will_make_all(self.made(accepted)).await.map_err(BringError::from)?;
+            let plain = app.containerd.namespace(&self.order.namespace);
+            let leased = plain.lease(&lease_of(driver)).await.map_err(BringError::from)?;
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
             let image = image::bring(&admitted.store, &runnable.digest, &leased, driver).await?;
             Ok::<_, RestoreError>((image, leased))
@@ -247,8 +250,7 @@ impl Restoring<'_> {
         }
         let (config, devices) = (&image.config, &order.allow.devices);
         let (user, devices) = look_up(&config.user, rootfs.clone(), devices).await?;
-        // A name nobody else has: what is killed after a failure is what is in this cgroup.
-        let cgroup = format!("/{}/{container}-{}", order.namespace, driver.id());
+        let cgroup = self.cgroup(container);
         let spec = spec::build(&Ingredients {
             image: config,
             user: &user,
@@ -262,9 +264,27 @@ impl Restoring<'_> {
         plan.create(&spec, driver).await?;
         driver.step("restore");
         driver.progress.expect(to_come);
-        let pid = plan.start(rootfs, &cgroup, driver).await?;
+        let pid = plan.start(rootfs, driver).await?;
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
+    }
+
+    /// Returns everything that will be made from here on, in that order.
+    fn made(&self, accepted: &Accepted) -> Vec<Made> {
+        let Accepted { admitted, container, .. } = accepted;
+        let namespace = &self.order.namespace;
+        let volumes = volume::Directories::of(self.app, namespace, container);
+        let mut made = vec![Made::Lease(lease_of(self.driver)), Made::Volume(volumes.memory)];
+        if !admitted.checkpoint.volumes.is_empty() {
+            made.push(Made::Volume(volumes.disk));
+        }
+        made.extend(launch::made(container, &self.cgroup(container), self.driver));
+        made
+    }
+
+    /// A name nobody else has: what is killed after a failure is what is in this cgroup.
+    fn cgroup(&self, container: &str) -> String {
+        format!("/{}/{container}-{}", self.order.namespace, self.driver.id())
     }
 
     /// Writes what CRIU is told about the new container, beside its volumes.
@@ -275,7 +295,6 @@ impl Restoring<'_> {
     ) -> Result<PathBuf, RestoreError> {
         volume::sweep(self.app).await;
         let directory = volume::directory(self.app, &self.order.namespace, container);
-        self.driver.will_make(Made::Volume(directory.clone())).await?;
         let file = directory.join("criu.conf");
         let path = file.clone();
         let written = tokio::task::spawn_blocking(move || {
@@ -300,7 +319,6 @@ impl Restoring<'_> {
         let (namespace, app) = (&self.order.namespace, self.app);
         let directories = volume::Directories::of(app, namespace, container);
         let disk = directories.disk.clone();
-        self.driver.will_make(Made::Volume(disk.clone())).await?;
         // An earlier container of this name may have left its files.
         let removed = tokio::task::spawn_blocking(move || stage::remove(&disk)).await;
         removed.map_err(io::Error::other).and_then(|removed| removed).map_err(BringError::Place)?;
