@@ -47,11 +47,12 @@ pub enum GpuMethod {
 /// Where GPU memory goes when a container is dumped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuStorage {
-    /// Into files of its own where the driver can do that, else into the memory of the processes.
-    #[default]
-    Auto,
     /// Into the memory of the processes.
+    #[default]
     Pages,
+    /// Into files of its own where the driver can do that, else into the memory of the processes. No
+    /// GPU has run it.
+    Auto,
     /// Into files of its own; what has a GPU open is refused where the driver cannot.
     Device,
 }
@@ -71,14 +72,14 @@ pub(super) fn gpu(file: &mut Reader<'_>) -> GpuConfig {
         }
     };
     let storage = match table.text("storage").as_deref() {
-        None | Some("auto") => GpuStorage::Auto,
-        Some("pages") => GpuStorage::Pages,
+        None | Some("pages") => GpuStorage::Pages,
+        Some("auto") => GpuStorage::Auto,
         Some("device") => GpuStorage::Device,
         Some(other) => {
             let wrong = other.to_owned();
             let place = table.place("storage");
-            table.wrong(ConfigError::Bounds(place, "auto, pages or device", wrong));
-            GpuStorage::Auto
+            table.wrong(ConfigError::Bounds(place, "pages, auto or device", wrong));
+            GpuStorage::Pages
         }
     };
     let driver = library(&mut table, "driver");

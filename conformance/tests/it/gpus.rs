@@ -88,16 +88,16 @@ fn run(scenario: &Scenario, node: &Node, id: &str, uuid: &str) {
 
 /// Starts nodes with a GPU each.
 fn start_with_gpus() -> (Scenario, String, String) {
-    start_with_driver("580.105.08 13000")
+    start_with_driver("580.105.08 13000", CONFIG)
 }
 
-/// The same with a driver of this version, and of CUDA's.
-fn start_with_driver(driver: &str) -> (Scenario, String, String) {
+/// The same with a driver of this version, and of CUDA's, and agents of this configuration.
+fn start_with_driver(driver: &str, config: &str) -> (Scenario, String, String) {
     let mut scenario = start();
     drop((scenario.agent_a.take(), scenario.agent_b.take()));
     let (on_a, on_b) = (install(&scenario.testbed.a, driver), install(&scenario.testbed.b, driver));
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, config).unwrap());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, config).unwrap());
     (scenario, on_a, on_b)
 }
 

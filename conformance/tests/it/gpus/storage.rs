@@ -20,9 +20,14 @@ const BYTES: usize = (70 << 20) + 321;
 /// Versions of a driver with custom storage, and of its CUDA.
 const DRIVER: &str = "615.10 13040";
 
+/// Says where GPU memory goes.
+fn config(storage: &str) -> String {
+    format!("{CONFIG}storage = \"{storage}\"\n")
+}
+
 /// Gives the nodes a driver of CUDA 13.4.
 fn start_with_storage() -> (Scenario, String, String) {
-    start_with_driver(DRIVER)
+    start_with_driver(DRIVER, &config("auto"))
 }
 
 /// Returns what a GPU's memory holds that nothing else does; some pages are zero.
@@ -147,7 +152,7 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     kyb.wait().unwrap();
     fails(a, "");
     is_whole(a, "model", &on_a);
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());
 
     // When it is in files: the guardian alone.
     let a = &scenario.testbed.a;
@@ -156,7 +161,7 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     scenario.agent_a.take().unwrap().kill();
     kyb.wait().unwrap();
     is_whole(a, "model", &on_a);
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());
 
     // The same, and the guardian is killed, too: the next agent.
     let a = &scenario.testbed.a;
@@ -169,7 +174,7 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     kyb.wait().unwrap();
     assert!(!guardians.is_empty() && wait_until(LIMIT, || processes(a, guards).is_empty()));
     assert_eq!(gpu(a, "model").0, "2", "somebody was left");
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());
     let a = &scenario.testbed.a;
     is_whole(a, "model", &on_a);
     checkpoint(&scenario, a, "model", &reference);
@@ -183,8 +188,8 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
 fn files_that_are_wanted_need_a_driver_that_has_them() {
     let (mut scenario, on_a, _) = start_with_gpus();
     drop(scenario.agent_a.take());
-    let config = format!("{CONFIG}storage = \"device\"\n");
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config).unwrap());
+    let agent = scenario.start_agent(&scenario.testbed.a, &config("device"));
+    scenario.agent_a = Some(agent.unwrap());
     let a = &scenario.testbed.a;
     run(&scenario, a, "model", &on_a);
     let reference = scenario.reference("gpu/wanted:v1");
