@@ -1,5 +1,6 @@
-//! GPUs: a container's GPU memory is moved into the memory of its processes before they are frozen,
-//! and back after they run again. In between, the GPU is free, and a dump has everything.
+//! GPUs: a container's GPU memory is moved into the memory of its processes, or into files beside the
+//! dump, before they are frozen, and back after they run again. In between, the GPU is free, and dump
+//! and files have everything.
 //!
 //! The driver is asked by a process of our own program ([`run`]) that lives for one request: its
 //! calls block, may take minutes, and can hang; then that process is ended, and the agent goes on.
@@ -41,12 +42,20 @@ const REPLY_BYTES_MAX: u64 = 4 << 20;
 /// memory for somebody else, some 4 GB in a second.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 
+/// How long a move may stand still at least that nobody waits for, whatever the limit is: given up, it
+/// costs a process its GPU memory.
+const PATIENCE_MIN: Duration = Duration::from_mins(1);
+
 /// Asks the GPU's driver.
 #[derive(Clone, Debug)]
 pub struct Gpus {
     config: GpuConfig,
     /// The program that asks: our own.
     program: PathBuf,
+    /// How long a move with files may stand still that nobody waits for.
+    patience: Duration,
+    /// How long a process between two states is looked at.
+    look: Duration,
 }
 
 /// Processes whose GPU memory is, or is about to be, away from their GPUs.
@@ -123,7 +132,14 @@ pub enum GpuError {
 impl Gpus {
     /// Asks through `program`, which has to be kybernate-agent.
     pub fn new(config: GpuConfig, program: PathBuf) -> Self {
-        Self { config, program }
+        let patience = PATIENCE_MIN.max(config.limit / 2);
+        Self { config, program, patience, look: LOOK_LIMIT }
+    }
+
+    /// Has moves with files given up as soon as this: for tests, which have a driver that stands still.
+    #[must_use]
+    pub fn impatient(self, patience: Duration) -> Self {
+        Self { patience, look: patience, ..self }
     }
 
     /// Asks through this very program, also when it was replaced on disk.
@@ -236,10 +252,12 @@ impl Gpus {
     }
 
     /// Who waits for the directory after a process that nobody waits for any more gets there before
-    /// the limit.
+    /// the limit, unless that is short.
     fn storage(&self, held: &Held) -> Option<Storage> {
-        let patience_ms = u64::try_from(self.config.limit.as_millis() / 2).unwrap_or(u64::MAX);
-        Some(Storage { directory: held.storage.clone()?, patience_ms })
+        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let patience_ms = milliseconds(self.patience);
+        let look_ms = milliseconds(self.look);
+        Some(Storage { directory: held.storage.clone()?, patience_ms, look_ms })
     }
 
     async fn look(&self, pids: &[u32]) -> Result<Looked, GpuError> {
@@ -253,6 +271,10 @@ impl Gpus {
     async fn done(&self, what: &'static str, work: Work, limit: Duration) -> Result<(), GpuError> {
         match self.ask(what, work, limit).await? {
             Reply::Done => Ok(()),
+            Reply::Warned(warning) => {
+                tracing::warn!(warning, "what was asked of the GPU's driver is done");
+                Ok(())
+            }
             _ => Err(GpuError::Died(what)),
         }
     }
@@ -278,6 +300,10 @@ impl Gpus {
         // Which GPUs programs see, and where libraries are, is not for our environment to say.
         command.arg0("kybernate-agent").arg("gpu").env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        if ends_itself {
+            // Nor by a signal to our group, as of a terminal.
+            command.process_group(0);
+        }
         let mut child = command.kill_on_drop(!ends_itself).spawn().map_err(GpuError::Run)?;
         let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(GpuError::Run(io::ErrorKind::BrokenPipe.into()));

@@ -330,6 +330,17 @@ pub unsafe extern "C" fn cuMemFreeHost(start: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
+    let device = state().current.checked_sub(1);
+    let Some(gpu) = device.and_then(|device| gpus().into_iter().nth(device)) else {
+        return INVALID_CONTEXT;
+    };
+    let left = gpu.bytes.saturating_sub(used(&gpu.uuid));
+    unsafe { (*free, *total) = (left as usize, gpu.bytes as usize) };
+    0
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, bytes: usize, stream: usize) -> c_int {
     copy("copy-out", Copy { to, from: from as usize, bytes }, stream)
 }

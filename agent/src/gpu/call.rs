@@ -23,7 +23,7 @@ pub(super) struct Request {
 pub(super) enum Work {
     /// Say which of these processes use CUDA, how far each is, and which GPUs they use.
     Look { pids: Vec<u32> },
-    /// Lock all of them, then move the GPU memory of each into its own memory.
+    /// Lock all of them, then move the GPU memory of each into its own memory, or into files.
     Take {
         pids: Vec<u32>,
         lock_ms: u32,
@@ -52,6 +52,8 @@ pub(super) struct Storage {
     pub(super) directory: PathBuf,
     /// How long the driver may stand still, with a move begun, when nobody waits for it any more.
     pub(super) patience_ms: u64,
+    /// How long a process that is found between two states is looked at before it is called lost.
+    pub(super) look_ms: u64,
 }
 
 /// What is answered.
@@ -60,6 +62,8 @@ pub(super) struct Storage {
 pub(super) enum Reply {
     Looked(Looked),
     Done,
+    /// Done, and this is worth a warning.
+    Warned(String),
     Facts(GpuFacts),
     Failed(Failure),
 }
@@ -86,7 +90,7 @@ pub enum State {
     Running,
     /// It waits as soon as it wants to use one.
     Locked,
-    /// Its GPU memory is in its own memory, and it uses no GPU.
+    /// Its GPU memory is in its own memory or in files, and it uses no GPU.
     Checkpointed,
     /// Something went wrong that the driver cannot put right.
     Failed,

@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use super::call::{Code, Failure, Looked, Reply, Request, State, Storage, Work};
 use super::management::{Management, Usage};
@@ -14,6 +17,9 @@ use super::storage::{Aside, moves};
 use super::sys::{Driver, GpuPair};
 use super::{Pair, REQUEST_BYTES_MAX, Use};
 use crate::cgroup;
+
+/// How often a process between two states is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Answers the one request on standard input.
 pub fn run() -> ExitCode {
@@ -36,12 +42,13 @@ pub fn run() -> ExitCode {
     }
 }
 
-#[expect(clippy::exit, reason = "another thread may be in a call that does not return")]
+/// By a signal: another thread may be in a call that does not return, and the driver's library must not
+/// be asked to tidy up meanwhile.
 fn end_with_the_agent() {
     let mut rest = [0; 64];
     while matches!(io::stdin().lock().read(&mut rest), Ok(length) if length > 0) {}
     moves::end();
-    std::process::exit(1)
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap_or_default();
 }
 
 fn answer(request: &Request) -> Result<Reply, Failure> {
@@ -62,37 +69,57 @@ fn answer(request: &Request) -> Result<Reply, Failure> {
         Work::Take { pids, lock_ms, uses, storage } => {
             let driver = open(&request.driver)?;
             let gpus: Vec<&str> = uses.iter().map(|one| &*one.uuid).collect();
+            if let Some(storage) = storage
+                && let Some(reason) = left_behind()
+            {
+                return Err(Failure::Storage { path: storage.directory.clone(), reason });
+            }
             let aside = aside(&driver, storage.as_ref(), &gpus)?;
             if let Some(aside) = &aside {
                 // Before anything is touched.
                 aside.prepare(uses)?;
             }
-            take(&driver, pids, *lock_ms, aside.as_ref()).map(|()| Reply::Done)
+            let usage = || management().ok()?.usage(pids).ok();
+            take(&driver, pids, *lock_ms, aside.as_ref(), usage).map(|()| Reply::Done)
         }
         Work::Bring { pids, uses, pairs, storage } => {
             let driver = open(&request.driver)?;
             let moved = pairs.iter().map(|pair| &*pair.to);
             let stays = uses.iter().map(|one| &*one.uuid).filter(|_| pairs.is_empty());
             let gpus: Vec<&str> = moved.chain(stays).collect();
+            let warning = storage.as_ref().and_then(|_| left_behind());
             let aside = aside(&driver, storage.as_ref(), &gpus)?;
             let free = || {
                 let free = management()?.free();
                 free.map_err(|error| unmanaged(&request.management, &error))
             };
-            let has_room = |pairs: &[Pair]| has_room(uses, pairs, free);
-            bring(&driver, pids, pairs, has_room, aside.as_ref()).map(|()| Reply::Done)
+            let has_room = |away: &[Use]| has_room(away, pairs, free);
+            bring(&driver, pids, uses, pairs, has_room, aside.as_ref())?;
+            Ok(warning.map_or(Reply::Done, Reply::Warned))
         }
     }
 }
 
-/// Takes hold of where GPU memory is kept. Whatever ends the agent's service does not end us then.
+/// Leaves the agent's cgroup: whatever ends its service does not end us then. Returns why that is not
+/// so.
+fn left_behind() -> Option<String> {
+    let why = match cgroup::leave() {
+        Ok(0) => "none can be written to".to_owned(),
+        Ok(_) => return None,
+        Err(error) => error.to_string(),
+    };
+    Some(format!(
+        "the process that moves it cannot leave the agent's cgroup, and would be ended with it: {why}"
+    ))
+}
+
+/// Takes hold of where GPU memory is kept.
 fn aside<'a>(
     driver: &'a Driver,
     storage: Option<&Storage>,
     gpus: &[&str],
 ) -> Result<Option<Aside<'a>>, Failure> {
     let Some(storage) = storage else { return Ok(None) };
-    cgroup::leave().unwrap_or_default();
     Aside::lock(driver, storage, gpus).map(Some)
 }
 
@@ -137,6 +164,7 @@ fn take(
     pids: &[u32],
     lock_ms: u32,
     aside: Option<&Aside<'_>>,
+    usage: impl FnOnce() -> Option<Usage>,
 ) -> Result<(), Failure> {
     for pid in pids {
         match state(driver, *pid)? {
@@ -145,6 +173,10 @@ fn take(
             state => return Err(Failure::Foreign { pid: *pid, state }),
         }
         on(*pid, "cuCheckpointProcessLock", |pid| driver.lock(pid, lock_ms))?;
+    }
+    if let Some(aside) = aside {
+        // They may have got more since they were looked at, and get none any more.
+        aside.make_room(bytes_of(usage(), aside)?)?;
     }
     for pid in pids {
         match aside {
@@ -161,63 +193,130 @@ fn take(
     Ok(())
 }
 
+/// Returns how many bytes are moved, or more where nobody knows.
+fn bytes_of(usage: Option<Usage>, aside: &Aside<'_>) -> Result<u64, Failure> {
+    let known = usage
+        .filter(|usage| !usage.unmeasured)
+        .map(|usage| usage.uses.iter().fold(0_u64, |sum, one| sum.saturating_add(one.bytes)));
+    known.filter(|bytes| *bytes > 0).map_or_else(|| aside.at_most(), Ok)
+}
+
 /// Brings each process back to where it runs. One that cannot be does not keep the others; what has
 /// ended needs nothing.
 fn bring(
     driver: &Driver,
     pids: &[u32],
+    uses: &[Use],
     pairs: &[Pair],
-    has_room: impl FnOnce(&[Pair]) -> Result<(), Failure>,
+    has_room: impl FnOnce(&[Use]) -> Result<(), Failure>,
     aside: Option<&Aside<'_>>,
 ) -> Result<(), Failure> {
     let mut states = Vec::new();
     let mut done = Ok(());
     for pid in pids {
-        match state(driver, *pid) {
+        match settled(driver, *pid, aside) {
             Ok(state) => states.push((*pid, state)),
             Err(Failure::Call { code, .. }) if code.is_of_no_user() => {}
-            Err(failure) => done = done.and(Err(failure)),
+            Err(failure) => done = worse(done, Err(failure)),
         }
     }
-    let away = |(_, state): &&(u32, State)| *state == State::Checkpointed;
-    if !states.is_empty() && states.iter().filter(away).count() == states.len() {
-        // Nothing of it is back yet.
-        has_room(pairs)?;
-    }
     let mapped = mapping(pairs)?;
-    if aside.is_none() && states.iter().any(|one| away(&one)) {
-        on(0, "cuInit", |_| driver.init())?;
-    }
+    let can = ready(driver, &states, uses, has_room, aside);
     for (pid, state) in &mut states {
         match *state {
+            State::Checkpointed if aside.is_some_and(Aside::is_gone) => {
+                done = worse(done, Err(Failure::Lost(*pid)));
+            }
             State::Checkpointed => {
-                let restored = match aside {
+                let restore = || match aside {
                     None => {
                         on(*pid, "cuCheckpointProcessRestore", |pid| driver.restore(pid, &mapped))
                     }
-                    Some(aside) if aside.is_gone() => Err(Failure::Lost(*pid)),
                     Some(aside) => aside.bring(*pid, pairs, &mapped),
                 };
-                match restored {
+                match can.clone().and_then(|()| restore()) {
                     Ok(()) => *state = State::Locked,
-                    Err(failure) => done = done.and(Err(failure)),
+                    Err(failure) => done = worse(done, Err(failure)),
                 }
             }
+            // It may be locked for whoever has come after us.
+            State::Locked if aside.is_some_and(Aside::is_gone) => {
+                done = worse(done, Err(Failure::Foreign { pid: *pid, state: *state }));
+            }
             State::Running | State::Locked => {}
-            State::Failed => done = done.and(Err(Failure::Lost(*pid))),
+            State::Failed => done = worse(done, Err(Failure::Lost(*pid))),
             // Nobody else is at it: whoever began has ended, and nobody can go on.
             State::Checkpointing | State::Restoring if aside.is_some() => {
-                done = done.and(Err(Failure::Lost(*pid)));
+                done = worse(done, Err(Failure::Lost(*pid)));
             }
             State::Checkpointing | State::Restoring | State::Other => {
-                done = done.and(Err(Failure::Foreign { pid: *pid, state: *state }));
+                done = worse(done, Err(Failure::Foreign { pid: *pid, state: *state }));
             }
         }
     }
+    if aside.is_some_and(Aside::is_gone) {
+        return done;
+    }
     for (pid, _) in states.iter().filter(|(_, state)| *state == State::Locked) {
-        done = done.and(on(*pid, "cuCheckpointProcessUnlock", |pid| driver.unlock(pid)));
+        let unlocked = on(*pid, "cuCheckpointProcessUnlock", |pid| driver.unlock(pid));
+        done = worse(done, unlocked);
     }
     done
+}
+
+/// Does whatever may fail before memory comes back to those that are away.
+fn ready(
+    driver: &Driver,
+    states: &[(u32, State)],
+    uses: &[Use],
+    has_room: impl FnOnce(&[Use]) -> Result<(), Failure>,
+    aside: Option<&Aside<'_>>,
+) -> Result<(), Failure> {
+    let is = |wanted| move |(_, state): &&(u32, State)| *state == wanted;
+    let away: Vec<u32> = states.iter().filter(is(State::Checkpointed)).map(|one| one.0).collect();
+    match aside {
+        _ if away.is_empty() => Ok(()),
+        Some(aside) if aside.is_gone() => Ok(()),
+        Some(aside) => {
+            let lengths = aside.lengths(&away, uses)?;
+            // What we need of the GPUs ourselves is no room any more.
+            aside.wake()?;
+            has_room(&lengths)
+        }
+        None => {
+            let is_back =
+                |(_, state): &(u32, State)| matches!(state, State::Running | State::Locked);
+            if !states.iter().any(is_back) {
+                // Nothing of it is back yet: which of it is whose is not known.
+                has_room(uses)?;
+            }
+            on(0, "cuInit", |_| driver.init())
+        }
+    }
+}
+
+/// Asks how far a process is. One between two states may be on its way without us, and is looked at
+/// again for a while.
+fn settled(driver: &Driver, pid: u32, aside: Option<&Aside<'_>>) -> Result<State, Failure> {
+    let end = aside.map(|aside| Instant::now() + aside.look());
+    loop {
+        let state = state(driver, pid)?;
+        let is_between = matches!(state, State::Checkpointing | State::Restoring);
+        let goes_on = end.is_some_and(|end| Instant::now() < end);
+        if !is_between || !goes_on || moves::is_unwanted(LOOK_EVERY) {
+            return Ok(state);
+        }
+    }
+}
+
+/// Returns the failure that counts. What is lost nobody brings back, and nobody tries again: so it is
+/// said only when there is nothing else.
+fn worse(one: Result<(), Failure>, other: Result<(), Failure>) -> Result<(), Failure> {
+    match (&one, &other) {
+        (Ok(()), _) => other,
+        (Err(Failure::Lost(_)), Err(failure)) if !matches!(failure, Failure::Lost(_)) => other,
+        _ => one,
+    }
 }
 
 /// Whether what comes back has room: a restore that finds too little never works again, as others

@@ -23,6 +23,8 @@ pub(super) struct Usage {
     pub(super) uses: Vec<Use>,
     /// Those of the processes that use one.
     pub(super) users: BTreeSet<u32>,
+    /// Whether it is not known of some of them how much they have.
+    pub(super) unmeasured: bool,
 }
 
 impl Management {
@@ -68,8 +70,9 @@ impl Management {
                 if pids.contains(&process.pid) {
                     used = true;
                     usage.users.insert(process.pid);
-                    if let UsedGpuMemory::Used(part) = process.used_gpu_memory {
-                        bytes = bytes.saturating_add(part);
+                    match process.used_gpu_memory {
+                        UsedGpuMemory::Used(part) => bytes = bytes.saturating_add(part),
+                        UsedGpuMemory::Unavailable => usage.unmeasured = true,
                     }
                 }
             }

@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kybernate_packager::criu::{device_file, device_of};
 use rustix::fs::{Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
@@ -38,6 +39,7 @@ pub(super) struct Aside<'a> {
     gpus: Vec<[u8; 16]>,
     contexts: OnceCell<Contexts<'a>>,
     reserve: RefCell<Option<Reserve>>,
+    look: Duration,
 }
 
 /// Room that was taken, and is given back while files grow.
@@ -64,8 +66,8 @@ enum CopyError {
 }
 
 impl<'a> Aside<'a> {
-    /// Waits until nobody else moves memory to or from there, and begins. `gpus` are those whose
-    /// memory is moved; all when there is none.
+    /// Waits until nobody else moves memory to or from there, and begins, unless nobody wants it by
+    /// then. `gpus` are those whose memory is moved; all when there is none.
     pub(super) fn lock(
         driver: &'a Driver,
         storage: &Storage,
@@ -76,17 +78,28 @@ impl<'a> Aside<'a> {
         let wrong =
             |error: Errno| Failure::Storage { path: path.clone(), reason: error.to_string() };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = match rustix::fs::open(&path, flags, Mode::empty()) {
+        let mut directory = match rustix::fs::open(&path, flags, Mode::empty()) {
             Err(Errno::NOENT) => None,
             opened => Some(opened.map_err(wrong)?),
         };
+        let mut is_removed = false;
         if let Some(directory) = &directory {
             let lock = || rustix::fs::flock(directory, FlockOperation::LockExclusive);
             rustix::io::retry_on_intr(lock).map_err(wrong)?;
+            if rustix::fs::fstat(directory).map_err(wrong)?.st_nlink == 0 {
+                // It was removed while we waited.
+                is_removed = true;
+            }
+        }
+        directory = directory.filter(|_| !is_removed);
+        if moves::is_unwanted(Duration::ZERO) {
+            let reason = "nobody waits for it any more".to_owned();
+            return Err(Failure::Storage { path, reason });
         }
         let gpus = gpus.iter().map(|gpu| bytes(gpu)).collect::<Result<_, _>>()?;
         let (contexts, reserve) = (OnceCell::new(), RefCell::new(None));
-        Ok(Self { driver, path, directory, gpus, contexts, reserve })
+        let look = Duration::from_millis(storage.look_ms);
+        Ok(Self { driver, path, directory, gpus, contexts, reserve, look })
     }
 
     /// Does beforehand whatever may fail or take long: wakes the GPUs, and takes the room.
@@ -95,9 +108,53 @@ impl<'a> Aside<'a> {
             return Err(self.wrong("it is not there".to_owned()));
         }
         let sum = uses.iter().fold(0_u64, |sum, one| sum.saturating_add(one.bytes));
-        let reserve = self.reserve(sum).map_err(|error| self.wrong(error.to_string()))?;
-        self.reserve.replace(reserve);
+        self.make_room(sum)?;
+        self.wake()
+    }
+
+    /// Wakes the GPUs, and takes what we need of their memory ourselves.
+    pub(super) fn wake(&self) -> Result<(), Failure> {
         self.contexts().map(drop)
+    }
+
+    /// Takes room for so many bytes, unless that is taken already.
+    pub(super) fn make_room(&self, bytes: u64) -> Result<(), Failure> {
+        if self.reserve.borrow().as_ref().is_some_and(|reserve| reserve.bytes >= bytes) {
+            return Ok(());
+        }
+        // What there was is given back first: it would be taken twice.
+        drop(self.reserve.take());
+        let reserve = self.reserve(bytes);
+        let reserve = reserve.map_err(|error| self.wrong(format!("{bytes} bytes: {error}")))?;
+        self.reserve.replace(reserve);
+        Ok(())
+    }
+
+    /// Returns how many bytes anybody has on the GPUs: what is moved is no more.
+    pub(super) fn at_most(&self) -> Result<u64, Failure> {
+        let contexts = self.contexts()?;
+        on(0, "cuMemGetInfo", |_| contexts.used())
+    }
+
+    /// How long a process between two states is looked at.
+    pub(super) const fn look(&self) -> Duration {
+        self.look
+    }
+
+    /// Returns how many bytes there are of each GPU for these processes. An error when there are none at
+    /// all of what had some: a move would be begun that cannot end.
+    pub(super) fn lengths(&self, pids: &[u32], uses: &[Use]) -> Result<Vec<Use>, Failure> {
+        let mut lengths = BTreeMap::new();
+        for pid in pids {
+            for (gpu, (_, length)) in self.files(inner_of(*pid)?)? {
+                let sum: &mut u64 = lengths.entry(gpu).or_default();
+                *sum = sum.saturating_add(length);
+            }
+        }
+        if lengths.is_empty() && uses.iter().any(|one| one.bytes > 0) {
+            return Err(self.wrong(format!("there is no file of the processes {pids:?}")));
+        }
+        Ok(lengths.into_iter().map(|(uuid, bytes)| Use { uuid, bytes }).collect())
     }
 
     /// Moves what a locked process has on its GPUs into files.

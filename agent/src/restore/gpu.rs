@@ -1,6 +1,7 @@
 //! The GPU memory of a restored container: CRIU brings it back with the memory of the processes, and
 //! the driver from there, or from files of its own, to the GPUs.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -12,6 +13,7 @@ use crate::app::App;
 use crate::cgroup::Freezer;
 use crate::gpu::{GpuError, Held, Pair, Use};
 use crate::operations::RefusedBy;
+use crate::process;
 
 /// Why GPU memory does not come back.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +24,10 @@ pub(crate) enum GpuRestoreError {
     Processes(#[source] io::Error),
     #[error("the checkpoint holds GPU memory, and none of the restored processes has any")]
     Nobody,
+    #[error(
+        "the checkpoint holds GPU memory of process {0}, which none of the restored processes is"
+    )]
+    Missing(u32),
     #[error(
         "the checkpoint holds GPU memory, and nothing here can bring it back: see [gpu] method"
     )]
@@ -65,8 +71,17 @@ pub(crate) enum GpuPlan {
 pub(crate) struct Asked {
     /// With these GPUs for those.
     pairs: Vec<Pair>,
-    /// How much there is for each GPU that was used, when it is in files of its own.
-    aside: Option<Vec<Use>>,
+    /// What there is in files of its own, when it is there.
+    aside: Option<Aside>,
+}
+
+/// GPU memory in files of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Aside {
+    /// How much there is for each GPU that was used.
+    uses: Vec<Use>,
+    /// Whose it is, by their ids in their innermost namespace.
+    pids: BTreeSet<u32>,
 }
 
 impl GpuRestoreError {
@@ -76,7 +91,7 @@ impl GpuRestoreError {
             Self::NoMethod | Self::Plugin { .. } | Self::Pod | Self::NoStorage | Self::Aside => {
                 Some(RefusedBy::Compatibility)
             }
-            Self::Driver(_) | Self::Processes(_) | Self::Nobody => None,
+            Self::Driver(_) | Self::Processes(_) | Self::Nobody | Self::Missing(_) => None,
         }
     }
 }
@@ -97,7 +112,7 @@ pub(crate) async fn plan(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, 
     let pair = |pair: kybernate_packager::compat::Pair| Pair { from: pair.from, to: pair.to };
     let pairs: Vec<Pair> = pairs.into_iter().map(pair).collect();
     if app.gpus.is_asked() {
-        let aside = is_aside.then(|| uses(&device.streams));
+        let aside = is_aside.then(|| Aside::of(&device.streams));
         return Ok(GpuPlan::Ask(Asked { pairs, aside }));
     }
     if !app.gpus.is_plugin() {
@@ -106,6 +121,18 @@ pub(crate) async fn plan(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, 
     match pairs.into_iter().find(|pair| pair.from != pair.to) {
         Some(Pair { from, to }) => Err(GpuRestoreError::Plugin { from, to }),
         None => Ok(GpuPlan::Nothing),
+    }
+}
+
+impl Aside {
+    fn of(streams: &[DeviceStream]) -> Self {
+        Self { uses: uses(streams), pids: streams.iter().map(|stream| stream.pid).collect() }
+    }
+
+    /// Makes sure that all are there whose memory it is: those that are not found would be left away.
+    fn has_all(&self, found: &BTreeSet<u32>) -> Result<(), GpuRestoreError> {
+        let missing = self.pids.difference(found).next();
+        missing.map_or(Ok(()), |pid| Err(GpuRestoreError::Missing(*pid)))
     }
 }
 
@@ -155,7 +182,27 @@ pub(crate) async fn bring(
     }
     let held = match aside {
         None => held,
-        Some(uses) => Held { uses: uses.clone(), storage: Some(images.to_owned()), ..held },
+        Some(aside) => {
+            let inner = held.processes.iter().filter_map(|one| process::inner(one.pid));
+            aside.has_all(&inner.collect())?;
+            Held { uses: aside.uses.clone(), storage: Some(images.to_owned()), ..held }
+        }
     };
     Ok(app.gpus.bring_to(&held, pairs).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_to_be_there_whose_memory_comes_back() {
+        let stream =
+            |pid: u32| DeviceStream { file: String::new(), pid, gpu: "GPU-a".to_owned(), bytes: 4 };
+        let aside = Aside::of(&[stream(1), stream(7), stream(7)]);
+        assert_eq!(aside.uses, [Use { uuid: "GPU-a".to_owned(), bytes: 12 }]);
+        aside.has_all(&BTreeSet::from([1, 2, 7])).unwrap();
+        let missing = aside.has_all(&BTreeSet::from([1, 2])).unwrap_err();
+        assert!(matches!(missing, GpuRestoreError::Missing(7)), "{missing}");
+    }
 }

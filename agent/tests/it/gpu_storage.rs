@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fs_err as fs;
 use kybernate_agent::config::GpuConfig;
-use kybernate_agent::gpu::{Failure, GpuError, Held, Pair, State};
+use kybernate_agent::gpu::{Failure, GpuError, Gpus, Held, Pair, State};
 use tempfile::TempDir;
 
 use crate::simulation::{GIB, Simulation, User, asking, until};
@@ -51,7 +51,7 @@ impl Scene {
     fn with(bytes: usize) -> Self {
         let simulation = Simulation::with(&[8 * GIB]).newer();
         let uuid = simulation.uuids.first().unwrap();
-        let user = User::of(uuid, GIB);
+        let user = User::of(uuid, u64::try_from(bytes).unwrap());
         let memory = content(1, bytes);
         simulation.put(&user, uuid, &memory);
         Self { simulation, user, memory, directory: tempfile::tempdir().unwrap() }
@@ -61,15 +61,14 @@ impl Scene {
         self.simulation.uuids.first().unwrap()
     }
 
+    /// Asks without much patience.
+    fn gpus(&self) -> Gpus {
+        self.simulation.gpus().impatient(Duration::from_millis(200))
+    }
+
     async fn held(&self) -> Held {
         let held = self.simulation.gpus().find(&[self.user.pid()]).await.unwrap();
-        // As much as there is, and not what it is counted as.
-        let uses = held.uses.into_iter().map(|one| {
-            let bytes = u64::try_from(self.memory.len()).unwrap();
-            kybernate_agent::gpu::Use { bytes, ..one }
-        });
-        let storage = Some(self.directory.path().to_owned());
-        Held { uses: uses.collect(), storage, processes: held.processes }
+        Held { storage: Some(self.directory.path().to_owned()), ..held }
     }
 
     async fn state(&self) -> State {
@@ -133,8 +132,8 @@ async fn an_older_driver_has_no_custom_storage_and_says_so() {
 async fn each_process_and_gpu_has_a_file_of_its_own() {
     let simulation = Simulation::with(&[8 * GIB, 8 * GIB, 8 * GIB]).newer();
     let uuids = &simulation.uuids;
-    let both = User::of(&format!("{},{}", uuids[0], uuids[1]), GIB);
-    let other = User::of(&uuids[1], GIB);
+    let both = User::of(&format!("{},{}", uuids[0], uuids[1]), 64 << 20);
+    let other = User::of(&uuids[1], 1 << 20);
     let memory = [content(1, 40 << 20), content(2, 5000), content(3, 1)];
     simulation.put(&both, &uuids[0], &memory[0]);
     simulation.put(&both, &uuids[1], &memory[1]);
@@ -209,7 +208,7 @@ async fn before_the_driver_has_begun_every_failure_can_be_taken_back() {
 async fn after_it_has_begun_what_fails_is_lost_and_said_to_be() {
     for fault in ["copy-out 2", "complete 401", "file"] {
         let scene = Scene::with(1 << 20);
-        let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+        let (held, gpus) = (scene.held().await, scene.gpus());
         if fault == "file" {
             // Something is in its place, which leads elsewhere.
             symlink("/dev/null", scene.file()).unwrap();
@@ -226,7 +225,7 @@ async fn after_it_has_begun_what_fails_is_lost_and_said_to_be() {
     }
     for fault in ["copy-in 2", "complete 401"] {
         let scene = Scene::with(1 << 20);
-        let (held, gpus) = (scene.held().await, scene.simulation.gpus());
+        let (held, gpus) = (scene.held().await, scene.gpus());
         gpus.take(&held).await.unwrap();
         scene.simulation.fails(fault);
         let error = gpus.bring_back(&held).await.unwrap_err();
@@ -260,10 +259,12 @@ async fn what_is_in_files_is_not_looked_for_in_processes_and_the_other_way() {
     let scene = Scene::with(4096);
     let (held, gpus) = (scene.held().await, scene.simulation.gpus());
     let pages = Held { storage: None, ..held.clone() };
-    for (taken, brought) in [(&held, &pages), (&pages, &held)] {
+    for (taken, brought, told) in
+        [(&held, &pages, "ILLEGAL_STATE"), (&pages, &held, "there is no file")]
+    {
         gpus.take(taken).await.unwrap();
         let error = gpus.bring_back(brought).await.unwrap_err().to_string();
-        assert!(error.contains("ILLEGAL_STATE"), "{error}");
+        assert!(error.contains(told), "{error}");
         gpus.bring_back(taken).await.unwrap();
         assert!(scene.is_whole().await);
         fs::remove_file(scene.file()).unwrap_or_default();
@@ -326,19 +327,105 @@ async fn a_driver_that_hangs_in_the_middle_is_given_up_and_what_it_had_is_lost()
     let held = scene.held().await;
     scene.simulation.fails("complete hang");
     let limit = Duration::from_secs(4);
-    let impatient = asking(GpuConfig { limit, ..scene.simulation.config() });
+    let patience = Duration::from_millis(500);
+    let impatient = asking(GpuConfig { limit, ..scene.simulation.config() }).impatient(patience);
     let error = impatient.take(&held).await.unwrap_err();
     assert!(matches!(error, GpuError::Hung { .. }), "{error}");
-    // The process that asked ends within half of the limit, and somebody else may look.
+    // The process that asked ends when it has had no more patience, and somebody else may look.
     let error = impatient.bring_back(&held).await.unwrap_err();
     assert!(matches!(error, GpuError::Failed(Failure::Lost(_))), "{error}");
     // Before the driver has begun, nothing is lost.
     let scene = Scene::with(1 << 20);
     let held = scene.held().await;
     scene.simulation.fails("checkpoint hang");
-    let impatient = asking(GpuConfig { limit, ..scene.simulation.config() });
+    let impatient = asking(GpuConfig { limit, ..scene.simulation.config() }).impatient(patience);
     assert!(matches!(impatient.take(&held).await, Err(GpuError::Hung { .. })));
     scene.simulation.fails("");
     impatient.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+/// What a process has got since it was looked at has room as well, or nothing is begun.
+#[tokio::test]
+async fn room_is_taken_for_what_there_is_when_nobody_gets_more() {
+    let scene = Scene::with(1 << 20);
+    let (held, gpus) = (scene.held().await, scene.gpus());
+    scene.user.becomes(&format!("0 {} {}", scene.uuid(), 1_u64 << 60));
+    let error = gpus.take(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Storage { .. })), "{error}");
+    assert!(scene.simulation.was_asked("lock") && !scene.simulation.was_asked("checkpoint"));
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+    // Nobody says how much it is: no more than is used of the GPU.
+    scene.user.becomes(&format!("0 {} {}", scene.uuid(), 1_u64 << 20));
+    scene.simulation.fails("nvml 9");
+    gpus.take(&held).await.unwrap();
+    scene.simulation.fails("");
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
+/// What can still be brought back is not given up for what is lost.
+#[tokio::test]
+async fn one_that_is_lost_does_not_take_the_files_of_the_others_with_it() {
+    let scene = Scene::with(4096);
+    let gpus = scene.gpus();
+    let uuid = scene.uuid().to_owned();
+    let other = User::of(&uuid, 4096);
+    scene.simulation.put(&other, &uuid, b"memory");
+    let held = scene.simulation.gpus().find(&[other.pid(), scene.user.pid()]).await.unwrap();
+    let held = Held { storage: Some(scene.directory.path().to_owned()), ..held };
+    gpus.take(&held).await.unwrap();
+    other.becomes(&format!("3 {uuid} 4096"));
+    scene.simulation.fails("restore 2");
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Call { .. })), "{error}");
+    // Somebody else has the room: it is not begun, though nothing of the other comes back.
+    scene.simulation.fails("");
+    let full = User::of(&uuid, 8 * GIB);
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Room { needed: 4096, .. })), "{error}");
+    drop(full);
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Lost(pid)) if pid == other.pid()), "{error}");
+    assert!(scene.is_whole().await);
+}
+
+#[tokio::test]
+async fn a_directory_without_files_is_not_read_and_one_that_is_gone_unlocks_nobody() {
+    let scene = Scene::with(4096);
+    let (mut held, gpus) = (scene.held().await, scene.gpus());
+    gpus.take(&held).await.unwrap();
+    let elsewhere = scene.directory.path().join("elsewhere");
+    fs::rename(scene.file(), &elsewhere).unwrap();
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Storage { .. })), "{error}");
+    assert!(!scene.simulation.was_asked("restore"));
+    fs::rename(&elsewhere, scene.file()).unwrap();
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+    // It may be locked for the next one.
+    scene.user.becomes(&format!("1 {} 4096", scene.uuid()));
+    held.storage = Some(scene.directory.path().join("gone"));
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Foreign { .. })), "{error}");
+    assert_eq!(scene.state().await, State::Locked);
+}
+
+/// The driver may come to an end of a move by itself.
+#[tokio::test]
+async fn what_is_between_two_states_is_looked_at_again_and_unlocked() {
+    let scene = Scene::with(4096);
+    let held = scene.held().await;
+    scene.user.becomes(&format!("4 {} 4096", scene.uuid()));
+    let gpus = scene.simulation.gpus();
+    let looks = || scene.simulation.asked("state");
+    let before = looks();
+    let locked = async {
+        assert!(until(|| looks() > before).await);
+        scene.user.becomes(&format!("1 {} 4096", scene.uuid()));
+    };
+    let (brought, ()) = tokio::join!(gpus.bring_back(&held), locked);
+    brought.unwrap();
     assert!(scene.is_whole().await);
 }

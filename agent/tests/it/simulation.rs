@@ -107,8 +107,13 @@ impl Simulation {
 
     /// Whether a call was begun.
     pub(crate) fn was_asked(&self, call: &str) -> bool {
+        self.asked(call) > 0
+    }
+
+    /// Returns how often a call was begun.
+    pub(crate) fn asked(&self, call: &str) -> usize {
         let text = fs::read_to_string(self.directory.path().join("calls")).unwrap_or_default();
-        text.lines().any(|line| line.split(' ').next() == Some(call))
+        text.lines().filter(|line| line.split(' ').next() == Some(call)).count()
     }
 }
 

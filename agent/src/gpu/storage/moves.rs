@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::Failure;
 
 /// Held for a look, and to wait for a change.
@@ -36,11 +38,20 @@ pub(super) fn patience(milliseconds: u64) {
 /// Begins a move, unless nobody wants it any more.
 pub(super) fn begin(pid: u32) -> Result<Moving, Failure> {
     let mut moves = moves();
-    if moves.unwanted {
+    if moves.unwanted || is_unwanted(Duration::ZERO) {
         return Err(Failure::Unwanted(pid));
     }
     moves.begun = true;
     Ok(Moving)
+}
+
+/// Waits for so long. Returns whether nobody waits for an answer any more.
+pub(in crate::gpu) fn is_unwanted(wait: Duration) -> bool {
+    let stdin = std::io::stdin();
+    // Whoever asked has hung up; that is told without being asked for.
+    let mut stdin = [PollFd::new(&stdin, PollFlags::empty())];
+    let wait = Timespec::try_from(wait).unwrap_or_default();
+    poll(&mut stdin, Some(&wait)).is_ok_and(|told| told > 0)
 }
 
 /// Notes that a move goes on.

@@ -69,6 +69,7 @@ type WithDevice = unsafe extern "C" fn(c_int) -> c_int;
 type WithHandle = unsafe extern "C" fn(*mut c_void) -> c_int;
 type StreamContext = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
 type HostAlloc = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int;
+type MemoryInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
 type CopyOut = unsafe extern "C" fn(*mut c_void, u64, usize, *mut c_void) -> c_int;
 type CopyIn = unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> c_int;
 
@@ -91,6 +92,7 @@ pub(super) struct Calls {
     host_free: WithHandle,
     copy_out: CopyOut,
     copy_in: CopyIn,
+    memory_info: MemoryInfo,
 }
 
 /// The primary contexts of GPUs, which custom storage wants retained. Given back when dropped.
@@ -178,6 +180,7 @@ impl Calls {
                 host_free: *library.get(b"cuMemFreeHost\0").ok()?,
                 copy_out: *library.get(b"cuMemcpyDtoHAsync_v2\0").ok()?,
                 copy_in: *library.get(b"cuMemcpyHtoDAsync_v2\0").ok()?,
+                memory_info: *library.get(b"cuMemGetInfo_v2\0").ok()?,
             })
         }
     }
@@ -244,6 +247,21 @@ impl Contexts<'_> {
         check(unsafe { (self.calls.restore)(pid, &raw mut args) })?;
         // SAFETY: what the driver has just written there is its own, and valid until the end is said.
         unsafe { Operation::of(self.calls, info) }
+    }
+
+    /// Returns how many bytes of the memory of these GPUs somebody has.
+    pub(in crate::gpu) fn used(&self) -> Result<u64, Code> {
+        let mut sum = 0_u64;
+        for (_, context) in &self.devices {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: the context is retained as long as `self` lives.
+            check(unsafe { (self.calls.set_context)(*context) })?;
+            // SAFETY: the numbers that are written to outlive the call.
+            check(unsafe { (self.calls.memory_info)(&raw mut free, &raw mut total) })?;
+            let used = u64::try_from(total.saturating_sub(free)).unwrap_or(u64::MAX);
+            sum = sum.saturating_add(used);
+        }
+        Ok(sum)
     }
 
     /// Allocates memory that GPUs copy from and to.
