@@ -82,16 +82,14 @@ impl<'a> Aside<'a> {
             Err(Errno::NOENT) => None,
             opened => Some(opened.map_err(wrong)?),
         };
-        let mut is_removed = false;
-        if let Some(directory) = &directory {
-            let lock = || rustix::fs::flock(directory, FlockOperation::LockExclusive);
+        if let Some(locked) = &directory {
+            let lock = || rustix::fs::flock(locked, FlockOperation::LockExclusive);
             rustix::io::retry_on_intr(lock).map_err(wrong)?;
-            if rustix::fs::fstat(directory).map_err(wrong)?.st_nlink == 0 {
+            if rustix::fs::fstat(locked).map_err(wrong)?.st_nlink == 0 {
                 // It was removed while we waited.
-                is_removed = true;
+                directory = None;
             }
         }
-        directory = directory.filter(|_| !is_removed);
         if moves::is_unwanted(Duration::ZERO) {
             let reason = "nobody waits for it any more".to_owned();
             return Err(Failure::Storage { path, reason });

@@ -211,7 +211,7 @@ impl Bench<'_> {
         Ok(Source { id: id.to_owned(), status: scenario.wait_for_ticks(node, id)? })
     }
 
-    /// Takes as much memory as what is measured next, and gives it back. The host of a virtual machine
+    /// Takes twice as much memory as is measured next, and gives it back. The host of a virtual machine
     /// may take free memory away, and then gives it page by page: that costs several times what is
     /// measured, now on one side and now on the other.
     fn touch_memory(&self, upper: u32) {

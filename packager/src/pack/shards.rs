@@ -9,11 +9,10 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use fs_err as fs;
+use kybernate_spec::media_type;
 use kybernate_spec::page_index::{
     self, PAGE_BYTES, PAGES_PER_SEGMENT, Place, Run, SEGMENT_BYTES, SHARDS_MAX,
 };
-
-use kybernate_spec::media_type;
 
 use super::base::{Lookup, OpenBase};
 use super::dump::{BulkFile, Dump, OwnShard, Piece};

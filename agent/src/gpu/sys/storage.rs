@@ -338,9 +338,7 @@ impl<'a> Operation<'a> {
         bytes: usize,
         buffer: Buffer<'b>,
     ) -> Result<Copying<'b>, Code> {
-        let address = region.place(offset, bytes, &buffer)?;
-        // SAFETY: the context lives until the end is said.
-        check(unsafe { (self.calls.set_context)(region.context) })?;
+        let address = self.ready(region, offset, bytes, &buffer)?;
         // SAFETY: both ends have so many bytes, and the buffer stays untouched until the copy is
         // waited for: `Copying` has it.
         check(unsafe {
@@ -357,13 +355,25 @@ impl<'a> Operation<'a> {
         bytes: usize,
         buffer: Buffer<'b>,
     ) -> Result<Copying<'b>, Code> {
-        let address = region.place(offset, bytes, &buffer)?;
-        // SAFETY: the context lives until the end is said.
-        check(unsafe { (self.calls.set_context)(region.context) })?;
+        let address = self.ready(region, offset, bytes, &buffer)?;
         // SAFETY: both ends have so many bytes, and the buffer stays untouched until the copy is
         // waited for: `Copying` has it.
         check(unsafe { (self.calls.copy_in)(address, buffer.start.cast(), bytes, region.stream) })?;
         Ok(Copying::of(self.calls, region, buffer))
+    }
+
+    /// Returns the address of bytes in a region, whose context is the current one then.
+    fn ready(
+        &self,
+        region: &Region<'_>,
+        offset: u64,
+        bytes: usize,
+        buffer: &Buffer<'_>,
+    ) -> Result<u64, Code> {
+        let address = region.place(offset, bytes, buffer)?;
+        // SAFETY: the context lives until the end is said.
+        check(unsafe { (self.calls.set_context)(region.context) })?;
+        Ok(address)
     }
 
     /// Says that everything is copied. The driver waits for the streams, and unmaps.
