@@ -17,9 +17,12 @@ pub(crate) mod gpu;
 mod mapped;
 mod meter;
 mod mounts;
+mod origin;
 mod source;
 mod take;
 
+#[cfg(test)]
+pub(crate) use self::capture::{Tree, capture};
 pub(crate) use self::source::{Source, Wanted, examine};
 pub(crate) use self::take::run;
 use crate::app::Rejection;

@@ -25,6 +25,7 @@ pub mod gate;
 pub mod gpu;
 pub mod guardian;
 pub mod hooks;
+mod layer;
 pub mod memory;
 pub mod metrics;
 mod mounts;

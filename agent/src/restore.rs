@@ -18,6 +18,7 @@ mod claim;
 mod gpu;
 mod image;
 mod launch;
+mod layers;
 mod live;
 pub(crate) mod materialise;
 mod memory;

@@ -9,12 +9,13 @@ use kybernate_spec::{
     Descriptor, Index, Location, MANIFEST_BYTES_MAX, Reference, RepositoryName, checkpoint,
 };
 
+use super::origin::Parts;
 use super::{Order, Source};
 use crate::app::App;
 use crate::container::{name_of, namespace_of};
 use crate::gate::Summary;
 use crate::node;
-use crate::runtime::{ContentSource, Namespace};
+use crate::runtime::Namespace;
 
 /// Returns everything the artifact says about where it comes from.
 pub(super) async fn of(
@@ -59,7 +60,7 @@ pub(super) async fn image(
     };
     Ok(manifest.map(|manifest| SourceImage {
         manifest,
-        blobs: Arc::new(ContentSource::new(source.namespace.clone())),
+        blobs: Arc::new(Parts::of(&image, &source.namespace, order.plain_http)),
         mount_from: mount_from(name, &order.location),
     }))
 }

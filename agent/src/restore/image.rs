@@ -1,31 +1,27 @@
 //! A container image of a checkpoint becomes a root file system of containerd's.
 //!
-//! The layers come through the packager's client and go into containerd's content store under a
-//! lease; then they are unpacked one on the other. What containerd has already is left as it is
-//! (`spec/decisions/0002`).
+//! What containerd has already is left as it is (`spec/decisions/0002`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use bytes::Bytes;
-use futures::future::{self, BoxFuture};
+use futures::TryStreamExt as _;
+use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
-use futures::{FutureExt as _, TryStreamExt as _};
 use kybernate_packager::runtime_spec::ImageRun;
 use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
 use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
 use serde::Deserialize;
-use tokio::sync::mpsc;
 
+use super::layers::{Kept, Layers};
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
+use crate::layer::LayerError;
 use crate::node;
 use crate::operations::{Driver, Made, OperationsError};
 use crate::runtime::{Image, Namespace, RuntimeError, WriteContentError};
 
 /// The snapshotter root file systems are made with.
 pub(super) const SNAPSHOTTER: &str = "overlayfs";
-
-/// How many layers come at once.
-const AT_ONCE: usize = 2;
 
 #[derive(Debug, Deserialize)]
 struct ConfigDocument {
@@ -63,6 +59,8 @@ pub(crate) enum ImageError {
     Operations(#[from] OperationsError),
     #[error("failed to parse the container image's {0}")]
     Malformed(&'static str, #[source] serde_json::Error),
+    #[error("failed to unpack layer {0}")]
+    Layer(Digest, #[source] LayerError),
     #[error("the container image contradicts itself: {0}")]
     Contradiction(String),
 }
@@ -75,7 +73,7 @@ impl ImageError {
             Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
             Self::Write(error) => error.is_integrity(),
             Self::Malformed(..) | Self::Contradiction(_) => true,
-            Self::Runtime(_) | Self::Operations(_) => false,
+            Self::Runtime(_) | Self::Operations(_) | Self::Layer(..) => false,
         }
     }
 }
@@ -106,13 +104,14 @@ impl Brought {
     }
 }
 
-/// Makes sure that containerd has the parts of the image with this manifest, unpacked. `leased` must
-/// hold a lease.
+/// Makes sure that containerd has the image with this manifest unpacked, and all its parts that are to
+/// be kept. `leased` must hold a lease.
 pub(super) async fn bring(
     store: &Store,
     manifest: &Digest,
     leased: &Namespace,
     driver: &Driver,
+    kept: Kept,
 ) -> Result<Brought, ImageError> {
     let stored = store.manifest(manifest).await?;
     let manifest: Manifest = serde_json::from_slice(&stored.content)
@@ -122,62 +121,13 @@ pub(super) async fn bring(
         .map_err(|error| ImageError::Malformed("config", error))?;
     check(&config, &manifest)?;
     driver.progress.expect(manifest.layers.iter().map(|layer| layer.size).sum());
-    let chain = bring_layers(store, &manifest, &config, leased, driver).await?;
+    let layers = Layers { store, leased, driver, kept };
+    let chain = layers.bring(&manifest.layers, &config.rootfs.diff_ids).await?;
     leased.write_blob(&manifest.config, &Held(config_bytes)).await?;
     leased.write_blob(&stored.descriptor, &Held(stored.content.clone())).await?;
     let descriptor = stored.descriptor;
     label(&manifest, &descriptor, chain.as_ref(), leased).await?;
     Ok(Brought { descriptor, chain, config: config.config.unwrap_or_default() })
-}
-
-/// Makes sure that containerd has the layers, unpacked one on the other: while one is, others come.
-/// Returns the name of the snapshot with all of them.
-async fn bring_layers(
-    store: &Store,
-    manifest: &Manifest,
-    config: &ConfigDocument,
-    leased: &Namespace,
-    driver: &Driver,
-) -> Result<Option<Digest>, ImageError> {
-    let source = Counted { store, driver };
-    let (tell, mut there) = mpsc::channel(manifest.layers.len().max(1));
-    let (mut known, mut writes) = (HashSet::new(), Vec::new());
-    for layer in &manifest.layers {
-        writes.push(if known.insert(&layer.digest) {
-            leased.write_blob(layer, &source).boxed()
-        } else {
-            // It comes before this one, and containerd takes one write of a blob at a time.
-            future::ready(Ok(())).boxed()
-        });
-    }
-    let come = async move {
-        let mut writes = stream::iter(writes).buffered(AT_ONCE);
-        while let Some(written) = writes.next().await {
-            written?;
-            // There is room for all.
-            tell.try_send(()).unwrap_or_default();
-        }
-        Ok::<_, ImageError>(())
-    };
-    let chains = chains(&config.rootfs.diff_ids);
-    let be_unpacked = async {
-        let mut parent = None;
-        for ((layer, diff_id), chain) in
-            manifest.layers.iter().zip(&config.rootfs.diff_ids).zip(&chains)
-        {
-            if there.recv().await.is_none() {
-                break;
-            }
-            if !leased.has_snapshot(SNAPSHOTTER, &chain.to_string()).await? {
-                let step = Step { layer, diff_id, parent, chain };
-                unpack(&step, leased, driver).await?;
-            }
-            parent = Some(chain);
-        }
-        Ok(parent.cloned())
-    };
-    let ((), chain) = tokio::try_join!(come, be_unpacked)?;
-    Ok(chain)
 }
 
 async fn read_config(store: &Store, config: &Descriptor) -> Result<Bytes, ImageError> {
@@ -209,43 +159,6 @@ fn is_layer(media_type: &str) -> bool {
         media_type,
         media_type::OCI_LAYER_TAR | media_type::OCI_LAYER_GZIP | media_type::OCI_LAYER_ZSTD
     ) || media_type.starts_with("application/vnd.docker.image.rootfs.diff.tar")
-}
-
-/// Returns the name of the snapshot with the first layer, the first two, and so on (image
-/// specification, "Layer `ChainID`").
-fn chains(diff_ids: &[Digest]) -> Vec<Digest> {
-    let mut chains: Vec<Digest> = Vec::new();
-    for diff_id in diff_ids {
-        let chain = match chains.last() {
-            None => diff_id.clone(),
-            Some(parent) => Digest::of(format!("{parent} {diff_id}").as_bytes()),
-        };
-        chains.push(chain);
-    }
-    chains
-}
-
-struct Step<'a> {
-    layer: &'a Descriptor,
-    diff_id: &'a Digest,
-    parent: Option<&'a Digest>,
-    chain: &'a Digest,
-}
-
-async fn unpack(step: &Step<'_>, leased: &Namespace, driver: &Driver) -> Result<(), ImageError> {
-    let key = format!("kybernate-{}-{}", driver.id(), step.chain);
-    let made = Made::Snapshot { snapshotter: SNAPSHOTTER.to_owned(), key: key.clone() };
-    driver.will_make(made).await?;
-    let mounts = leased.prepare(SNAPSHOTTER, &key, step.parent).await?;
-    leased.apply(step.layer, mounts, step.diff_id).await?;
-    match leased.commit(SNAPSHOTTER, &key, step.chain).await {
-        // Somebody else unpacked the same layers meanwhile.
-        Err(error) if error.already_exists() => {
-            leased.remove_snapshot(SNAPSHOTTER, &key).await?;
-            Ok(())
-        }
-        done => Ok(done?),
-    }
 }
 
 /// Tells containerd's garbage collector what the image is made of.
@@ -295,37 +208,6 @@ async fn register(
     Ok(())
 }
 
-/// Reads from a store and counts what comes.
-struct Counted<'a> {
-    store: &'a Store,
-    driver: &'a Driver,
-}
-
-impl std::fmt::Debug for Counted<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Counted")
-    }
-}
-
-impl BlobSource for Counted<'_> {
-    fn open<'a>(
-        &'a self,
-        descriptor: &'a Descriptor,
-    ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
-        Box::pin(async move {
-            let progress = self.driver.progress.clone();
-            let stream = self.store.blob(descriptor).await?;
-            Ok(stream
-                .inspect_ok(move |bytes| {
-                    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-                    progress.advance(length);
-                    progress.transfer(length);
-                })
-                .boxed())
-        })
-    }
-}
-
 /// A small document that was read already.
 #[derive(Debug)]
 pub(super) struct Held(pub(super) Bytes);
@@ -340,14 +222,6 @@ impl BlobSource for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_chain_is_named_by_all_layers_below() {
-        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
-        let found = chains(&[a.clone(), b.clone()]);
-        assert_eq!(found, [a.clone(), Digest::of(format!("{a} {b}").as_bytes())]);
-        assert!(chains(&[]).is_empty());
-    }
 
     #[test]
     fn an_image_for_elsewhere_or_with_too_few_layers_is_refused() {

@@ -32,6 +32,7 @@ use super::bring::{
 };
 use super::gpu::{self, GpuRestoreError};
 use super::image::{self, Brought, Held, SNAPSHOTTER};
+use super::layers::Kept;
 use super::materialise;
 use super::rules::Refusal;
 use super::spec::{self, Ingredients};
@@ -146,7 +147,8 @@ impl Providing<'_> {
         let (images, has_cgroups) = self.dump(&admitted, &directory).await?;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
-        let brought = image::bring(store, &parts.image().digest, &leased, driver).await?;
+        let brought =
+            image::bring(store, &parts.image().digest, &leased, driver, Kept::All).await?;
         let layer = self.layer(&admitted, &parts, &directory).await?;
         driver.step("write");
         let criu = self.write_dump(images, &leased).await?;

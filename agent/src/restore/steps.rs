@@ -19,6 +19,7 @@ use super::bring::{
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
 use super::launch::{self, Plan};
+use super::layers::Kept;
 use super::materialise::MaterialiseError;
 use super::memory::Memory;
 use super::root;
@@ -203,7 +204,8 @@ impl Restoring<'_> {
             let plain = app.containerd.namespace(&self.order.namespace);
             let leased = plain.lease(&lease_of(driver)).await.map_err(BringError::from)?;
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
-            let image = image::bring(&admitted.store, &runnable.digest, &leased, driver).await?;
+            let (store, runnable) = (&admitted.store, &runnable.digest);
+            let image = image::bring(store, runnable, &leased, driver, Kept::Needed).await?;
             Ok::<_, RestoreError>((image, leased))
         };
         let dump = async {

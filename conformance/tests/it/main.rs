@@ -32,3 +32,4 @@ mod units;
 mod vectors;
 mod workloads;
 mod workspace;
+mod written;
