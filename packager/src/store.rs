@@ -395,6 +395,15 @@ impl Store {
         }
     }
 
+    /// Whether [`Self::blob_range`] reads no more of this blob than it is asked for: some registries, or
+    /// proxies before them, always answer with all of it.
+    pub async fn gives_parts(&self, descriptor: &Descriptor) -> Result<bool, StoreError> {
+        match self {
+            Self::Registry(remote) => remote.gives_parts(descriptor).await,
+            Self::Layout(_) => Ok(true),
+        }
+    }
+
     /// Opens a blob as a file where it is one on this machine, **not** checked. Blocks.
     pub(crate) fn local_blob(&self, digest: &Digest) -> Option<std::io::Result<fs_err::File>> {
         match self {

@@ -53,6 +53,16 @@ impl Remote {
         Ok(stream.boxed())
     }
 
+    /// Whether the registry, and whoever is before it, answers with a part of a blob when it is asked
+    /// for one. All of a blob is as good an answer by the standard (RFC 9110, 14.2).
+    pub async fn gives_parts(&self, descriptor: &Descriptor) -> Result<bool, StoreError> {
+        let (last, end) = (descriptor.size.saturating_sub(1), descriptor.size);
+        match persist(|| self.ask(descriptor, last, end)).await {
+            Ok(reply) => Ok(last == 0 || reply.status() == StatusCode::PARTIAL_CONTENT),
+            Err(kind) => Err(self.error("pull blob", &format!("@{}", descriptor.digest), kind)),
+        }
+    }
+
     /// Asks for a part of a blob and checks that it is that part of that blob.
     async fn ask(
         &self,

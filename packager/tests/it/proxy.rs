@@ -26,26 +26,33 @@ struct Shared {
     stalled: Notify,
     healed: Notify,
     passed: AtomicU64,
+    /// Whether no part of anything is asked for.
+    whole: bool,
 }
 
 impl Proxy {
     /// Starts a proxy that cuts.
     pub(crate) async fn start(upstream: &str, cuts: &[u64]) -> Self {
-        Self::before(upstream, cuts, u64::MAX).await
+        Self::before(upstream, cuts, u64::MAX, false).await
+    }
+
+    /// Starts a proxy that asks for the whole when a part is asked for.
+    pub(crate) async fn without_parts(upstream: &str) -> Self {
+        Self::before(upstream, &[], u64::MAX, true).await
     }
 
     /// Starts a proxy over which nothing passes any more after so many bytes.
     pub(crate) async fn stalling(upstream: &str, stall: u64) -> Self {
-        Self::before(upstream, &[], stall).await
+        Self::before(upstream, &[], stall, false).await
     }
 
-    async fn before(upstream: &str, cuts: &[u64], stall: u64) -> Self {
+    async fn before(upstream: &str, cuts: &[u64], stall: u64, whole: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let cuts = Mutex::new(cuts.iter().rev().copied().collect());
         let (stalled, healed) = (Notify::new(), Notify::new());
         let (stall, passed) = (AtomicU64::new(stall), AtomicU64::new(0));
-        let shared = Arc::new(Shared { cuts, stall, stalled, healed, passed });
+        let shared = Arc::new(Shared { cuts, stall, stalled, healed, passed, whole });
         let (upstream, state) = (upstream.to_owned(), Arc::clone(&shared));
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
@@ -90,7 +97,12 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>)
     let (mut up, mut down) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     loop {
         let done = tokio::select! {
-            read = client.read(&mut up) => forward(read, &up, &mut server).await,
+            read = client.read(&mut up) => {
+                if shared.whole {
+                    hide_range(&mut up);
+                }
+                forward(read, &up, &mut server).await
+            }
             read = server.read(&mut down) => forward(read, &down, &mut client).await,
         };
         let Some(bytes) = done else { return };
@@ -107,6 +119,14 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>)
             cuts.pop();
             return;
         }
+    }
+}
+
+/// Gives the header a name that nobody knows. A request comes in one piece.
+fn hide_range(request: &mut [u8]) {
+    const RANGE: &[u8] = b"\r\nrange: bytes=";
+    if let Some(at) = request.windows(RANGE.len()).position(|part| part == RANGE) {
+        request[at + 2] = b'x';
     }
 }
 

@@ -2,12 +2,16 @@
 
 use std::path::Path;
 
+use kybernate_packager::artifact::Checkpoint;
+use kybernate_packager::progress::Progress;
+use kybernate_packager::unpack::on_demand::OnDemand;
+use kybernate_packager::unpack::{Limits, unpack_images};
 use tokio::process::Command;
 
 use crate::dump::dump;
 use crate::kyb::{Ran, kyb};
 use crate::proxy::Proxy;
-use crate::registry::Registry;
+use crate::registry::{Registry, open};
 
 /// Packs a dump into `layout` of a new directory.
 async fn packed() -> tempfile::TempDir {
@@ -34,6 +38,29 @@ fn same(one: &Path, other: &Path) {
     for name in names(one) {
         let read = |directory: &Path| fs_err::read(directory.join(&name)).unwrap();
         assert!(read(one) == read(other), "{name} differs");
+    }
+}
+
+#[tokio::test]
+async fn memory_is_written_where_a_registry_gives_no_parts() {
+    let Some(registry) = Registry::ours() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    let dump = dump(scratch.path(), 600);
+    let packed = kyb(scratch.path(), ["pack", "dump", &registry.at("a/b:v1").to_string()]).await;
+    assert_eq!(packed.code, 0, "{packed:?}");
+    let proxy = Proxy::without_parts(registry.address()).await;
+    for (location, left) in [(registry.at("a/b:v1"), 1), (proxy.at("a/b:v1"), 0)] {
+        let store = open(&location).await;
+        let checkpoint = Checkpoint::open(&store, &location).await.unwrap();
+        let (out, progress) = (tempfile::tempdir().unwrap(), Progress::default());
+        unpack_images(&store, &checkpoint, out.path(), &progress).await.unwrap();
+        let limits = Limits::default();
+        let pages = OnDemand::open(&store, &checkpoint, out.path(), limits, &progress).await;
+        assert_eq!(pages.unwrap().files().len(), left, "{location}");
+        assert_eq!(out.path().join("pages-1.img").exists(), left == 0);
+        if left == 0 {
+            same(out.path(), &dump);
+        }
     }
 }
 
