@@ -16,9 +16,12 @@
 //! /proc/PID/cwd/gpu-memory-UUID  what it has on a GPU while that is in its own memory
 //! ```
 //!
+//! Whoever changes a file puts another one in its place, since it is read at any time; who changes the
+//! state of a process holds a lock (`flock`) on that process's directory from the look to the change.
 //! A fault `wait` holds a call up for as long as it is written there. KEPT says where GPU memory is that
-//! is on no GPU: `host`, or the sizes for whoever keeps it. A call for a process that is stopped or frozen does not return, as with the real driver. Compiled
-//! by `rustc --crate-type cdylib`; used in tests only.
+//! is on no GPU: `host`, or the sizes for whoever keeps it. A call for a process that is stopped or
+//! frozen does not return, as with the real driver. Compiled by `rustc --crate-type cdylib`; used in
+//! tests only.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -36,6 +39,7 @@ const NOT_INITIALIZED: c_int = 3;
 const INVALID_DEVICE: c_int = 101;
 const OPERATING_SYSTEM: c_int = 304;
 const ILLEGAL_STATE: c_int = 401;
+const UNKNOWN: c_int = 999;
 
 const RUNNING: c_int = 0;
 const LOCKED: c_int = 1;
@@ -106,16 +110,17 @@ impl Process {
         }
         let text = fs::read_to_string(Self::file(pid)).map_err(|_| NOT_INITIALIZED)?;
         let mut cells = text.split_whitespace();
-        let state = cells.next().and_then(|cell| cell.parse().ok()).ok_or(INVALID_VALUE)?;
-        let uuids = cells.next().ok_or(INVALID_VALUE)?.split(',').map(str::to_owned).collect();
-        let bytes = cells.next().and_then(|cell| cell.parse().ok()).ok_or(INVALID_VALUE)?;
+        // Not a code that is said of who uses no GPU: this is a mistake of the test's.
+        let state = cells.next().and_then(|cell| cell.parse().ok()).ok_or(UNKNOWN)?;
+        let uuids = cells.next().ok_or(UNKNOWN)?.split(',').map(str::to_owned).collect();
+        let bytes = cells.next().and_then(|cell| cell.parse().ok()).ok_or(UNKNOWN)?;
         let kept = match cells.next() {
             None if state == CHECKPOINTED => Kept::Host,
             None => Kept::Nowhere,
             Some("host") => Kept::Host,
             Some(sizes) => {
                 let sizes: Result<_, _> = sizes.split(',').map(str::parse).collect();
-                Kept::Elsewhere(sizes.map_err(|_| INVALID_VALUE)?)
+                Kept::Elsewhere(sizes.map_err(|_| UNKNOWN)?)
             }
         };
         Ok(Self { state, uuids, bytes, kept })
@@ -125,7 +130,15 @@ impl Process {
         format!("/proc/{pid}/cwd/gpu-simulation")
     }
 
-    fn keep(&self, pid: c_int) -> c_int {
+    /// Keeps everybody else from changing a process for as long as the file is held.
+    fn hold(pid: c_int) -> Result<fs::File, c_int> {
+        let held = fs::File::open(format!("/proc/{pid}/cwd"));
+        let held = held.and_then(|held| held.lock().map(|()| held));
+        held.map_err(|_| OPERATING_SYSTEM)
+    }
+
+    /// Writes it down. It has to be held.
+    fn keep(&self, pid: c_int) -> Result<(), c_int> {
         let kept = match &self.kept {
             Kept::Nowhere => String::new(),
             Kept::Host => " host".to_owned(),
@@ -138,7 +151,7 @@ impl Process {
         // At once: somebody may ask how far it is.
         let new = format!("{}.new", Self::file(pid));
         let kept = fs::write(&new, text).and_then(|()| fs::rename(&new, Self::file(pid)));
-        if kept.is_ok() { 0 } else { OPERATING_SYSTEM }
+        kept.map_err(|_| OPERATING_SYSTEM)
     }
 }
 
@@ -238,15 +251,13 @@ fn done(result: Result<(), c_int>) -> c_int {
 /// Takes a process from one state to another.
 fn step(call: &str, pid: c_int, from: c_int, to: c_int) -> c_int {
     done(begin(call, pid).and_then(|()| {
+        let _held = Process::hold(pid)?;
         let mut process = Process::of(pid)?;
         if process.state != from {
             return Err(ILLEGAL_STATE);
         }
         process.state = to;
-        match process.keep(pid) {
-            0 => Ok(()),
-            code => Err(code),
-        }
+        process.keep(pid)
     }))
 }
 
@@ -293,16 +304,14 @@ pub unsafe extern "C" fn cuCheckpointProcessLock(pid: c_int, args: *const [u32; 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCheckpointProcessCheckpoint(pid: c_int, _args: *const c_void) -> c_int {
     done(begin("checkpoint", pid).and_then(|()| {
+        let _held = Process::hold(pid)?;
         let mut process = Process::of(pid)?;
         if process.state != LOCKED {
             return Err(ILLEGAL_STATE);
         }
         process.carry(pid, &process.uuids.clone(), true);
         (process.state, process.kept) = (CHECKPOINTED, Kept::Host);
-        match process.keep(pid) {
-            0 => Ok(()),
-            code => Err(code),
-        }
+        process.keep(pid)
     }))
 }
 
@@ -333,6 +342,7 @@ unsafe fn pairs_of(pairs: *const [[u8; 16]; 2], count: c_uint) -> Vec<(String, S
 
 fn restore_from_host(pid: c_int, pairs: Vec<(String, String)>) -> c_int {
     done(begin("restore", pid).and_then(|()| {
+        let _held = Process::hold(pid)?;
         let mut process = Process::of(pid)?;
         if process.state != CHECKPOINTED || process.kept != Kept::Host {
             return Err(ILLEGAL_STATE);
@@ -342,10 +352,7 @@ fn restore_from_host(pid: c_int, pairs: Vec<(String, String)>) -> c_int {
         process.fits()?;
         process.carry(pid, &was, false);
         (process.state, process.kept) = (LOCKED, Kept::Nowhere);
-        match process.keep(pid) {
-            0 => Ok(()),
-            code => Err(code),
-        }
+        process.keep(pid)
     }))
 }
 

@@ -168,6 +168,7 @@ unsafe extern "C" fn checkpoint(pid: c_int, args: *const CheckpointArgs) -> c_in
     }
     done(begin("checkpoint", pid).and_then(|()| {
         let mut state = state();
+        let _held = Process::hold(pid)?;
         let mut process = Process::of(pid)?;
         state.has_contexts(&process.uuids)?;
         if process.state != LOCKED || state.operation.is_some() {
@@ -180,7 +181,7 @@ unsafe extern "C" fn checkpoint(pid: c_int, args: *const CheckpointArgs) -> c_in
             .collect();
         process.state = CHECKPOINTING;
         process.kept = Kept::Elsewhere(memory.iter().map(Vec::len).collect());
-        keep(&process, pid)?;
+        process.keep(pid)?;
         state.map(Operation { pid, restores: false, process, memory }, args.storage);
         Ok(())
     }))
@@ -197,6 +198,7 @@ unsafe extern "C" fn restore(pid: c_int, args: *const StorageRestoreArgs) -> c_i
     }
     done(begin("restore", pid).and_then(|()| {
         let mut state = state();
+        let _held = Process::hold(pid)?;
         let mut process = Process::of(pid)?;
         let Kept::Elsewhere(sizes) = process.kept.clone() else { return Err(ILLEGAL_STATE) };
         if process.state != CHECKPOINTED || state.operation.is_some() {
@@ -206,7 +208,7 @@ unsafe extern "C" fn restore(pid: c_int, args: *const StorageRestoreArgs) -> c_i
         state.has_contexts(&process.uuids)?;
         process.fits()?;
         process.state = RESTORING;
-        keep(&process, pid)?;
+        process.keep(pid)?;
         let memory = sizes.into_iter().map(|size| vec![FRESH; size]).collect();
         state.map(Operation { pid, restores: true, process, memory }, args.storage);
         Ok(())
@@ -222,6 +224,10 @@ unsafe extern "C" fn complete(handle: usize) -> c_int {
             state.wait(stream)?;
         }
         let Operation { pid, restores, process, memory: contents } = &mut operation;
+        let _held = Process::hold(*pid)?;
+        if Process::of(*pid)?.state != process.state {
+            return Err(ILLEGAL_STATE);
+        }
         for (uuid, content) in process.uuids.iter().zip(contents) {
             let place = memory(uuid, *pid);
             let moved = if *restores { fs::write(place, content) } else { fs::remove_file(place) };
@@ -232,15 +238,8 @@ unsafe extern "C" fn complete(handle: usize) -> c_int {
         if *restores {
             process.kept = Kept::Nowhere;
         }
-        keep(process, *pid)
+        process.keep(*pid)
     }))
-}
-
-fn keep(process: &Process, pid: c_int) -> Result<(), c_int> {
-    match process.keep(pid) {
-        0 => Ok(()),
-        code => Err(code),
-    }
 }
 
 #[unsafe(no_mangle)]

@@ -231,6 +231,13 @@ impl Code {
         matches!(self.0, 1 | 3 | 304 | 801)
     }
 
+    /// Whether this is said of a process that is not the one whose memory is away: it has ended, or
+    /// runs another program, which has no GPU (3). Of a process that is there any other code says that
+    /// the question failed, and it still waits for its memory.
+    pub(super) const fn is_of_another(self, has_ended: bool) -> bool {
+        self.0 == 3 || (has_ended && self.is_of_no_user())
+    }
+
     /// Returns the name of the header, and what it means for a checkpoint.
     const fn words(self) -> (&'static str, &'static str) {
         match self.0 {

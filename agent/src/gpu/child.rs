@@ -216,7 +216,7 @@ fn bring(
     for pid in pids {
         match settled(driver, *pid, aside) {
             Ok(state) => states.push((*pid, state)),
-            Err(Failure::Call { code, .. }) if code.is_of_no_user() => {}
+            Err(Failure::Call { code, .. }) if code.is_of_another(has_ended(*pid)) => {}
             Err(failure) => done = worse(done, Err(failure)),
         }
     }
@@ -371,12 +371,21 @@ pub(super) fn on<T>(
     act(number).map_err(|code| Failure::Call { call: call.to_owned(), pid, code })
 }
 
-/// Whether a process is stopped, by a signal or a debugger (`proc_pid_stat(5)`, field 3).
+/// Whether a process is stopped, by a signal or a debugger.
 fn is_stopped(pid: u32) -> bool {
+    matches!(scheduled(pid), Some(b'T' | b't'))
+}
+
+/// Whether a process has ended; its parent may not have asked for it yet.
+fn has_ended(pid: u32) -> bool {
+    matches!(scheduled(pid), None | Some(b'Z' | b'X'))
+}
+
+/// Returns what the kernel does with a process (`proc_pid_stat(5)`, field 3).
+fn scheduled(pid: u32) -> Option<u8> {
     let text = fs_err::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let end = text.iter().rposition(|byte| *byte == b')');
-    let state = end.and_then(|end| text.get(end + 2));
-    matches!(state, Some(b'T' | b't'))
+    let end = text.iter().rposition(|byte| *byte == b')')?;
+    text.get(end + 2).copied()
 }
 
 #[cfg(test)]
@@ -417,5 +426,6 @@ mod tests {
     #[test]
     fn a_process_that_runs_is_not_stopped() {
         assert!(!is_stopped(std::process::id()) && !is_stopped(0));
+        assert!(!has_ended(std::process::id()) && has_ended(0));
     }
 }

@@ -203,6 +203,22 @@ async fn before_the_driver_has_begun_every_failure_can_be_taken_back() {
     assert!(scene.is_whole().await);
 }
 
+/// Its files would be removed, and it would stay away.
+#[tokio::test]
+async fn a_question_that_fails_is_not_taken_for_the_end_of_a_process() {
+    let scene = Scene::with(4096);
+    let (held, gpus) = (scene.held().await, scene.gpus());
+    gpus.take(&held).await.unwrap();
+    for fault in ["state 1", "state 304", "state 801", "state 999"] {
+        scene.simulation.fails(fault);
+        let error = gpus.bring_back(&held).await.unwrap_err();
+        assert!(matches!(error, GpuError::Failed(Failure::Call { .. })), "{fault}: {error}");
+    }
+    scene.simulation.fails("");
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+}
+
 /// The driver has no call that gives up.
 #[tokio::test]
 async fn after_it_has_begun_what_fails_is_lost_and_said_to_be() {

@@ -86,7 +86,7 @@ impl Simulation {
 
     /// Lets calls fail from now on: `lock 600`, `restore hang`.
     pub(crate) fn fails(&self, faults: &str) {
-        fs::write(self.directory.path().join("faults"), faults).unwrap();
+        replace(&self.directory.path().join("faults"), faults);
     }
 
     /// Takes a GPU out of the machine.
@@ -94,7 +94,7 @@ impl Simulation {
         let file = self.directory.path().join("gpus");
         let text = fs::read_to_string(&file).unwrap();
         let left: Vec<&str> = text.lines().filter(|line| !line.starts_with(uuid)).collect();
-        fs::write(file, left.join("\n")).unwrap();
+        replace(&file, &left.join("\n"));
     }
 
     /// Returns what was called for processes, but for questions.
@@ -133,7 +133,10 @@ impl User {
 
     /// Puts it into a state of the driver's: number, GPUs, bytes.
     pub(crate) fn becomes(&self, state: &str) {
-        fs::write(self.directory.path().join("gpu-simulation"), state).unwrap();
+        // As the driver does: what it has looked at is not changed before it has changed it.
+        let held = fs::File::open(self.directory.path()).unwrap();
+        held.file().lock().unwrap();
+        replace(&self.directory.path().join("gpu-simulation"), state);
     }
 
     /// Returns the GPU that it is on.
@@ -159,6 +162,13 @@ impl Drop for User {
         self.child.kill().unwrap_or_default();
         self.child.wait().map(drop).unwrap_or_default();
     }
+}
+
+/// Puts a file in the place of one that somebody may read just now.
+fn replace(path: &Path, content: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, content).unwrap();
+    fs::rename(new, path).unwrap();
 }
 
 /// Asks through the program that was built for this test.

@@ -41,7 +41,14 @@ fn install(node: &Node, driver: &str) -> String {
 }
 
 fn fails(node: &Node, faults: &str) {
-    fs_err::write(node.path("/opt/gpu/faults"), faults).unwrap();
+    replace(&node.path("/opt/gpu/faults"), faults);
+}
+
+/// Puts a file in the place of one that the simulation may read just now.
+fn replace(path: &Path, content: &str) {
+    let new = path.with_extension("new");
+    fs_err::write(&new, content).unwrap();
+    fs_err::rename(new, path).unwrap();
 }
 
 fn was_asked(node: &Node, call: &str) -> bool {
@@ -82,7 +89,7 @@ fn run(scenario: &Scenario, node: &Node, id: &str, uuid: &str) {
     node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
     node.run(&["ctr", "run", "-d", &image, id, "/workload", "hold", "map", "/count"]).unwrap();
     assert!(wait_until(LIMIT, || file(node, id, "count").exists()));
-    fs_err::write(file(node, id, "gpu-simulation"), format!("0 {uuid} {GIB}\n")).unwrap();
+    replace(&file(node, id, "gpu-simulation"), &format!("0 {uuid} {GIB}\n"));
     counts_on(node, id);
 }
 
