@@ -10,8 +10,10 @@ use kybernate_packager::pack::Runnable;
 use kybernate_spec::{Location, Tag};
 
 mod ahead;
+mod away;
 mod base;
 mod capture;
+mod error;
 mod facts;
 pub(crate) mod gpu;
 mod mapped;

@@ -331,6 +331,13 @@ impl Gpus {
     }
 }
 
+impl GpuError {
+    /// Whether nobody can bring back what this is about, so that nobody need try.
+    pub(crate) const fn is_lost(&self) -> bool {
+        matches!(self, Self::Failed(Failure::Lost(_)))
+    }
+}
+
 impl Held {
     /// Whether there is nothing to bring back.
     pub fn is_empty(&self) -> bool {

@@ -13,9 +13,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
-use crate::gpu::{Failure, GpuError, Gpus, Held};
+use crate::gpu::{GpuError, Gpus, Held};
 use crate::hooks::{Hook, Hooks};
-use crate::operations::{Conclusion, Driver, Made, Record, State};
+use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, State};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
 use crate::process;
@@ -98,7 +98,7 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
             }
             match &made {
                 Made::Hooked(hooks) => Ok(after_failure(hooks, driver, undoing).await),
-                Made::Gpu(held) => bring_back(&app.gpus, held).await,
+                Made::Gpu(held) => bring_back(&app.gpus, held, driver).await,
                 Made::Lease(id) => {
                     // What a success wrote is referred to; what a failure wrote may be large.
                     let done = undoing.conclusion.state == State::Done;
@@ -212,15 +212,23 @@ impl Undone {
 }
 
 /// Brings GPU memory back. What the driver has lost nobody can: it is said, and not tried for ever.
-async fn bring_back(gpus: &Gpus, held: &Held) -> Result<Undone, AnyError> {
+async fn bring_back(gpus: &Gpus, held: &Held, driver: &Driver) -> Result<Undone, AnyError> {
     match gpus.bring_back(held).await {
         Ok(()) => Ok(Undone::Gone),
-        Err(error @ GpuError::Failed(Failure::Lost(_))) => {
-            tracing::error!(error = %chain(&error), "GPU memory does not come back");
+        Err(error) if error.is_lost() => {
+            gpu_is_lost(driver, &error).await?;
             Ok(Undone::NeverWas)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Tells in the operation that GPU memory does not come back.
+pub(crate) async fn gpu_is_lost(driver: &Driver, error: &GpuError) -> Result<(), OperationsError> {
+    let error = chain(error).to_string();
+    tracing::error!(operation.id = driver.id(), error, "GPU memory does not come back");
+    let told = format!("the source does not get its GPU memory back: {error}");
+    driver.update(|record| record.warnings.push(told)).await
 }
 
 /// Brings back what an operation left paused, and undoes nothing else of it. Returns whether it runs,

@@ -34,6 +34,7 @@ pub(crate) struct Display {
     bar: Option<ProgressBar>,
     told: usize,
     waits_for: String,
+    warned: usize,
 }
 
 impl Terminal {
@@ -134,7 +135,7 @@ impl Terminal {
             bar.set_style(style("{spinner} {msg:12} {elapsed}"));
             bar
         });
-        Display { bar, told: 0, waits_for: String::new() }
+        Display { bar, told: 0, waits_for: String::new(), warned: 0 }
     }
 
     /// Runs `work` and shows how far it is.
@@ -190,9 +191,21 @@ impl Display {
             "" => "waits no longer".to_owned(),
             what => format!("waits for {what}"),
         };
+        self.say(&text);
+    }
+
+    /// Says each warning, once.
+    pub(crate) fn warnings(&mut self, all: &[String]) {
+        for warning in all.iter().skip(self.warned) {
+            self.say(&format!("warning: {warning}"));
+        }
+        self.warned = all.len().max(self.warned);
+    }
+
+    fn say(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| say(&text)),
-            None => say(&text),
+            Some(bar) => bar.suspend(|| say(text)),
+            None => say(text),
         }
     }
 

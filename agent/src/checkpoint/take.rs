@@ -7,29 +7,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kybernate_packager::pack::{PackError, PackRequest, Packed, Pieces, VolumeCapture, pack};
-use kybernate_packager::sign::{SignError, sign};
-use kybernate_packager::store::{ConnectOptions, Store, StoreError};
+use kybernate_packager::sign::sign;
+use kybernate_packager::store::{ConnectOptions, Store};
 use kybernate_spec::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::ahead;
-use super::base::{self, BaseError, Opened};
-use super::capture::{CaptureError, Draft, Tree, capture};
+use super::away::Away;
+use super::base::{self, Opened};
+use super::capture::{Draft, Tree, capture};
+use super::error::CheckpointError;
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts, gpu};
 use crate::app::App;
-use crate::gate::{self, GateError};
-use crate::gpu::{GpuError, Held};
+use crate::gate;
+use crate::gpu::Held;
 use crate::guardian::{Charge, Guardian, GuardianError};
-use crate::hooks::HookError;
-use crate::operations::{
-    Cancelled, Conclusion, Driver, Made, OperationsError, Record, RefusedBy, Sizes, Stopped,
-    TagState,
-};
+use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, Sizes, TagState};
 use crate::process;
-use crate::revive::{Paused, ReviveError, Revived};
-use crate::runtime::{RuntimeError, TaskState, TaskStatus};
+use crate::revive::{Paused, Revived};
+use crate::runtime::{TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
 use crate::{criu_config, criu_log, waiting};
@@ -48,71 +46,6 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where CRIU's images are, and GPU memory beside them.
 const IMAGES: &str = "images";
-
-/// Why a checkpoint was not taken.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CheckpointError {
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-    #[error(transparent)]
-    Operations(#[from] OperationsError),
-    #[error(transparent)]
-    Guardian(#[from] GuardianError),
-    #[error("failed to make a place for the dump")]
-    Stage(#[source] io::Error),
-    #[error("failed to write the container's CRIU configuration")]
-    CriuConfig(#[source] io::Error),
-    #[error("the dump failed{log}")]
-    Dump {
-        /// What CRIU's log has to say about it, if anything.
-        log: String,
-        #[source]
-        source: RuntimeError,
-    },
-    /// A hook before the pause did not want it.
-    #[error(transparent)]
-    Before(HookError),
-    #[error(transparent)]
-    Hook(#[from] HookError),
-    #[error(transparent)]
-    Capture(#[from] CaptureError),
-    #[error("the dump of the suspended container took longer than its deadline")]
-    Late,
-    #[error("the capture stopped before its end")]
-    CaptureInterrupted,
-    #[error(transparent)]
-    Gpu(#[from] GpuError),
-    #[error(transparent)]
-    Gate(#[from] GateError),
-    #[error(transparent)]
-    Revive(#[from] ReviveError),
-    #[error(transparent)]
-    Base(#[from] BaseError),
-    #[error(transparent)]
-    Pack(#[from] PackError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Sign(#[from] SignError),
-    #[error(transparent)]
-    Cancelled(#[from] Cancelled),
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-    #[error("the container was started anew just now, and is another one: try again")]
-    StartedAnew,
-}
-
-impl CheckpointError {
-    /// Returns the rule that refused, when it was one.
-    fn refused_by(&self) -> Option<RefusedBy> {
-        match self {
-            Self::Base(error) => error.refused_by(),
-            Self::Before(HookError::Operations(_)) => None,
-            Self::Before(_) => Some(RefusedBy::Policy),
-            _ => None,
-        }
-    }
-}
 
 /// Takes a checkpoint. Whatever happens, the source runs on unless it was to be stopped and the
 /// artifact is durable. Returns how it went; `None` when the next agent has to see to its end.
@@ -211,23 +144,23 @@ impl Taking<'_> {
         if !self.source.suspended {
             self.guardian = Some(self.guard().await?);
         }
-        let expired = self.guardian.as_ref().map(Guardian::expired);
-        let expired = async move {
-            match expired {
-                Some(expired) => expired.await,
-                None => std::future::pending().await,
-            }
-        };
-        let metrics = self.driver.metrics().clone();
         tokio::select! {
             taken = self.steps(&store) => taken,
-            error = expired => {
-                if matches!(error, GuardianError::Expired) {
-                    metrics.guardian_resumed();
-                }
-                Err(error.into())
-            }
             why = stopped => Err(why.into()),
+        }
+    }
+
+    /// Returns when the guardian has brought the source back by itself, or nobody would any more.
+    fn expired(&self) -> impl Future<Output = CheckpointError> + use<> {
+        let expired = self.guardian.as_ref().map(Guardian::expired);
+        let metrics = self.driver.metrics().clone();
+        async move {
+            let Some(expired) = expired else { return std::future::pending().await };
+            let error = expired.await;
+            if matches!(error, GuardianError::Expired) {
+                metrics.guardian_resumed();
+            }
+            error.into()
         }
     }
 
@@ -273,6 +206,23 @@ impl Taking<'_> {
     }
 
     async fn steps(&mut self, store: &Store) -> Result<Packed, CheckpointError> {
+        let expired = self.expired();
+        let captured = tokio::select! {
+            captured = self.paused_steps() => captured?,
+            error = expired => return Err(error),
+        };
+        if self.order.after == After::LeaveRunning {
+            return Box::pin(self.publish_running(store, captured)).await;
+        }
+        let expired = self.expired();
+        tokio::select! {
+            stopped = self.publish_and_stop(store, captured) => stopped,
+            error = expired => Err(error),
+        }
+    }
+
+    /// Captures everything. A source that is to run on runs then, but for its GPU memory.
+    async fn paused_steps(&mut self) -> Result<Captured, CheckpointError> {
         self.draft = self.copy_ahead().await?.map(Arc::new);
         self.driver.step("dump");
         self.tell_criu().await?;
@@ -297,12 +247,53 @@ impl Taking<'_> {
         self.order.hooks.while_paused(self.driver, self.source.pid).await?;
         if self.order.after == After::LeaveRunning {
             self.driver.step("resume");
-            self.let_go().await?;
-            // Whatever they bring back to work does not wait for registries.
-            let hooks = self.order.hooks.after(self.driver);
-            let (packed, ()) = tokio::join!(self.publish(store, captured), hooks);
-            return packed;
+            if !self.source.suspended {
+                // A suspended one stays, and Made::Dumped with it: at the end it is looked at once more.
+                self.in_containerd(self.paused().revive(Instant::now() + DUMP_PATIENCE)).await?;
+            }
         }
+        Ok(captured)
+    }
+
+    /// Publishes what was captured of a source that runs on. That it cannot have its GPU memory back is
+    /// no reason not to: the checkpoint may be all that is left of it.
+    async fn publish_running(
+        &mut self,
+        store: &Store,
+        captured: Captured,
+    ) -> Result<Packed, CheckpointError> {
+        let away = if self.source.suspended { None } else { self.let_go().await? };
+        let (app, driver, order) = (self.app, self.driver, self.order);
+        let published = CancellationToken::new();
+        let publish = async {
+            let packed = self.publish(store, captured).await;
+            published.cancel();
+            packed
+        };
+        // Whatever they bring back to work does not wait for registries.
+        let hooks = order.hooks.after(driver);
+        let regain = async {
+            match &away {
+                Some(away) => away.regain(&app.gpus, driver, &published).await,
+                None => false,
+            }
+        };
+        let (packed, (), settled) = tokio::join!(publish, hooks, regain);
+        if settled {
+            self.paused_at = None;
+            if let Err(error) = self.running().await {
+                // It is looked at once more at the end. What is published stays so.
+                tracing::error!(error = %chain(&error), "failed to keep an operation");
+            }
+        }
+        packed
+    }
+
+    async fn publish_and_stop(
+        &mut self,
+        store: &Store,
+        captured: Captured,
+    ) -> Result<Packed, CheckpointError> {
         let packed = self.publish(store, captured).await?;
         self.driver.step("stop");
         self.end_source().await?;
@@ -435,21 +426,31 @@ impl Taking<'_> {
         Ok(captured.await.map_err(|_ended| CheckpointError::CaptureInterrupted)??)
     }
 
-    /// Lets the source run and sends the guardian away.
-    async fn let_go(&mut self) -> Result<(), CheckpointError> {
-        if self.source.suspended {
-            // Made::Dumped stays: at the end it is looked at once more.
-            return Ok(());
-        }
-        let paused = self.paused();
-        self.in_containerd(paused.revive(Instant::now() + DUMP_PATIENCE)).await?;
+    /// Gives a source that runs its GPU memory back, and sends the guardian away. What does not come
+    /// back is returned: whoever stands by goes on standing by then.
+    async fn let_go(&mut self) -> Result<Option<Away>, CheckpointError> {
         // Not before it runs: the driver works in its threads.
-        self.app.gpus.bring_back(self.gpu()).await?;
-        self.running().await?;
-        if let Some(guardian) = self.guardian.take() {
-            guardian.dismiss().await?;
+        if let Err(error) = self.app.gpus.bring_back(self.gpu()).await {
+            let away = Away::note(self.driver, self.gpu(), self.paused_at, &error).await?;
+            if let Some(guardian) = &mut self.guardian
+                && let Err(error) = guardian.extend(COPY_LIMIT).await
+            {
+                tracing::warn!(error = %chain(&error), "only an agent brings GPU memory back now");
+            }
+            return Ok(Some(away));
         }
-        Ok(())
+        self.running().await?;
+        match self.guardian.take().map(Guardian::dismiss) {
+            None => {}
+            Some(dismissed) if self.gpu().is_empty() => dismissed.await?,
+            Some(dismissed) => {
+                // It was too slow, and all of it is there.
+                if let Err(error) = dismissed.await {
+                    tracing::warn!(error = %chain(&error), "GPU memory came back late");
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Has containerd do something, and tells when it does not answer meanwhile.
@@ -517,11 +518,11 @@ impl Taking<'_> {
             sign(store, &packed.index, &key.key).await?;
         }
         self.driver.commit(COMMITTED)?;
+        let stops = self.order.after == After::Stop;
         // A source that is to be stopped must not come back between the tag and its end.
-        if let Some(guardian) = &mut self.guardian {
+        if let Some(guardian) = self.guardian.as_mut().filter(|_| stops) {
             guardian.extend(STOP_LIMIT).await?;
         }
-        let stops = self.order.after == After::Stop;
         let tag = match &self.order.naming {
             Naming::Signed(_, tag) | Naming::Unsigned(tag) => Some(tag),
             Naming::ByClient(tag) => stops.then_some(tag),

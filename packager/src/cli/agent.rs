@@ -126,10 +126,8 @@ impl AgentSocket {
             }
         }
         display.update(&snapshot(&latest));
+        display.warnings(&latest.warnings);
         display.end();
-        for warning in &latest.warnings {
-            say(&format!("warning: {warning}"));
-        }
         Ok(latest)
     }
 
@@ -143,6 +141,7 @@ impl AgentSocket {
         let show = |now: &Operation| {
             display.update(&snapshot(now));
             display.waits_for(&now.waits_for);
+            display.warnings(&now.warnings);
         };
         let news = self.watch(latest, show).await;
         *breaks = if news.is_ok_and(|news| news) { 0 } else { *breaks + 1 };

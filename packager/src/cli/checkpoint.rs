@@ -252,6 +252,7 @@ fn tell(terminal: &Terminal, done: &Operation, signer: &Signer) -> Result<(), Fa
         "signed": !matches!(signer, Signer::Nobody),
         "pausedMicroseconds": done.paused_microseconds,
         "timesMicroseconds": times(done),
+        "warnings": done.warnings,
         "sizes": {
             "dumpBytes": sizes.dump_bytes,
             "pageBytes": sizes.page_bytes,

@@ -1,6 +1,6 @@
 //! GPU memory in files of its own (custom storage), byte by byte.
 
-use std::process::Child;
+use std::process::{Child, Stdio};
 
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
@@ -180,6 +180,56 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     checkpoint(&scenario, a, "model", &reference);
     is_whole(a, "model", &on_a);
     assert_eq!(left(&scenario, a), before, "something is left");
+    scenario.end().unwrap();
+}
+
+/// All of it is in the checkpoint, which may be all that is left.
+#[test]
+fn a_checkpoint_is_published_though_its_source_does_not_get_its_memory_back() {
+    let (scenario, on_a, on_b) = start_with_storage();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    run(&scenario, a, "model", &on_a);
+    fs_err::write(memory(a, "model", &on_a), content()).unwrap();
+    let before = left(&scenario, a);
+
+    // Somebody has its GPU: it is published first, and comes back as soon as it can.
+    let late = scenario.reference("gpu/late:v1");
+    fails(a, "restore 2");
+    let words = ["kyb", "checkpoint", "model", &late, "--plain-http", "--sign-key", "node-a"];
+    let mut kyb = a.command(&words);
+    let kyb = kyb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let inspect = ["inspect", &late, "--plain-http"];
+    let stored = || scenario.kyb(a, &inspect).unwrap().status.success();
+    assert!(wait_until(LIMIT, stored), "it is not published");
+    assert_eq!(gpu(a, "model").0, "2");
+    fails(a, "");
+    let output = kyb.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    for told in ["ran again without its GPU memory", "OUT_OF_MEMORY"] {
+        assert!(said(&output).contains(told), "{}", said(&output));
+    }
+    is_whole(a, "model", &on_a);
+    assert_eq!(left(&scenario, a), before, "something is left");
+
+    // The copy back breaks off: nobody can help it, and the next one has it.
+    let lost = scenario.reference("gpu/lost:v1");
+    fails(a, "copy-in 2");
+    let words = ["checkpoint", "model", &lost, "--plain-http", "--sign-key", "node-a", "--json"];
+    let output = scenario.kyb(a, &words).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(gpu(a, "model").0, "5");
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let warnings = told["warnings"].to_string();
+    for told in ["cut short", "does not get its GPU memory back"] {
+        assert!(warnings.contains(told), "{warnings}");
+    }
+    fails(a, "");
+    assert_eq!(left(&scenario, a), before, "something is left");
+    for (reference, name) in [(&late, "first"), (&lost, "second")] {
+        let output = restore(&scenario, b, reference, name, &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        is_whole(b, name, &on_b);
+    }
     scenario.end().unwrap();
 }
 

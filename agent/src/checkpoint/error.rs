@@ -1,0 +1,82 @@
+//! Why a checkpoint was not taken.
+
+use std::io;
+
+use kybernate_packager::pack::PackError;
+use kybernate_packager::sign::SignError;
+use kybernate_packager::store::StoreError;
+
+use super::base::BaseError;
+use super::capture::CaptureError;
+use crate::gate::GateError;
+use crate::gpu::GpuError;
+use crate::guardian::GuardianError;
+use crate::hooks::HookError;
+use crate::operations::{Cancelled, OperationsError, RefusedBy, Stopped};
+use crate::revive::ReviveError;
+use crate::runtime::RuntimeError;
+
+/// Why a checkpoint was not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckpointError {
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Operations(#[from] OperationsError),
+    #[error(transparent)]
+    Guardian(#[from] GuardianError),
+    #[error("failed to make a place for the dump")]
+    Stage(#[source] io::Error),
+    #[error("failed to write the container's CRIU configuration")]
+    CriuConfig(#[source] io::Error),
+    #[error("the dump failed{log}")]
+    Dump {
+        /// What CRIU's log has to say about it, if anything.
+        log: String,
+        #[source]
+        source: RuntimeError,
+    },
+    /// A hook before the pause did not want it.
+    #[error(transparent)]
+    Before(HookError),
+    #[error(transparent)]
+    Hook(#[from] HookError),
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    #[error("the dump of the suspended container took longer than its deadline")]
+    Late,
+    #[error("the capture stopped before its end")]
+    CaptureInterrupted,
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    #[error(transparent)]
+    Revive(#[from] ReviveError),
+    #[error(transparent)]
+    Base(#[from] BaseError),
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    #[error("the container was started anew just now, and is another one: try again")]
+    StartedAnew,
+}
+
+impl CheckpointError {
+    /// Returns the rule that refused, when it was one.
+    pub(super) fn refused_by(&self) -> Option<RefusedBy> {
+        match self {
+            Self::Base(error) => error.refused_by(),
+            Self::Before(HookError::Operations(_)) => None,
+            Self::Before(_) => Some(RefusedBy::Policy),
+            _ => None,
+        }
+    }
+}
