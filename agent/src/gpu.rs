@@ -237,16 +237,27 @@ impl Gpus {
     /// Brings these processes back to where they use their GPUs, from wherever they are. Those that
     /// have ended are none of our business. They must not be frozen.
     pub async fn bring_back(&self, held: &Held) -> Result<(), GpuError> {
-        self.bring_to(held, &[]).await
+        self.bring(held, &[], self.storage(held)).await
     }
 
-    /// The same, onto other GPUs: then `pairs` has to name all of them.
-    pub async fn bring_to(&self, held: &Held, pairs: &[Pair]) -> Result<(), GpuError> {
+    /// Brings what was restored to where it uses its GPUs, onto other ones where `pairs` says so: then
+    /// it has to name all of them. Nobody else brings these processes, and others that were restored
+    /// from the same files do not wait for them.
+    pub async fn bring_restored(&self, held: &Held, pairs: &[Pair]) -> Result<(), GpuError> {
+        let storage = self.storage(held).map(|storage| Storage { shared: true, ..storage });
+        self.bring(held, pairs, storage).await
+    }
+
+    async fn bring(
+        &self,
+        held: &Held,
+        pairs: &[Pair],
+        storage: Option<Storage>,
+    ) -> Result<(), GpuError> {
         let pids = held.alive();
         if pids.is_empty() {
             return Ok(());
         }
-        let storage = self.storage(held);
         let work = Work::Bring { pids, uses: held.uses.clone(), pairs: pairs.to_vec(), storage };
         self.done("bring GPU memory back", work, self.config.limit).await
     }
@@ -257,7 +268,8 @@ impl Gpus {
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let patience_ms = milliseconds(self.patience);
         let look_ms = milliseconds(self.look);
-        Some(Storage { directory: held.storage.clone()?, patience_ms, look_ms })
+        let directory = held.storage.clone()?;
+        Some(Storage { directory, shared: false, patience_ms, look_ms })
     }
 
     async fn look(&self, pids: &[u32]) -> Result<Looked, GpuError> {

@@ -50,6 +50,9 @@ pub(super) enum Work {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Storage {
     pub(super) directory: PathBuf,
+    /// Whether others may read there meanwhile, for processes of their own.
+    #[serde(default)]
+    pub(super) shared: bool,
     /// How long the driver may stand still, with a move begun, when nobody waits for it any more.
     pub(super) patience_ms: u64,
     /// How long a process that is found between two states is looked at before it is called lost.

@@ -3,7 +3,8 @@
 //!
 //! Once the driver has begun a move there is no way back but to its end. So room is taken before,
 //! files are opened before, and whoever does it does not end in the middle ([`moves`]). Who holds
-//! the directory's lock and still finds a process between two states knows that it stays there.
+//! the directory's lock and still finds a process between two states knows that it stays there. Those
+//! who bring restored processes share it: each has processes of its own, and all of them only read.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -66,8 +67,8 @@ enum CopyError {
 }
 
 impl<'a> Aside<'a> {
-    /// Waits until nobody else moves memory to or from there, and begins, unless nobody wants it by
-    /// then. `gpus` are those whose memory is moved; all when there is none.
+    /// Waits until nobody else moves memory to or from there, unless both only read for what they have
+    /// restored, and begins, unless nobody wants it by then. `gpus` are those whose memory is moved; all when there is none.
     pub(super) fn lock(
         driver: &'a Driver,
         storage: &Storage,
@@ -83,7 +84,12 @@ impl<'a> Aside<'a> {
             opened => Some(opened.map_err(wrong)?),
         };
         if let Some(locked) = &directory {
-            let lock = || rustix::fs::flock(locked, FlockOperation::LockExclusive);
+            let how = if storage.shared {
+                FlockOperation::LockShared
+            } else {
+                FlockOperation::LockExclusive
+            };
+            let lock = || rustix::fs::flock(locked, how);
             rustix::io::retry_on_intr(lock).map_err(wrong)?;
             if rustix::fs::fstat(locked).map_err(wrong)?.st_nlink == 0 {
                 // It was removed while we waited.

@@ -188,7 +188,7 @@ pub(crate) async fn bring(
             Held { uses: aside.uses.clone(), storage: Some(images.to_owned()), ..held }
         }
     };
-    Ok(app.gpus.bring_to(&held, pairs).await?)
+    Ok(app.gpus.bring_restored(&held, pairs).await?)
 }
 
 #[cfg(test)]

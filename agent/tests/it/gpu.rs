@@ -144,15 +144,15 @@ async fn memory_moves_to_another_gpu_when_that_is_said_for_all() {
     let error = simulation.gpus().bring_back(&away).await.unwrap_err().to_string();
     assert!(error.contains("INVALID_DEVICE (101)"), "{error}");
     let other = [Pair { from: new.clone(), to: old.clone() }];
-    let error = simulation.gpus().bring_to(&away, &other).await.unwrap_err().to_string();
+    let error = simulation.gpus().bring_restored(&away, &other).await.unwrap_err().to_string();
     assert!(error.contains("INVALID_VALUE (1)"), "{error}");
     let pairs = [Pair { from: old.clone(), to: new.clone() }];
-    simulation.gpus().bring_to(&held, &pairs).await.unwrap();
+    simulation.gpus().bring_restored(&held, &pairs).await.unwrap();
     assert_eq!(states(&simulation, &[&user]).await, [State::Running]);
     assert_eq!(user.gpu(), *new);
     let wrong = [Pair { from: "GPU-1".to_owned(), to: "GPU-2".to_owned() }];
     user.becomes(&format!("2 {new} {GIB}"));
-    let error = simulation.gpus().bring_to(&away, &wrong).await.unwrap_err();
+    let error = simulation.gpus().bring_restored(&away, &wrong).await.unwrap_err();
     assert!(matches!(error, GpuError::Failed(Failure::Uuid(_))));
 }
 

@@ -149,7 +149,7 @@ async fn each_process_and_gpu_has_a_file_of_its_own() {
     assert_eq!(length(file(&other, &uuids[1])), 1);
     // Onto other GPUs: the first becomes the third, the second the first.
     let pair = |from: usize, to: usize| Pair { from: uuids[from].clone(), to: uuids[to].clone() };
-    gpus.bring_to(&held, &[pair(0, 2), pair(1, 0)]).await.unwrap();
+    gpus.bring_restored(&held, &[pair(0, 2), pair(1, 0)]).await.unwrap();
     assert!(simulation.memory(&both, &uuids[2]).unwrap() == memory[0]);
     assert!(simulation.memory(&both, &uuids[0]).unwrap() == memory[1]);
     assert!(simulation.memory(&other, &uuids[0]).unwrap() == memory[2]);
@@ -335,6 +335,37 @@ async fn a_move_that_nobody_waits_for_is_brought_to_its_end() {
     }
     gpus.bring_back(&held).await.unwrap();
     assert!(scene.is_whole().await);
+}
+
+/// What is staged once is read for all that are restored from it.
+#[tokio::test]
+async fn restores_from_one_dump_do_not_wait_for_each_other_and_the_source_waits_for_all() {
+    let (first, second) = (Scene::with(1 << 20), Scene::with(1 << 20));
+    let directory = first.directory.path();
+    let mut held = [first.held().await, second.held().await];
+    for (scene, held) in [&first, &second].into_iter().zip(&mut held) {
+        held.storage = Some(directory.to_owned());
+        scene.gpus().take(held).await.unwrap();
+    }
+    let [of_first, of_second] = &held;
+    first.simulation.fails("copy-in wait");
+    let (gpus, slow) = (second.simulation.gpus(), first.simulation.gpus());
+    let mut slow = Box::pin(slow.bring_restored(of_first, &[]));
+    tokio::select! {
+        brought = &mut slow => panic!("{brought:?}"),
+        begun = until(|| first.simulation.was_asked("copy-in")) => assert!(begun),
+    }
+    // One whose source it is waits: somebody may be at just that.
+    let limit = Duration::from_secs(2);
+    let waits = asking(GpuConfig { limit, ..second.simulation.config() });
+    assert!(matches!(waits.bring_back(of_second).await, Err(GpuError::Hung { .. })));
+    assert!(!second.simulation.was_asked("restore"));
+    let brought = tokio::time::timeout(LIMIT, gpus.bring_restored(of_second, &[])).await;
+    assert!(matches!(brought, Ok(Ok(()))), "{brought:?}");
+    assert!(second.is_whole().await);
+    first.simulation.fails("");
+    slow.await.unwrap();
+    assert!(first.is_whole().await);
 }
 
 #[tokio::test]
