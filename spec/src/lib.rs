@@ -6,13 +6,15 @@
 //!
 //! Reading order: [`Digest`], [`Reference`] and [`Location`] name things; [`Descriptor`],
 //! [`Manifest`] and [`Index`] tie them together with [`media_type`] and [`annotation`];
-//! [`checkpoint`] has the facts and [`page_index`] says where each page is; [`Reason`] is why an
+//! [`checkpoint`] has the facts and [`page_index`] says where each page is; [`gpu`] has how GPUs are
+//! called; [`Reason`] is why an
 //! artifact is refused.
 
 pub mod annotation;
 pub mod checkpoint;
 mod digest;
 pub mod document;
+pub mod gpu;
 mod manifest;
 pub mod media_type;
 mod name;

@@ -7,11 +7,12 @@ use fs_err as fs;
 use kybernate_packager::criu::device_of;
 use kybernate_spec::chain;
 use kybernate_spec::checkpoint::{DeviceFacts, DeviceStorage, DeviceStream};
+use kybernate_spec::gpu::STORAGE_DRIVER;
 
 use crate::app::App;
 use crate::cgroup::Freezer;
 use crate::config::GpuStorage;
-use crate::gpu::{Held, version};
+use crate::gpu::Held;
 
 /// What a look at a container that is to be dumped has found.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +44,7 @@ pub(super) async fn find_for_dump(app: &App, pid: u32) -> Result<Found, String> 
     let held = has_room(held, left)?;
     let lack = (wanted == GpuStorage::Device).then(|| {
         let loaded = app.gpus.loaded().unwrap_or_else(|| "without custom storage".to_owned());
-        let needed = version::STORAGE;
+        let needed = STORAGE_DRIVER;
         format!("driver {loaded} is loaded, {needed} is needed for [gpu] storage = \"device\"")
     });
     Ok(Found { held, aside: false, lack })

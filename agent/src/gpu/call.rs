@@ -4,8 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use kybernate_spec::checkpoint::GpuFacts;
+use kybernate_spec::gpu::STORAGE_DRIVER;
 use serde::{Deserialize, Serialize};
 
+use super::version::FIRST;
 use super::{Pair, Use};
 
 /// What is asked.
@@ -115,7 +117,7 @@ pub struct Code(pub(super) i32);
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
     /// The library cannot be used.
-    #[error("the library {path:?} cannot be used for checkpoints (driver 570 can): {reason}")]
+    #[error("the library {path:?} cannot be used for checkpoints (driver {} can): {reason}", FIRST)]
     Library {
         /// Which.
         path: PathBuf,
@@ -157,7 +159,7 @@ pub enum Failure {
         free: u64,
     },
     /// The driver is too old, or says so.
-    #[error("the GPU's driver has no custom storage, which driver 615 brings")]
+    #[error("the GPU's driver has no custom storage, which driver {} brings", STORAGE_DRIVER)]
     NoStorage,
     /// Its files cannot be used, and nothing is begun.
     #[error("GPU memory cannot be kept in {path:?}: {reason}")]

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use kybernate_spec::gpu;
 use rustix::process::Signal;
 
 use super::call::{Code, Failure, Looked, Reply, Request, State, Storage, Work};
@@ -352,10 +353,7 @@ fn mapping(pairs: &[Pair]) -> Result<Vec<GpuPair>, Failure> {
 
 /// Reads `GPU-` and a UUID.
 pub(super) fn bytes(uuid: &str) -> Result<[u8; 16], Failure> {
-    let wrong = || Failure::Uuid(uuid.to_owned());
-    let digits: String = uuid.strip_prefix("GPU-").ok_or_else(wrong)?.replace('-', "");
-    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
-    number.map(u128::to_be_bytes).ok_or_else(wrong)
+    gpu::uuid_bytes(uuid).ok_or_else(|| Failure::Uuid(uuid.to_owned()))
 }
 
 fn state(driver: &Driver, pid: u32) -> Result<State, Failure> {
@@ -391,15 +389,6 @@ fn scheduled(pid: u32) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn uuids_are_sixteen_bytes_in_the_order_they_are_written() {
-        let read = bytes("GPU-00112233-4455-6677-8899-aabbccddeeff").unwrap();
-        assert_eq!((read[0], read[1], read[15]), (0x00, 0x11, 0xff));
-        for wrong in ["", "GPU-", "GPU-00112233", "MIG-00112233-4455-6677-8899-aabbccddeeff"] {
-            assert_eq!(bytes(wrong), Err(Failure::Uuid(wrong.to_owned())));
-        }
-    }
 
     #[test]
     fn gpus_that_stay_are_not_mapped_and_others_are_all_of_them() {

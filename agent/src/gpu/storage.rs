@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kybernate_packager::criu::{device_file, device_of};
+use kybernate_spec::gpu::uuid;
 use rustix::fs::{Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -238,7 +239,7 @@ impl<'a> Aside<'a> {
             operation.regions().map_err(|code| CopyError::Driver("cuStreamGetCtx", code))?;
         let mut buffers = buffers;
         for region in regions.iter().filter(|region| region.bytes > 0) {
-            let gpu = text(region.gpu);
+            let gpu = uuid(region.gpu);
             let name = device_file(inner, &gpu).ok_or(CopyError::Name(gpu))?;
             let wrong = |error| CopyError::File(name.clone(), error);
             let file = self.create(&name).map_err(wrong)?;
@@ -323,7 +324,7 @@ fn read_all<'b>(
     let mut found = Vec::new();
     // All of it is known to fit before a byte is copied.
     for region in regions {
-        let gpu = text(region.gpu);
+        let gpu = uuid(region.gpu);
         let pair = pairs.iter().find(|pair| pair.to == gpu);
         let file = files.remove(pair.map_or(&gpu, |pair| &pair.from));
         let there = file.as_ref().map_or(0, |(_, length)| *length);
@@ -422,22 +423,9 @@ fn inner_of(pid: u32) -> Result<u32, Failure> {
     process::inner(pid).ok_or(Failure::Unwanted(pid))
 }
 
-/// Writes a UUID as others do.
-fn text(uuid: [u8; 16]) -> String {
-    let number = format!("{:032x}", u128::from_be_bytes(uuid));
-    let part = |from: usize, to: usize| number.get(from..to).unwrap_or_default();
-    format!("GPU-{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_uuid_is_written_as_it_is_read() {
-        let uuid = "GPU-00112233-4455-6677-8899-aabbccddeeff";
-        assert_eq!(text(bytes(uuid).unwrap()), uuid);
-    }
 
     #[test]
     fn a_process_knows_its_innermost_id() {

@@ -3,9 +3,6 @@
 /// First driver with `cuCheckpointProcess*`.
 pub(crate) const FIRST: u64 = 570;
 
-/// First driver with custom storage (CUDA 13.4).
-pub(crate) const STORAGE: u64 = 615;
-
 /// Reads the version out of what the kernel module tells of itself.
 pub(super) fn of(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("NVRM version"))?;

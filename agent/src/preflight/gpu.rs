@@ -106,11 +106,22 @@ fn nvidia(found: &Found) -> Option<(Check, String)> {
 
 #[cfg(test)]
 mod tests {
+    use kybernate_spec::gpu::{REMAP_DRIVER, STORAGE_DRIVER};
+
     use super::*;
 
     fn check(method: Method, driver: Option<&str>, plugins: bool) -> Option<(Check, String)> {
         let driver = driver.map(str::to_owned);
         nvidia(&Found { method, driver, cuda_plugin: plugins, amd_plugin: plugins })
+    }
+
+    /// The words are constants, which cannot be put together from others.
+    #[test]
+    fn what_is_to_be_loaded_is_what_is_asked_for() {
+        let remedy = Check::GpuDriver.words().remedy;
+        for driver in [version::FIRST, REMAP_DRIVER, STORAGE_DRIVER] {
+            assert!(remedy.contains(&driver.to_string()), "{remedy} does not have {driver}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::Path;
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::{Offer, Subject, Target, examine};
 use kybernate_spec::checkpoint::{DeviceStorage, DeviceStream};
+use kybernate_spec::gpu::STORAGE_DRIVER;
 
 use crate::app::App;
 use crate::cgroup::Freezer;
@@ -42,8 +43,9 @@ pub(crate) enum GpuRestoreError {
         to: String,
     },
     #[error(
-        "the checkpoint holds GPU memory in files of its own, which takes driver 615 and [gpu] method = \
-         \"driver\": neither CRIU's plugin nor an older driver brings it back"
+        "the checkpoint holds GPU memory in files of its own, which takes driver {} and [gpu] method = \
+         \"driver\": neither CRIU's plugin nor an older driver brings it back",
+        STORAGE_DRIVER
     )]
     NoStorage,
     #[error(

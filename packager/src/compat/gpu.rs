@@ -3,16 +3,11 @@
 use std::collections::BTreeSet;
 
 use kybernate_spec::checkpoint::{DeviceStorage, Gpu, GpuFacts, NodeFacts};
+use kybernate_spec::gpu::{REMAP_DRIVER, STORAGE_DRIVER};
 use serde::Serialize;
 
 use super::{Answer, Outcome, Rule, Subject, equal, holds_if, not_older};
 use crate::node::version;
-
-/// First driver that puts what was on one GPU onto another (CUDA 13.0, `gpuPairs`).
-const REMAP_DRIVER: u64 = 580;
-
-/// First driver that takes memory from elsewhere than the processes (CUDA 13.4, custom storage).
-const STORAGE_DRIVER: u64 = 615;
 
 /// One GPU takes the place of another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,5 +1,7 @@
 //! Names of the files in a dump directory.
 
+use kybernate_spec::gpu;
+
 /// What a file of a dump is, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameClass {
@@ -129,11 +131,12 @@ pub fn process_id(name: &str, prefix: &str) -> Option<u32> {
 }
 
 /// Returns the name of the file with what a process, by its id in its innermost namespace, has on a
-/// GPU; `None` when that has no UUID as `GPU-` and its 32 digits.
-pub fn device_file(pid: u32, gpu: &str) -> Option<String> {
-    let digits = gpu.strip_prefix("GPU-")?.replace('-', "");
-    let name = format!("device-{pid:x}-{digits}.img");
-    (device_of(&name)?.1 == gpu).then_some(name)
+/// GPU; `None` when that has no UUID as [`gpu::uuid`] writes it.
+pub fn device_file(pid: u32, uuid: &str) -> Option<String> {
+    let bytes = gpu::uuid_bytes(uuid)?;
+    // One written otherwise would come back under another name.
+    (gpu::uuid(bytes) == uuid)
+        .then(|| format!("device-{pid:x}-{:032x}.img", u128::from_be_bytes(bytes)))
 }
 
 /// Returns the process and the GPU that a file of device memory is of.
@@ -144,14 +147,8 @@ pub fn device_of(name: &str) -> Option<(u32, String)> {
     if digits.len() != 32 || !digits.bytes().all(is_digit) {
         return None;
     }
-    let (mut gpu, mut rest) = (String::from("GPU"), digits);
-    for length in [8, 4, 4, 4, 12] {
-        let (part, after) = rest.split_at_checked(length)?;
-        gpu.push('-');
-        gpu.push_str(part);
-        rest = after;
-    }
-    Some((number, gpu))
+    let bytes = u128::from_str_radix(digits, 16).ok()?.to_be_bytes();
+    Some((number, gpu::uuid(bytes)))
 }
 
 fn is_numbered(stem: &str, prefix: &str) -> bool {
