@@ -2,7 +2,7 @@
 //! directory of the dump. Two buffers take turns: one is copied while the other is read or written.
 //!
 //! Once the driver has begun a move there is no way back but to its end. So room is taken before,
-//! files are opened before, and whoever does it does not end in the middle ([`moves`]). Who holds
+//! files are opened before, what files cannot take all the same goes back ([`spill`]), and whoever does it does not end in the middle ([`moves`]). Who holds
 //! the directory's lock and still finds a process between two states knows that it stays there. Those
 //! who bring restored processes share it: each has processes of its own, and all of them only read.
 
@@ -17,10 +17,13 @@ use std::time::Duration;
 
 use kybernate_packager::criu::{device_file, device_of};
 use kybernate_spec::gpu::uuid;
-use rustix::fs::{Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 pub(super) mod moves;
+mod spill;
+
+use self::spill::Written;
 
 use super::call::{Code, Failure, Storage};
 use super::child::{bytes, on};
@@ -170,8 +173,43 @@ impl<'a> Aside<'a> {
         let moving = moves::begin(pid)?;
         let operation =
             on(pid, "cuCheckpointProcessCheckpoint", |pid| contexts.begin_checkpoint(pid))?;
-        let copied = self.write_all(&operation, inner, buffers);
-        ended(pid, copied, operation, moving)
+        match self.write_all(&operation, inner, buffers).map(Written::why) {
+            Ok((Some(why), written)) => Err(self.put_back(pid, (written, why), operation, moving)),
+            copied => ended(pid, copied.map(drop), operation, moving),
+        }
+    }
+
+    /// Brings a move to its end that the files could not take, and has the process get back what it
+    /// had. Returns what is to be said of it.
+    fn put_back(
+        &self,
+        pid: u32,
+        (written, why): (Written, CopyError),
+        operation: Operation<'_>,
+        moving: moves::Moving,
+    ) -> Failure {
+        let back = || {
+            let contexts = self.contexts()?;
+            on(pid, "cuCheckpointOperationComplete", |_| operation.complete())?;
+            let buffers = buffers(pid, contexts)?;
+            let call = "cuCheckpointProcessRestore";
+            let operation = on(pid, call, |pid| contexts.begin_restore(pid, &[]))?;
+            let cut = |error: CopyError| Failure::Cut { pid, reason: error.to_string() };
+            written.back(&operation, buffers).map_err(cut)?;
+            on(pid, "cuCheckpointOperationComplete", |_| operation.complete())
+        };
+        let done = back();
+        drop(moving);
+        if let Err(failure) = done {
+            return Failure::Cut { pid, reason: format!("{why}; and back: {failure}") };
+        }
+        for name in written.names() {
+            // What is left of them is in nobody's way but of another try.
+            if let Some(directory) = &self.directory {
+                rustix::fs::unlinkat(directory, name, AtFlags::empty()).unwrap_or_default();
+            }
+        }
+        self.wrong(format!("{why}; the GPU memory of process {pid} is back on its GPUs"))
     }
 
     /// Moves what is in files onto the GPUs of a process.
@@ -234,29 +272,33 @@ impl<'a> Aside<'a> {
         operation: &'b Operation<'_>,
         inner: u32,
         buffers: [Buffer<'b>; 2],
-    ) -> Result<(), CopyError> {
+    ) -> Result<Written, CopyError> {
         let regions =
             operation.regions().map_err(|code| CopyError::Driver("cuStreamGetCtx", code))?;
-        let mut buffers = buffers;
+        let bytes = regions.iter().fold(0_u64, |sum, region| sum.saturating_add(region.bytes));
+        let (mut buffers, mut written) = (buffers, Written::nothing_of(bytes));
         for region in regions.iter().filter(|region| region.bytes > 0) {
             let gpu = uuid(region.gpu);
-            let name = device_file(inner, &gpu).ok_or(CopyError::Name(gpu))?;
-            let wrong = |error| CopyError::File(name.clone(), error);
-            let file = self.create(&name).map_err(wrong)?;
-            let write = |content: &[u8], at: u64| {
-                self.give_back(content.len()).and_then(|()| file.write_all_at(content, at))
-            };
+            let name = device_file(inner, &gpu).ok_or_else(|| CopyError::Name(gpu.clone()))?;
+            match self.create(&name) {
+                Ok(file) => written.add(gpu.clone(), name, file),
+                Err(error) => written.give_up(CopyError::File(name, error))?,
+            }
             buffers = copy_out(operation, region, buffers, |content, at| {
-                write(content, at).map_err(wrong)
+                written.take(&gpu, (content, at), |name, file| {
+                    let given = self.give_back(content.len());
+                    let done = given.and_then(|()| file.write_all_at(content, at));
+                    done.map_err(|error| CopyError::File(name.to_owned(), error))
+                })
             })?;
         }
-        Ok(())
+        Ok(written)
     }
 
     fn create(&self, name: &str) -> io::Result<File> {
         let directory = self.directory.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 

@@ -2,7 +2,10 @@
 //! simulation, which holds that memory byte by byte: no GPU has run this.
 #![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
 
+use std::io::BufRead as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use fs_err as fs;
@@ -76,7 +79,7 @@ impl Scene {
         states.first().unwrap().1
     }
 
-    fn file(&self) -> std::path::PathBuf {
+    fn file(&self) -> PathBuf {
         self.directory.path().join(file(&self.user, self.uuid()))
     }
 
@@ -222,15 +225,10 @@ async fn a_question_that_fails_is_not_taken_for_the_end_of_a_process() {
 /// The driver has no call that gives up.
 #[tokio::test]
 async fn after_it_has_begun_what_fails_is_lost_and_said_to_be() {
-    for fault in ["copy-out 2", "complete 401", "file"] {
+    for fault in ["copy-out 2", "complete 401"] {
         let scene = Scene::with(1 << 20);
         let (held, gpus) = (scene.held().await, scene.gpus());
-        if fault == "file" {
-            // Something is in its place, which leads elsewhere.
-            symlink("/dev/null", scene.file()).unwrap();
-        } else {
-            scene.simulation.fails(fault);
-        }
+        scene.simulation.fails(fault);
         let error = gpus.take(&held).await.unwrap_err();
         let is_cut = matches!(&error, GpuError::Failed(Failure::Cut { pid, .. }) if *pid == scene.user.pid());
         assert!(is_cut, "{fault}: {error}");
@@ -251,6 +249,68 @@ async fn after_it_has_begun_what_fails_is_lost_and_said_to_be() {
         let error = gpus.bring_back(&held).await.unwrap_err();
         assert!(matches!(error, GpuError::Failed(Failure::Lost(_))), "{fault}: {error}");
     }
+}
+
+/// A file system of so many MiB, in a mount namespace of its own.
+struct Small(std::process::Child);
+
+impl Small {
+    fn of(mebibytes: u32) -> Self {
+        let script = format!(
+            "mount -t tmpfs -o size={mebibytes}m none /mnt && echo ready && exec sleep 600"
+        );
+        let mut child = Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/{}/root/mnt", self.0.id()).into()
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        self.0.kill().unwrap_or_default();
+        self.0.wait().map(drop).unwrap_or_default();
+    }
+}
+
+/// There was more than anybody had counted, as where nothing can be reserved: all of it goes back.
+#[tokio::test]
+async fn files_that_cannot_take_it_leave_the_process_with_its_memory() {
+    let mut scene = Scene::with(1 << 20);
+    let (mut held, gpus) = (scene.held().await, scene.gpus());
+    scene.memory = content(2, (70 << 20) + 123);
+    scene.simulation.put(&scene.user, scene.uuid(), &scene.memory);
+    let small = Small::of(40);
+    held.storage = Some(small.path());
+    let error = gpus.take(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Storage { .. })), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("No space left") && error.contains("is back on its GPUs"), "{error}");
+    assert_eq!(scene.state().await, State::Locked);
+    assert_eq!(fs::read_dir(small.path()).unwrap().count(), 0, "something is left");
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+    // Something is in its place, which leads elsewhere.
+    held.storage = Some(scene.directory.path().to_owned());
+    symlink("/dev/null", scene.file()).unwrap();
+    let error = gpus.take(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Storage { .. })), "{error}");
+    gpus.bring_back(&held).await.unwrap();
+    assert!(scene.is_whole().await);
+    // It breaks off on its way back, too.
+    held.storage = Some(small.path());
+    scene.simulation.fails("copy-in 2");
+    let error = gpus.take(&held).await.unwrap_err();
+    assert!(matches!(error, GpuError::Failed(Failure::Cut { .. })), "{error}");
 }
 
 #[tokio::test]
