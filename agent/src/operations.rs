@@ -1,7 +1,7 @@
 //! The operations of this node: what runs, what ran, and what a dead agent left behind.
 //!
-//! Each is a JSON file in `<root>/operations`, written before anything is made that would have to
-//! be undone, so that a restarted agent knows.
+//! Each is a file in `<root>/operations` ([`journal`]), written before anything is made that would
+//! have to be undone, so that a restarted agent knows.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,7 +25,7 @@ mod record;
 
 pub use self::cancel::CancelError;
 pub(crate) use self::cancel::{CancelCause, Cancelled, Stopped};
-use self::journal::{Journal, surplus};
+use self::journal::{Journal, Lines, surplus};
 pub use self::record::RefusedBy;
 use self::record::step_times;
 pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, TagState};
@@ -42,8 +42,6 @@ pub(crate) struct Operations {
     journal: Journal,
     // Held to look up or change one entry, never across an `.await` or a file access.
     entries: Mutex<BTreeMap<String, Entry>>,
-    // Held while a record is written.
-    writing: Arc<tokio::sync::Mutex<()>>,
     changes: broadcast::Sender<String>,
     pub(crate) metrics: Metrics,
 }
@@ -51,6 +49,8 @@ pub(crate) struct Operations {
 #[derive(Clone, Debug)]
 struct Entry {
     record: Record,
+    // Held while the record is written.
+    lines: Arc<tokio::sync::Mutex<Option<Lines>>>,
     progress: Progress,
     /// Asks the one who drives it to end.
     cancel: CancellationToken,
@@ -144,7 +144,6 @@ impl Operations {
         Ok(Arc::new(Self {
             journal,
             entries: Mutex::new(entries.collect()),
-            writing: Arc::default(),
             changes: broadcast::Sender::new(CHANGES_BEHIND_MAX),
             metrics,
         }))
@@ -173,10 +172,7 @@ impl Operations {
             let mut entries = self.entries();
             entries.insert(record.id.clone(), entry);
             let forgotten = surplus(entries.values().map(|entry| &entry.record), now);
-            for id in &forgotten {
-                entries.remove(id);
-            }
-            forgotten
+            forgotten.iter().filter_map(|id| entries.remove(id)).collect()
         };
         if let Err(error) = self.write(&record.id, forgotten).await {
             // Nobody would ever end it. What may lie on the disk is no more than a beginning.
@@ -281,17 +277,25 @@ impl Operations {
 
     /// Keeps an operation as it is now. Two may want that at once: each returns when a record is
     /// on the disk that has its change, and no older one ever replaces a younger.
-    async fn write(&self, id: &str, forgotten: Vec<String>) -> Result<(), OperationsError> {
-        let alone = Arc::clone(&self.writing).lock_owned().await;
+    async fn write(&self, id: &str, forgotten: Vec<Entry>) -> Result<(), OperationsError> {
+        let lines = self.entries().get(id).map(|entry| Arc::clone(&entry.lines));
+        let Some(lines) = lines else { return Ok(()) };
+        let mut lines = lines.lock_owned().await;
         let record = self.entries().get(id).map(|entry| entry.record.clone());
         let journal = self.journal.clone();
+        // It holds the lock, since whoever waits may go away before it is written.
         let written = tokio::task::spawn_blocking(move || {
-            // Held here, since whoever waits may go away before it is written.
-            let _alone = alone;
-            for id in forgotten {
-                journal.remove(&id)?;
+            for entry in forgotten {
+                // Whoever writes it now must not bring it back.
+                let _last = entry.lines.blocking_lock();
+                journal.remove(&entry.record.id)?;
             }
-            record.map_or(Ok(()), |record| journal.write(&record))
+            let Some(record) = record else { return Ok(()) };
+            journal.write(&mut lines, &record)?;
+            if record.is_finished() {
+                *lines = None;
+            }
+            Ok(())
         });
         let written = written.await.map_err(io::Error::other).and_then(|written| written);
         written.map_err(|source| OperationsError {
@@ -406,8 +410,8 @@ impl Driver {
         self.will_make_all(vec![made]).await
     }
 
-    /// The same for several things at once, in the order in which they are made: each time costs two
-    /// syncs of the disk.
+    /// The same for several things at once, in the order in which they are made: each time costs a
+    /// sync of the disk.
     pub(crate) async fn will_make_all(&self, made: Vec<Made>) -> Result<(), OperationsError> {
         self.update(|record| record.made.extend(made)).await
     }
@@ -486,6 +490,7 @@ impl Entry {
     fn new(record: Record) -> Self {
         Self {
             record,
+            lines: Arc::default(),
             progress: Progress::default(),
             cancel: CancellationToken::new(),
             committed: None,

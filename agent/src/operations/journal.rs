@@ -2,31 +2,56 @@
 //!
 //! ```text
 //! <root>/operations       0700
-//!   ID.json               0600  a whole record: written beside it, synced, renamed
-//!   ID.new                0600  one that was being written when an agent died; removed when opened
+//!   ID.log                0600  lines, each a whole record: the last whole one counts
+//!   ID.new                0600  one that was being made anew when an agent died; removed when opened
+//!   ID.json               0600  what earlier agents wrote: one record; gone with the first line
 //! ```
+//!
+//! ```text
+//! line: SHA-256 of the JSON, as "sha256:" and hexadecimal digits; a space; JSON; a line feed
+//! file: { line }* { line feed }*
+//! ```
+//!
+//! A file is made with room: line feeds, over which later lines are written (`spec/decisions/0058`).
+//! Such a line needs one sync of its bytes, since neither the file's size nor its place changes, and no
+//! room on a full disk. One that a power cut tears does not match its digest, and the one before it
+//! counts. Nothing is written behind a line that may be torn: after a failure, in a file that another
+//! process wrote, and when there is no more room, the file is made anew.
+//!
+//! Agents before this form see `ID.json` only. They leave the rest alone, and do not undo it: that is
+//! done when an agent that knows it is back.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
-use std::io::{self, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use kybernate_spec::Digest;
 
 use super::Record;
 use crate::stage;
 
-/// Finished operations that are remembered. A few KB each.
+/// Finished operations that are remembered, in [`ROOM`] bytes each.
 pub(super) const FINISHED_MAX: usize = 200;
 
 /// How long they are.
 pub(super) const FINISHED_AGE_MAX: Duration = Duration::from_hours(30 * 24);
 
-/// Largest file read back.
+/// Least bytes of a file: some ten records, as many as an operation writes.
+const ROOM: usize = 16 << 10;
+
+/// A file that is made anew has room for so many lines as long as its first.
+const LINES: usize = 8;
+
+/// Largest record read back.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
+
+/// Largest file read back.
+const FILE_BYTES_MAX: u64 = RECORD_BYTES_MAX << 3;
 
 /// Only for root: records name containers, images and registries.
 const FILE_MODE: u32 = 0o600;
@@ -38,25 +63,37 @@ pub(super) struct Journal {
     directory: PathBuf,
 }
 
+/// The file of one operation, as this process has made it.
+#[derive(Debug)]
+pub(super) struct Lines {
+    file: fs::File,
+    /// Where the next line goes.
+    end: u64,
+    room: u64,
+}
+
 impl Journal {
     /// Reads what an earlier agent kept. What was not written to its end is removed; a file that
     /// cannot be read is passed over with a warning, and removed when it is old.
     pub(super) fn open(directory: &Path) -> io::Result<(Self, Vec<Record>)> {
         stage::make(directory)?;
         fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))?;
-        let mut records = Vec::new();
+        let (mut records, mut earlier) = (BTreeMap::new(), Vec::new());
         for file in fs::read_dir(directory)? {
             let path = file?.path();
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("new") => fs::remove_file(&path)?,
-                Some("json") => match read(&path) {
-                    Ok(record) => records.push(record),
-                    Err(error) => pass_over(&path, &error)?,
-                },
+                Some("log") => note(&path, read(&path, FILE_BYTES_MAX, last), &mut records)?,
+                Some("json") => earlier.push(path),
                 _ => {}
             }
         }
-        Ok((Self { directory: directory.to_owned() }, records))
+        // An agent that died while it wrote the first line has left both.
+        for path in earlier {
+            let parse = |content: &[u8]| Ok(serde_json::from_slice(content)?);
+            note(&path, read(&path, RECORD_BYTES_MAX, parse), &mut records)?;
+        }
+        Ok((Self { directory: directory.to_owned() }, records.into_values().collect()))
     }
 
     /// Returns where it is.
@@ -64,29 +101,118 @@ impl Journal {
         &self.directory
     }
 
-    /// Writes a record so that it is there whole or not at all, also after a power cut.
-    pub(super) fn write(&self, record: &Record) -> io::Result<()> {
+    /// Writes a record so that it is there whole or not at all, also after a power cut. `lines` is what
+    /// was written of it before, if this process did that and it went well.
+    pub(super) fn write(&self, lines: &mut Option<Lines>, record: &Record) -> io::Result<()> {
+        let line = line_of(record)?;
+        // After a failure nobody knows what the disk has of it.
+        if let Some(mut earlier) = lines.take()
+            && earlier.has_room(&line)
+        {
+            earlier.append(&line)?;
+            *lines = Some(earlier);
+            return Ok(());
+        }
         let path = self.file_of(&record.id);
-        let temporary = path.with_extension("new");
-        let mut options = fs::OpenOptions::new();
-        options.create(true).write(true).truncate(true).mode(FILE_MODE);
-        let mut file = options.open(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(record)?)?;
-        file.sync_all()?;
-        fs::rename(temporary, path)?;
-        fs::File::open(&self.directory)?.sync_all()
+        let made = match Lines::make(&path, &line) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let beside = path.with_extension("new");
+                gone(fs::remove_file(&beside))?;
+                let made = Lines::make(&beside, &line)?;
+                fs::rename(beside, &path)?;
+                made
+            }
+            made => made?,
+        };
+        fs::File::open(&self.directory)?.sync_all()?;
+        gone(fs::remove_file(path.with_extension("json")))?;
+        *lines = Some(made);
+        Ok(())
     }
 
     /// Removes a record, if it is there.
     pub(super) fn remove(&self, id: &str) -> io::Result<()> {
-        match fs::remove_file(self.file_of(id)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        let path = self.file_of(id);
+        gone(fs::remove_file(path.with_extension("json")))?;
+        gone(fs::remove_file(path))
     }
 
     fn file_of(&self, id: &str) -> PathBuf {
-        self.directory.join(format!("{id}.json"))
+        self.directory.join(format!("{id}.log"))
+    }
+}
+
+impl Lines {
+    /// Makes a file that is not there yet. Its name is not on the disk by that.
+    fn make(path: &Path, line: &[u8]) -> io::Result<Self> {
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.create_new(true).write(true).mode(FILE_MODE).open(path)?;
+        let mut content = line.to_vec();
+        content.resize(ROOM.max(line.len().saturating_mul(LINES)), b'\n');
+        if let Err(error) = file.write_all(&content).and_then(|()| file.sync_all()) {
+            // Without a line it would be in the way for nothing.
+            fs::remove_file(path).unwrap_or_default();
+            return Err(error);
+        }
+        Ok(Self { file, end: length(line), room: length(&content) })
+    }
+
+    fn has_room(&self, line: &[u8]) -> bool {
+        self.end.saturating_add(length(line)) <= self.room
+    }
+
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        self.file.seek(SeekFrom::Start(self.end))?;
+        let written = self.file.write_all(line).and_then(|()| self.file.sync_data());
+        if written.is_err() {
+            self.take_back();
+        }
+        self.end = self.end.saturating_add(length(line));
+        written
+    }
+
+    /// Takes away what lies behind the last line that was synced: one that is whole would count, while
+    /// whoever wanted it is told that it is not there.
+    fn take_back(&self) {
+        // Where that fails too, the next write has to do.
+        self.file.set_len(self.end).unwrap_or_default();
+    }
+}
+
+fn length(content: &[u8]) -> u64 {
+    u64::try_from(content.len()).unwrap_or(u64::MAX)
+}
+
+fn line_of(record: &Record) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_vec(record)?;
+    let mut line = Digest::of(&json).to_string().into_bytes();
+    line.push(b' ');
+    line.extend(json);
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Returns the last whole record of a file's lines. One that is whole and not understood hides those
+/// before it: they are not what was done last.
+fn last(content: &[u8]) -> io::Result<Record> {
+    let lines = content.split(|byte| *byte == b'\n').rev();
+    let whole = lines.filter(|line| !line.is_empty()).find_map(json_of);
+    let none = || io::Error::other("it has no whole line");
+    Ok(serde_json::from_slice(whole.ok_or_else(none)?)?)
+}
+
+/// Returns a line's JSON, if it is that which was written.
+fn json_of(line: &[u8]) -> Option<&[u8]> {
+    let space = line.iter().position(|byte| *byte == b' ')?;
+    let (digest, json) = line.split_at_checked(space)?;
+    let json = json.strip_prefix(b" ")?;
+    (digest == Digest::of(json).to_string().as_bytes()).then_some(json)
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
@@ -110,15 +236,34 @@ pub(super) fn surplus<'a>(
         .collect()
 }
 
-fn read(path: &Path) -> io::Result<Record> {
-    if fs::metadata(path)?.len() > RECORD_BYTES_MAX {
+fn read(
+    path: &Path,
+    bytes_max: u64,
+    parse: impl FnOnce(&[u8]) -> io::Result<Record>,
+) -> io::Result<Record> {
+    if fs::metadata(path)?.len() > bytes_max {
         return Err(io::Error::other("the file is too large"));
     }
-    let record: Record = serde_json::from_slice(&fs::read(path)?)?;
+    let record = parse(&fs::read(path)?)?;
     if path.file_stem().and_then(|stem| stem.to_str()) != Some(&*record.id) {
         return Err(io::Error::other("the file is named after another operation"));
     }
     Ok(record)
+}
+
+/// Takes what was read of a file, unless it is known already.
+fn note(
+    path: &Path,
+    read: io::Result<Record>,
+    records: &mut BTreeMap<String, Record>,
+) -> io::Result<()> {
+    match read {
+        Ok(record) => {
+            records.entry(record.id.clone()).or_insert(record);
+            Ok(())
+        }
+        Err(error) => pass_over(path, &error),
+    }
 }
 
 fn pass_over(path: &Path, error: &io::Error) -> io::Result<()> {
@@ -131,61 +276,4 @@ fn pass_over(path: &Path, error: &io::Error) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::operations::{Kind, State};
-
-    fn record(id: &str, state: State, finished_at: Option<&str>) -> Record {
-        let finished_at = finished_at.map(|time| time.parse().unwrap());
-        let started_at = "2026-01-01T00:00:00Z".parse().unwrap();
-        Record { state, finished_at, ..Record::new(id.to_owned(), Kind::Restore, started_at) }
-    }
-
-    #[test]
-    fn a_torn_record_is_passed_over_and_what_was_being_written_is_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let place = directory.path().join("operations");
-        let (journal, _) = Journal::open(&place).unwrap();
-        journal.write(&record("a", State::Running, None)).unwrap();
-        journal.write(&record("b", State::Running, None)).unwrap();
-        let whole = fs::read(place.join("b.json")).unwrap();
-        for length in 0..whole.len() {
-            fs::write(place.join("b.json"), &whole[..length]).unwrap();
-            fs::write(place.join("c.new"), &whole[..length]).unwrap();
-            let (_, found) = Journal::open(&place).unwrap();
-            assert_eq!(found.iter().map(|record| &*record.id).collect::<Vec<_>>(), ["a"]);
-            assert!(!place.join("c.new").exists());
-        }
-        fs::write(place.join("c.json"), &whole).unwrap();
-        assert_eq!(Journal::open(&place).unwrap().1.len(), 1, "a record under another name");
-    }
-
-    #[test]
-    fn only_root_can_read_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let place = directory.path().join("operations");
-        fs::create_dir(&place).unwrap();
-        fs::set_permissions(&place, Permissions::from_mode(0o755)).unwrap();
-        let (journal, _) = Journal::open(&place).unwrap();
-        journal.write(&record("a", State::Running, None)).unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode(&place), mode(&place.join("a.json"))), (0o700, 0o600));
-    }
-
-    #[test]
-    fn what_is_old_or_too_much_is_forgotten_unless_it_runs() {
-        let now = "2026-06-01T00:00:00Z".parse().unwrap();
-        let records = [
-            record("a", State::Running, None),
-            record("b", State::Done, Some("2026-03-01T00:00:00Z")),
-            record("c", State::Failed, Some("2026-05-31T00:00:00Z")),
-            // A clock that was wrong.
-            record("d", State::Done, Some("2027-01-01T00:00:00Z")),
-        ];
-        assert_eq!(surplus(records.iter(), now), ["b"]);
-        let many: Vec<Record> = (0..FINISHED_MAX + 2)
-            .map(|n| record(&format!("{n:04}"), State::Done, Some("2026-05-31T00:00:00Z")))
-            .collect();
-        assert_eq!(surplus(many.iter(), now), ["0000", "0001"]);
-    }
-}
+mod tests;

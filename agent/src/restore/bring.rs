@@ -232,7 +232,10 @@ mod tests {
         for made in made.clone() {
             driver.will_make(made).await.unwrap();
         }
+        // What its file has no room for needs another one, and there is no place for that.
         fs_err::rename(&place, root.path().join("elsewhere")).unwrap();
+        let much = "w".repeat(100_000);
+        driver.update(|record| record.warnings.push(much)).await.unwrap_err();
         keep(&driver).await.unwrap_err();
         assert_eq!(driver.made().len(), 2, "it is not undone");
         fs_err::rename(root.path().join("elsewhere"), &place).unwrap();
