@@ -15,11 +15,12 @@ use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
 use kybernate_packager::spans::Span;
 use kybernate_packager::trace_parent::TraceParent;
-use kybernate_spec::{Digest, chain};
+use kybernate_spec::Digest;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 mod cancel;
+mod end;
 mod journal;
 mod record;
 
@@ -27,7 +28,6 @@ pub use self::cancel::CancelError;
 pub(crate) use self::cancel::{CancelCause, Cancelled, Stopped};
 use self::journal::{Journal, Lines, surplus};
 pub use self::record::RefusedBy;
-use self::record::step_times;
 pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, TagState};
 
 /// Changes a slow client may be behind before it is sent the present state instead.
@@ -49,6 +49,8 @@ pub(crate) struct Operations {
 #[derive(Clone, Debug)]
 struct Entry {
     record: Record,
+    /// What it becomes when that is on the disk.
+    ending: Option<Record>,
     // Held while the record is written.
     lines: Arc<tokio::sync::Mutex<Option<Lines>>>,
     progress: Progress,
@@ -281,7 +283,7 @@ impl Operations {
         let lines = self.entries().get(id).map(|entry| Arc::clone(&entry.lines));
         let Some(lines) = lines else { return Ok(()) };
         let mut lines = lines.lock_owned().await;
-        let record = self.entries().get(id).map(|entry| entry.record.clone());
+        let record = self.entries().get(id).map(|entry| entry.latest().clone());
         let journal = self.journal.clone();
         // It holds the lock, since whoever waits may go away before it is written.
         let written = tokio::task::spawn_blocking(move || {
@@ -384,25 +386,30 @@ impl Driver {
         self.operations.tell(&self.id);
     }
 
+    /// Changes what people are told. It goes to the disk with the next thing that has to be there.
+    pub(crate) fn note(&self, change: impl FnOnce(&mut Record)) {
+        {
+            let mut entries = self.operations.entries();
+            let Some(entry) = entries.get_mut(&*self.id) else { return };
+            change(&mut entry.record);
+        }
+        self.publish();
+    }
+
     /// Changes what is known and keeps it before returning.
     pub(crate) async fn update(
         &self,
         change: impl FnOnce(&mut Record),
     ) -> Result<(), OperationsError> {
-        {
-            let mut entries = self.operations.entries();
-            let Some(entry) = entries.get_mut(&*self.id) else { return Ok(()) };
-            change(&mut entry.record);
-        }
-        self.publish();
+        self.note(change);
         self.operations.write(&self.id, Vec::new()).await
     }
 
     /// Notes and counts how long the source was paused.
-    pub(crate) async fn paused(&self, time: Duration) -> Result<(), OperationsError> {
+    pub(crate) fn paused(&self, time: Duration) {
         self.metrics().paused(time);
         let microseconds = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        self.update(|record| record.paused_microseconds = microseconds).await
+        self.note(|record| record.paused_microseconds = microseconds);
     }
 
     /// Notes that something is about to be made that has to be undone should we die.
@@ -439,63 +446,24 @@ impl Driver {
         ];
         Span::of_server(record.kind.name(), parent, facts)
     }
-
-    /// Ends the operation, and its span with what it did.
-    pub(crate) async fn close_within(&self, span: Span, conclusion: Option<Conclusion>) {
-        let problem = conclusion.as_ref().map_or(Some("interrupted"), Conclusion::problem);
-        self.close(conclusion).await;
-        span.steps(&self.progress.steps());
-        if let Some(problem) = problem {
-            span.fail(problem);
-        }
-    }
-
-    /// Ends the operation; without a conclusion it stays open for the next agent.
-    pub(crate) async fn close(&self, conclusion: Option<Conclusion>) {
-        let Some(conclusion) = conclusion else { return };
-        if let Err(error) = self.finish(|record| record.conclude(conclusion)).await {
-            tracing::error!(error = %chain(&error), operation.id = self.id(), "failed to close it");
-        }
-    }
-
-    /// Ends the operation.
-    pub(crate) async fn finish(
-        &self,
-        change: impl FnOnce(&mut Record),
-    ) -> Result<(), OperationsError> {
-        self.progress.finish();
-        let snapshot = self.progress.snapshot();
-        self.update(|record| {
-            record.finished_at = Some(jiff::Timestamp::now());
-            record.times = step_times(&snapshot);
-            record.sizes.transferred_bytes = snapshot.transferred;
-            record.made.clear();
-            change(record);
-            self.operations.metrics.ended(record);
-            tracing::info!(
-                operation.id = record.id,
-                operation.kind = ?record.kind,
-                operation.state = ?record.state,
-                container = record.container,
-                reference = record.reference,
-                error = record.error,
-                "the operation has ended"
-            );
-        })
-        .await
-    }
 }
 
 impl Entry {
     fn new(record: Record) -> Self {
         Self {
             record,
+            ending: None,
             lines: Arc::default(),
             progress: Progress::default(),
             cancel: CancellationToken::new(),
             committed: None,
             waits_for: String::new(),
         }
+    }
+
+    /// Returns what is to be on the disk.
+    fn latest(&self) -> &Record {
+        self.ending.as_ref().unwrap_or(&self.record)
     }
 
     fn to_api(&self) -> api::Operation {

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::CheckpointError;
 use crate::gpu::{Failure, GpuError, Gpus, Held};
-use crate::operations::{Driver, OperationsError};
+use crate::operations::Driver;
 use crate::patience::Pauses;
 use crate::undo::gpu_is_lost;
 
@@ -59,7 +59,10 @@ impl Away {
                 () = published.cancelled() => return false,
             }
             let settled = match gpus.bring_back(&self.held).await {
-                Ok(()) => self.is_back(driver).await,
+                Ok(()) => {
+                    self.is_back(driver);
+                    Ok(())
+                }
                 Err(error) if error.is_lost() => {
                     // One that is being cancelled ends so.
                     driver.commit(LAST).unwrap_or_default();
@@ -75,11 +78,10 @@ impl Away {
         }
     }
 
-    async fn is_back(&self, driver: &Driver) -> Result<(), OperationsError> {
+    fn is_back(&self, driver: &Driver) {
         tracing::info!(operation.id = driver.id(), "the source has its GPU memory back");
-        match self.since {
-            Some(began) => driver.paused(began.elapsed()).await,
-            None => Ok(()),
+        if let Some(began) = self.since {
+            driver.paused(began.elapsed());
         }
     }
 }

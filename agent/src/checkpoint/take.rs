@@ -85,10 +85,8 @@ pub(crate) async fn run(
         // stand by: a guardian that is not sent away takes us for dead and does what we could not.
         return None;
     }
-    if let Some(began) = taking.paused_at.take()
-        && let Err(error) = driver.paused(began.elapsed()).await
-    {
-        tracing::warn!(error = %chain(&error), "the time of a pause is not kept");
+    if let Some(began) = taking.paused_at.take() {
+        driver.paused(began.elapsed());
     }
     if let Some(guardian) = taking.guardian.take()
         && let Err(error) = guardian.dismiss().await
@@ -473,7 +471,7 @@ impl Taking<'_> {
     /// Notes that nobody has to bring the source back any more.
     async fn running(&mut self) -> Result<(), OperationsError> {
         if let Some(began) = self.paused_at.take() {
-            self.driver.paused(began.elapsed()).await?;
+            self.driver.paused(began.elapsed());
         }
         self.driver
             .update(|record| {
@@ -512,7 +510,7 @@ impl Taking<'_> {
             record.digest = Some(digest);
             record.base = base;
         };
-        self.driver.update(noted).await?;
+        self.driver.note(noted);
         if let Naming::Signed(key, _) = &self.order.naming {
             self.driver.step("sign");
             sign(store, &packed.index, &key.key).await?;

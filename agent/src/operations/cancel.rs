@@ -8,6 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Conclusion, Driver, Operations, OperationsError, State};
 
+/// Why an operation whose end is being written down is not cancelled any more.
+pub(super) const ENDS: &str = "it has come to its end";
+
 /// Why an operation ends early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -81,13 +84,17 @@ impl Operations {
                 _ if record.is_finished() => {
                     return Err(CancelError::Ended(id.to_owned(), record.state.name()));
                 }
+                State::Done => {
+                    let why = entry.committed.unwrap_or(ENDS);
+                    return Err(CancelError::TooLate(id.to_owned(), why));
+                }
                 _ => return Err(CancelError::Undoing(id.to_owned())),
-            }
-            if let Some(why) = entry.committed {
-                return Err(CancelError::TooLate(id.to_owned(), why));
             }
             if record.cancelled.is_some() {
                 return Ok(entry.to_api());
+            }
+            if let Some(why) = entry.committed {
+                return Err(CancelError::TooLate(id.to_owned(), why));
             }
             record.cancelled = Some(cause);
             entry.cancel.clone()

@@ -342,6 +342,17 @@ impl Record {
         (self.restored_pid, self.tag, self.conclusion) = (restored_pid, tag, None);
     }
 
+    /// Writes down that it did what it was to and how it ends, when only what `is_temporary` has to be
+    /// taken away.
+    pub(crate) fn keep(
+        &mut self,
+        is_temporary: impl FnMut(&Made) -> bool,
+        conclusion: &Conclusion,
+    ) {
+        self.made.retain(is_temporary);
+        self.conclusion = Some(conclusion.clone());
+    }
+
     /// Whether nothing will change any more.
     pub(crate) fn is_finished(&self) -> bool {
         self.state != State::Running

@@ -65,6 +65,67 @@ async fn a_watch_tells_the_state_first_and_ends_with_the_operation() {
 }
 
 #[tokio::test]
+async fn nobody_is_told_an_end_that_the_next_agent_would_not_tell() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let done = Conclusion { restored_pid: 7, ..Conclusion::done(Sizes::default()) };
+    let failed = Conclusion::failed("no room".to_owned(), None);
+    for (ends, is_kept) in [(&failed, false), (&done, false), (&done, true)] {
+        let driver = operations.begin(Subject::example()).await.unwrap();
+        if is_kept {
+            driver.update(|record| record.keep(|_| false, ends)).await.unwrap();
+        }
+        let told = || operations.present(driver.id()).unwrap().state();
+        let lines = Arc::clone(&operations.entries().get(driver.id()).unwrap().lines);
+        let disk_waits = lines.lock_owned().await;
+        let mut closing = std::pin::pin!(driver.close(Some(ends.clone())));
+        assert!(futures::poll!(&mut closing).is_pending());
+        // What was kept with its end, the next agent ends so.
+        assert_eq!(told() != api::OperationState::Running, is_kept, "{ends:?}");
+        let late = operations.cancel(driver.id(), CancelCause::Asked).await.unwrap_err();
+        assert!(matches!(late, CancelError::TooLate(..) | CancelError::Ended(..)), "{late}");
+        drop(disk_waits);
+        closing.await;
+        assert_ne!(told(), api::OperationState::Running);
+    }
+}
+
+#[tokio::test]
+async fn what_is_only_told_goes_to_the_disk_with_the_next_thing() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
+    let digest = Digest::of(b"1");
+    driver.note(|record| record.digest = Some(digest.clone()));
+    assert_eq!(driver.to_api().digest, digest.to_string());
+    let kept = || Journal::open(directory.path()).unwrap().1.remove(0).digest;
+    assert_eq!(kept(), None);
+    driver.will_make(Made::Lease("one".to_owned())).await.unwrap();
+    assert_eq!(kept(), Some(digest));
+}
+
+#[tokio::test]
+async fn what_was_kept_ends_as_it_was_and_is_not_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let driver = operations.begin(Subject::example()).await.unwrap();
+    driver.will_make(Made::Container("web".to_owned())).await.unwrap();
+    let done = Conclusion { restored_pid: 7, ..Conclusion::done(Sizes::default()) };
+    driver.update(|record| record.keep(|_| false, &done)).await.unwrap();
+    for operations in [operations, Operations::open(directory.path()).unwrap()] {
+        let late = operations.cancel(driver.id(), CancelCause::Asked).await.unwrap_err();
+        assert!(matches!(late, CancelError::TooLate(..)), "{late}");
+        assert_eq!(operations.present(driver.id()).unwrap().error, "");
+    }
+    let restarted = Operations::open(directory.path()).unwrap();
+    let (record, driver) = restarted.interrupted().remove(0);
+    assert_eq!(driver.made(), []);
+    driver.close(record.conclusion).await;
+    let told = restarted.present(driver.id()).unwrap();
+    assert_eq!((told.state(), told.restored_pid), (api::OperationState::Done, 7));
+}
+
+#[tokio::test]
 async fn a_watch_that_is_too_slow_still_learns_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();

@@ -89,13 +89,16 @@ pub(crate) async fn see_through<E: From<Stopped> + Refusing + 'static>(
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
 }
 
-/// Notes that what remains is what was asked for: everything was read. Where that cannot be written
-/// down, the next agent would take it away, and so do we.
-pub(super) async fn keep(driver: &Driver) -> Result<(), OperationsError> {
+/// Notes that what remains is what was asked for, and that it ends so: everything was read. Where that
+/// cannot be written down, the next agent would take it away, and so do we.
+pub(super) async fn keep(driver: &Driver, conclusion: &Conclusion) -> Result<(), OperationsError> {
     let made = driver.made();
-    let kept = driver.update(|record| record.made.retain(is_temporary)).await;
+    let kept = driver.update(|record| record.keep(is_temporary, conclusion)).await;
     if kept.is_err() {
-        let again = driver.update(|record| record.made = made.into_iter().rev().collect());
+        let again = driver.update(|record| {
+            record.made = made.into_iter().rev().collect();
+            record.conclusion = None;
+        });
         if let Err(error) = again.await {
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
@@ -108,17 +111,16 @@ pub(super) fn is_temporary(made: &Made) -> bool {
     matches!(made, Made::Directory(_) | Made::Lease(_))
 }
 
-/// Makes the operation's directory where there is room for so many bytes, with these `within`.
-pub(super) async fn place(
+/// Returns where there is room for so many bytes in the operation's directory. Nothing is made.
+pub(super) async fn choose(
     app: &Arc<App>,
     driver: &Driver,
     bytes: u64,
-    within: &'static [&'static str],
 ) -> Result<PathBuf, BringError> {
     let app = Arc::clone(app);
     let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
     let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
-    make(driver, directory.join(driver.id()), within).await
+    Ok(directory.join(driver.id()))
 }
 
 /// Makes a directory that goes with the operation, with these `within`.
@@ -128,12 +130,19 @@ pub(crate) async fn make(
     within: &'static [&'static str],
 ) -> Result<PathBuf, BringError> {
     driver.will_make(Made::Directory(directory.clone())).await?;
-    let made = directory.clone();
-    let made = tokio::task::spawn_blocking(move || {
-        within.iter().try_for_each(|name| stage::make(&made.join(name)))
-    });
-    made.await.map_err(io::Error::other).and_then(|made| made).map_err(BringError::Place)?;
+    make_noted(directory.clone(), within).await?;
     Ok(directory)
+}
+
+/// Makes a directory that is noted already, with these `within`.
+pub(super) async fn make_noted(
+    directory: PathBuf,
+    within: &'static [&'static str],
+) -> Result<(), BringError> {
+    let made = tokio::task::spawn_blocking(move || {
+        within.iter().try_for_each(|name| stage::make(&directory.join(name)))
+    });
+    made.await.map_err(io::Error::other).and_then(|made| made).map_err(BringError::Place)
 }
 
 /// Returns what restored processes may be at most on this node.
@@ -163,7 +172,7 @@ pub(super) async fn dump(
         return Ok((images, summary));
     };
     let tier = staged.tier;
-    driver.update(|record| record.tier = Some(tier)).await?;
+    driver.note(|record| record.tier = Some(tier));
     driver.step("gate");
     let images = staged.images();
     let summary = materialise::inspect(&images, Some(expected)).await?;
@@ -220,7 +229,7 @@ pub(super) async fn look_up(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::{Operations, Subject};
+    use crate::operations::{Operations, Sizes, Subject};
 
     #[tokio::test]
     async fn a_container_that_cannot_be_noted_does_not_stay() {
@@ -236,10 +245,18 @@ mod tests {
         fs_err::rename(&place, root.path().join("elsewhere")).unwrap();
         let much = "w".repeat(100_000);
         driver.update(|record| record.warnings.push(much)).await.unwrap_err();
-        keep(&driver).await.unwrap_err();
+        let done = Conclusion::done(Sizes::default());
+        keep(&driver, &done).await.unwrap_err();
         assert_eq!(driver.made().len(), 2, "it is not undone");
         fs_err::rename(root.path().join("elsewhere"), &place).unwrap();
-        keep(&driver).await.unwrap();
+        driver.update(|_| {}).await.unwrap();
+        let next = Operations::open(&place).unwrap();
+        let (record, _) = &next.interrupted()[0];
+        assert_eq!((&*record.made, &record.conclusion), (&made[..], &None));
+        keep(&driver, &done).await.unwrap();
         assert_eq!(driver.made(), made[..1]);
+        let next = Operations::open(&place).unwrap();
+        let (record, _) = &next.interrupted()[0];
+        assert_eq!((&*record.made, &record.conclusion), (&made[..1], &Some(done)));
     }
 }

@@ -247,7 +247,7 @@ async fn drive(
         }
     };
     if conclusion.state == State::Done {
-        let kept = driver.update(|record| record.made.retain(is_temporary)).await;
+        let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
         if let Err(error) = kept {
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
@@ -295,7 +295,7 @@ async fn prepare(
         return Err(unstaged(app, driver, claim, &order).await);
     };
     let tier = staged.tier;
-    driver.update(|record| record.tier = Some(tier)).await?;
+    driver.note(|record| record.tier = Some(tier));
     let admitted = admit(app, driver, &order).await?;
     let checkpoint = &admitted.checkpoint;
     gpu::pod(app, checkpoint)?;

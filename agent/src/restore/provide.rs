@@ -28,7 +28,7 @@ pub(crate) use self::order::Order;
 use self::record::{Found, look, write_index};
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, IMAGES, Refusing, dump, expected, keep, lease, look_up, place, see_through,
+    BringError, IMAGES, Refusing, choose, dump, expected, keep, lease, look_up, make, see_through,
 };
 use super::gpu::{self, GpuRestoreError};
 use super::image::{self, Brought, Held, SNAPSHOTTER};
@@ -133,7 +133,7 @@ impl Providing<'_> {
         let digest = &checkpoint.stored.descriptor.digest;
         let image = self.image(digest);
         let name = image.name.clone();
-        driver.update(|record| record.image = name).await?;
+        driver.note(|record| record.image = name);
         let plain = app.containerd.namespace(&order.admission.namespace);
         let done = Conclusion::done(Sizes::of(&checkpoint.config.sizes));
         match look(&plain, &image).await? {
@@ -157,7 +157,7 @@ impl Providing<'_> {
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
         let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
         self.publish(Image { target, ..image }, &leased).await?;
-        keep(driver).await?;
+        keep(driver, &done).await?;
         Ok(done)
     }
 
@@ -221,7 +221,8 @@ impl Providing<'_> {
         let dump = if self.staged.is_some() { 0 } else { materialise::bytes(&admitted.checkpoint) };
         // gzip packs not quite as well as zstd.
         let bytes = dump.saturating_add(parts.layer_bytes().saturating_mul(2));
-        Ok(place(self.app, self.driver, bytes, &[IMAGES]).await?)
+        let directory = choose(self.app, self.driver, bytes).await?;
+        Ok(make(self.driver, directory, &[IMAGES]).await?)
     }
 
     /// Puts the dump on this node, unless it is staged, and lets the gate judge it as for a restore.
@@ -239,7 +240,7 @@ impl Providing<'_> {
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
         if !warnings.is_empty() {
-            driver.update(|record| record.warnings.extend(warnings)).await?;
+            driver.note(|record| record.warnings.extend(warnings));
         }
         Ok((images, has_cgroups))
     }

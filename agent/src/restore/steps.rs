@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, IMAGES, Refusing, dump_for_criu, expected, keep, lease_of, look_up, place,
-    see_through,
+    BringError, IMAGES, Refusing, choose, dump_for_criu, expected, keep, lease_of, look_up, make,
+    make_noted, see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
@@ -37,6 +37,9 @@ use crate::{criu_config, stage};
 
 /// Where CRIU's log is in an operation's directory.
 const WORK: &str = "work";
+
+/// What is in that directory.
+const WITHIN: &[&str] = &[IMAGES, WORK, MEMORY];
 
 /// How long the memory waits for the image when all else is there: that is worth it for an image of
 /// which containerd has most already.
@@ -139,7 +142,10 @@ impl Restoring<'_> {
         self.staged = app.staging.take(&checkpoint.stored.descriptor.digest, driver.id()).await;
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
-        let directory = place(app, driver, bytes, &[IMAGES, WORK, MEMORY]).await?;
+        let mut directory = choose(app, driver, bytes).await?;
+        if staged.is_none() {
+            directory = make(driver, directory, WITHIN).await?;
+        }
         let Fetched { dump: (images, summary, memory), image, leased } =
             self.fetch(&accepted, &directory).await?;
         let (has_cgroups, root_mode) = (summary.has_cgroups(), summary.root_mode);
@@ -160,9 +166,10 @@ impl Restoring<'_> {
         // Everything was read.
         drop(memory);
         driver.commit(COMMITTED)?;
-        keep(driver).await?;
         let sizes = Sizes::of(&checkpoint.config.sizes);
-        Ok(Conclusion { restored_pid, ..Conclusion::done(sizes) })
+        let done = Conclusion { restored_pid, ..Conclusion::done(sizes) };
+        keep(driver, &done).await?;
+        Ok(done)
     }
 
     /// Everything that is decided before anything large moves.
@@ -187,7 +194,7 @@ impl Restoring<'_> {
         self.busy = Some(self.app.reserve(namespace, &name)?);
         self.app.free(namespace, &name).await?;
         let written = name.clone();
-        self.driver.update(|record| record.container = written).await?;
+        self.driver.note(|record| record.container = written);
         Ok(name)
     }
 
@@ -200,9 +207,7 @@ impl Restoring<'_> {
         let image = async {
             let _told = image_there.clone().drop_guard();
             judged.cancelled().await;
-            driver.will_make_all(self.made(accepted)).await.map_err(BringError::from)?;
-            let plain = app.containerd.namespace(&self.order.namespace);
-            let leased = plain.lease(&lease_of(driver)).await.map_err(BringError::from)?;
+            let leased = self.begin(accepted, directory).await?;
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
             let (store, runnable) = (&admitted.store, &runnable.digest);
             let image = image::bring(store, runnable, &leased, driver, Kept::Needed).await?;
@@ -219,6 +224,24 @@ impl Restoring<'_> {
         };
         let (dump, (image, leased)) = tokio::try_join!(dump, image)?;
         Ok(Fetched { dump, image, leased })
+    }
+
+    /// Notes everything that will be made from here on, and makes what the rest needs.
+    async fn begin(&self, accepted: &Accepted, directory: &Path) -> Result<Namespace, BringError> {
+        let (app, driver) = (self.app, self.driver);
+        let mut made = self.made(accepted);
+        // The gate reads a staged dump where it lies: nothing needed a directory before.
+        let is_new = self.staged.is_some();
+        if is_new {
+            made.insert(0, Made::Directory(directory.to_owned()));
+        }
+        driver.will_make_all(made).await?;
+        let within: &[&str] = if is_new { WITHIN } else { &[] };
+        let plain = app.containerd.namespace(&self.order.namespace);
+        let lease = lease_of(driver);
+        let lease = async { Ok(plain.lease(&lease).await?) };
+        let ((), leased) = tokio::try_join!(make_noted(directory.to_owned(), within), lease)?;
+        Ok(leased)
     }
 
     async fn launch(
@@ -271,7 +294,7 @@ impl Restoring<'_> {
         Ok(pid)
     }
 
-    /// Returns everything that will be made from here on, in that order.
+    /// Returns everything that will be made once the gate has let the dump pass, in that order.
     fn made(&self, accepted: &Accepted) -> Vec<Made> {
         let Accepted { admitted, container, .. } = accepted;
         let namespace = &self.order.namespace;

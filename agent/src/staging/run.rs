@@ -73,7 +73,7 @@ struct Staged<'a> {
 impl Staged<'_> {
     async fn steps(&mut self) -> Result<Conclusion, RunError> {
         let (app, driver, tier) = (self.app, self.driver, self.order.tier);
-        driver.update(|record| record.tier = Some(tier)).await?;
+        driver.note(|record| record.tier = Some(tier));
         let admitted = admit(app, driver, &self.order.admission).await?;
         let done = Conclusion::done(Sizes::of(&admitted.checkpoint.config.sizes));
         let wish = Wish {
