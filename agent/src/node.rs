@@ -33,8 +33,8 @@ impl NodeCache {
         }
         // The daemon that is asked to do things, not the program that happens to be installed.
         let version = containerd.version().await.map_err(|error| chain(&error).to_string());
-        let mut report = look(version).await;
-        match gpus.facts().await {
+        let (mut report, gpu) = tokio::join!(Box::pin(look(version)), gpus.facts());
+        match gpu {
             None => {}
             Some(Ok(facts)) => report.facts.gpu = Some(facts),
             // What nvidia-smi said stays.

@@ -49,12 +49,21 @@ pub async fn look(containerd: Result<String, String>) -> NodeReport {
         let [major, minor] = KERNEL_MIN;
         problems.push(format!("kernel {kernel} is older than {major}.{minor}"));
     }
-    let criu = criu(&mut problems).await;
-    let runtime = match run("runc", &["--version"]).await {
+    // Each on its own: whoever asks waits for the slowest of them.
+    let mut gpu_problems = Vec::new();
+    let (said, checked, runc, iptables, gpu) = tokio::join!(
+        run("criu", &["--version"]),
+        run("criu", &["check"]),
+        run("runc", &["--version"]),
+        run("iptables-restore", &["--version"]),
+        gpu::here(&mut gpu_problems),
+    );
+    let criu = criu(said, checked, &mut problems);
+    let runtime = match runc {
         Ok(text) => runtime_version(&text),
         Err(error) => told(&mut problems, "runc cannot be used", &error),
     };
-    if let Err(error) = run("iptables-restore", &["--version"]).await {
+    if let Err(error) = iptables {
         let what = "CRIU cannot lock the network: iptables-restore cannot be used";
         told(&mut problems, what, &error);
     }
@@ -62,6 +71,7 @@ pub async fn look(containerd: Result<String, String>) -> NodeReport {
         problems.push(problem);
         String::new()
     });
+    problems.extend(gpu_problems);
     let facts = NodeFacts {
         architecture: architecture().to_owned(),
         kernel,
@@ -75,7 +85,7 @@ pub async fn look(containerd: Result<String, String>) -> NodeReport {
         os: os_name(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
         seccomp: Some(fs::metadata("/proc/sys/kernel/seccomp/actions_avail").is_ok()),
         devices: Some(devices::here()),
-        gpu: gpu::here(&mut problems).await,
+        gpu,
     };
     NodeReport { facts, problems }
 }
@@ -114,8 +124,12 @@ pub fn version(text: &str) -> Vec<u64> {
 }
 
 /// Returns CRIU's version; notes when there is none, or it is too old, or does not work here.
-async fn criu(problems: &mut Vec<String>) -> String {
-    let found = match run("criu", &["--version"]).await {
+fn criu(
+    said: io::Result<String>,
+    checked: io::Result<String>,
+    problems: &mut Vec<String>,
+) -> String {
+    let found = match said {
         Ok(text) => field(&text, "Version:").unwrap_or_default().to_owned(),
         Err(error) => return told(problems, "CRIU cannot be used", &error),
     };
@@ -123,7 +137,7 @@ async fn criu(problems: &mut Vec<String>) -> String {
         let [major, minor] = CRIU_MIN;
         problems.push(format!("CRIU {found} is older than {major}.{minor}"));
     }
-    if let Err(error) = run("criu", &["check"]).await {
+    if let Err(error) = checked {
         told(problems, "CRIU does not work with this kernel (criu check)", &error);
     }
     found
