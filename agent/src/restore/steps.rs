@@ -146,8 +146,9 @@ impl Restoring<'_> {
         if staged.is_none() {
             directory = make(driver, directory, WITHIN).await?;
         }
-        let Fetched { dump: (images, summary, memory), image, leased } =
-            self.fetch(&accepted, &directory).await?;
+        // What earlier containers left is looked at meanwhile: containerd is asked for each.
+        let (fetched, ()) = tokio::join!(self.fetch(&accepted, &directory), volume::sweep(app));
+        let Fetched { dump: (images, summary, memory), image, leased } = fetched?;
         let (has_cgroups, root_mode) = (summary.has_cgroups(), summary.root_mode);
         let criu_config = self.criu_config(container, summary).await?;
         let to_come = memory.as_ref().map_or(0, Memory::bytes);
@@ -318,7 +319,6 @@ impl Restoring<'_> {
         container: &str,
         summary: Summary,
     ) -> Result<PathBuf, RestoreError> {
-        volume::sweep(self.app).await;
         let directory = volume::directory(self.app, &self.order.namespace, container);
         let file = directory.join("criu.conf");
         let path = file.clone();
