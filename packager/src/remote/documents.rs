@@ -13,7 +13,7 @@ use reqwest::header::{
 };
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 
-use super::patience::{CONNECT, STALL, persist, within_stall};
+use super::patience::{CONNECT, persist, within_stall};
 use super::scheme::Scheme;
 use super::tokens::{Access, Tokens};
 use super::upload::next_url;
@@ -48,9 +48,9 @@ pub(super) enum Mount {
 
 /// The part of a registry's API that is not about blobs.
 pub(super) struct Documents {
+    /// One for all that is asked: to read the certificates that a machine trusts takes 4 ms. It has no
+    /// limit on the time between two reads, which would count from the request on.
     http: reqwest::Client,
-    /// Without a limit on the time between two reads, which counts from the request on.
-    bulk: reqwest::Client,
     base: Url,
     tokens: Tokens,
     /// Whether tokens may be had over plain HTTP from anywhere.
@@ -71,12 +71,12 @@ impl Documents {
         image: &oci_client::Reference,
         auth: RegistryAuth,
     ) -> Result<Self, StoreErrorKind> {
-        let (http, bulk) = (client().read_timeout(STALL).build()?, client().build()?);
+        let http = client().build()?;
         let (root, reply) = scheme.greet(&http, image.resolve_registry()).await?;
         let base = parse(&format!("{root}{}/", image.repository()))?;
         let wanted = if reply.status().is_success() { &HeaderMap::new() } else { reply.headers() };
         let tokens = Tokens::new(http.clone(), auth, image.repository().to_owned(), wanted);
-        Ok(Self { http, bulk, base, tokens, plain_http: scheme == Scheme::Plain })
+        Ok(Self { http, base, tokens, plain_http: scheme == Scheme::Plain })
     }
 
     /// Reads the document at `path` of the repository.
@@ -168,8 +168,8 @@ impl Documents {
     }
 
     /// Returns the client for blobs: whoever uses it watches for progress.
-    pub(super) const fn bulk(&self) -> &reqwest::Client {
-        &self.bulk
+    pub(super) const fn http(&self) -> &reqwest::Client {
+        &self.http
     }
 
     /// Adds credentials to a request, when it goes to the registry itself: an upload may go on

@@ -73,7 +73,7 @@ impl Remote {
         let documents = &self.shared.documents;
         let address = documents.address(&format!("blobs/{}", descriptor.digest))?;
         // What is compressed on the way has neither the length nor the offsets asked for.
-        let mut request = documents.bulk().get(address.clone()).header(ACCEPT_ENCODING, "identity");
+        let mut request = documents.http().get(address.clone()).header(ACCEPT_ENCODING, "identity");
         if next > 0 || end < descriptor.size {
             request = request.header(RANGE, format!("bytes={next}-{}", end.saturating_sub(1)));
         }

@@ -138,7 +138,7 @@ impl Upload<'_> {
     async fn look(&mut self, session: Session) -> Result<Option<Session>, UploadFailure> {
         let documents = &self.remote.shared.documents;
         let asked = async {
-            let request = documents.bulk().get(session.url.clone());
+            let request = documents.http().get(session.url.clone());
             let request = documents.sign(request, &session.url, Access::Push).await?;
             documents.check(within_stall(request.send()).await?).await
         };
@@ -174,7 +174,7 @@ impl Upload<'_> {
     async fn begin(&mut self) -> Result<Session, StoreErrorKind> {
         let documents = &self.remote.shared.documents;
         let address = documents.address("blobs/uploads/")?;
-        let request = documents.bulk().post(address.clone()).header(CONTENT_LENGTH, 0);
+        let request = documents.http().post(address.clone()).header(CONTENT_LENGTH, 0);
         let request = documents.sign(request, &address, Access::Push).await?;
         let reply = documents.check(within_stall(request.send()).await?).await?;
         let url = next_url(&reply).ok_or_else(|| {
@@ -260,7 +260,7 @@ impl Upload<'_> {
             Body::default()
         };
         let request = async {
-            let request = documents.bulk().request(method, url.clone());
+            let request = documents.http().request(method, url.clone());
             let request = request.headers(headers).body(body);
             let request = documents.sign(request, &url, Access::Push).await?;
             documents.check(request.send().await?).await
