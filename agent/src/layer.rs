@@ -65,7 +65,8 @@ pub(crate) enum LayerError {
 }
 
 /// Unpacks a layer of so many bytes, compressed with zstd, into an empty upper directory and returns
-/// the digest of what it is without compression. Ends early when nobody wants it any more.
+/// the digest of what it is without compression. Ends early when nobody wants it any more, and says so
+/// through `wanted` when it cannot go on: whoever fetches the layer ends then.
 pub(crate) fn apply(
     layer: impl BufRead + Send,
     layer_bytes: u64,
@@ -78,17 +79,22 @@ pub(crate) fn apply(
     std::thread::scope(|scope| {
         let decoding = scope.spawn(move || decode(layer, limit, to_hasher, wanted));
         let hashing = scope.spawn(move || hash(decoded, to_writer));
-        let mut parts = Parts { receiver: hashed, part: Vec::new(), at: 0 };
+        let mut parts = Parts { receiver: hashed, part: Vec::new(), at: 0, ended: false };
         let written = write(&mut parts, upper, wanted);
+        // For who writes, a layer is torn where the decoder has come upon something.
+        let is_cut_off = parts.ended && matches!(written, Ok(()) | Err(LayerError::Read(_)));
+        if written.is_err() {
+            wanted.cancel();
+        }
         // Who sends to nobody ends.
         drop(parts);
         let digest = hashing.join();
         let decoded = decoding.join().unwrap_or_else(|_panic| Err(LayerError::Read(torn())));
-        match (written, decoded) {
-            // A layer that ends early is torn for who writes, too: the decoder knows why.
-            (Err(LayerError::Read(_)) | Ok(()), Err(error)) | (Err(error), _) => Err(error),
-            (Ok(()), Ok(())) => digest.map_err(|_panic| LayerError::Read(torn())),
+        if is_cut_off {
+            decoded?;
         }
+        written?;
+        digest.map_err(|_panic| LayerError::Read(torn()))
     })
 }
 
@@ -109,8 +115,25 @@ fn write(parts: &mut Parts, upper: &Path, wanted: &CancellationToken) -> Result<
         tree.add(&About::of(&entry, records.take())?, &mut entry)?;
     }
     tree.finish()?;
-    // All of it has a part in the digest.
-    io::copy(parts, &mut io::sink()).map(drop).map_err(LayerError::Read)
+    match records {
+        Some(_) => Err(LayerError::Unknown("records of nothing")),
+        None => end(parts),
+    }
+}
+
+/// Reads what is behind the last entry: all of it has a part in the digest, and others may see more
+/// entries there.
+fn end(parts: &mut Parts) -> Result<(), LayerError> {
+    let mut buffer = [0; 4096];
+    loop {
+        let read = parts.read(&mut buffer).map_err(LayerError::Read)?;
+        if read == 0 {
+            return Ok(());
+        }
+        if buffer.iter().take(read).any(|byte| *byte != 0) {
+            return Err(LayerError::Unknown("something behind its end"));
+        }
+    }
 }
 
 /// Decodes a layer to its end.
@@ -137,7 +160,7 @@ fn decode(
         left = left.checked_sub(read).ok_or(LayerError::Unknown("much more than it seems"))?;
         // Whoever writes has had enough, and says why.
         if sender.send(part).is_err() {
-            return Err(LayerError::Read(torn()));
+            return Ok(());
         }
     }
 }
@@ -160,12 +183,17 @@ struct Parts {
     part: Vec<u8>,
     /// What of it was read.
     at: usize,
+    /// Whether nothing more comes.
+    ended: bool,
 }
 
 impl Read for Parts {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.at == self.part.len() {
-            let Ok(part) = self.receiver.recv() else { return Ok(0) };
+            let Ok(part) = self.receiver.recv() else {
+                self.ended = true;
+                return Ok(0);
+            };
             (self.part, self.at) = (part, 0);
         }
         let mut rest = self.part.get(self.at..).unwrap_or_default();

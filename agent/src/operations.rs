@@ -1,7 +1,7 @@
 //! The operations of this node: what runs, what ran, and what a dead agent left behind.
 //!
-//! Each is a file in `<root>/operations` ([`journal`]), written before anything is made that would
-//! have to be undone, so that a restarted agent knows.
+//! Each is a file in `<root>/operations`, written before anything is made that would have to be
+//! undone, so that a restarted agent knows.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,6 +18,8 @@ use kybernate_packager::trace_parent::TraceParent;
 use kybernate_spec::Digest;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 mod cancel;
 mod end;
@@ -69,6 +71,8 @@ pub(crate) struct Driver {
     operations: Arc<Operations>,
     /// Counts its bytes and times its steps.
     pub(crate) progress: Progress,
+    /// What works on threads that nobody can stop at once.
+    works: TaskTracker,
 }
 
 /// What an operation is about.
@@ -169,6 +173,7 @@ impl Operations {
             id: record.id.as_str().into(),
             operations: Arc::clone(self),
             progress: entry.progress.clone(),
+            works: TaskTracker::new(),
         };
         let forgotten = {
             let mut entries = self.entries();
@@ -195,6 +200,7 @@ impl Operations {
                 id: entry.record.id.as_str().into(),
                 operations: Arc::clone(self),
                 progress: entry.progress.clone(),
+                works: TaskTracker::new(),
             };
             (entry.record.clone(), driver)
         });
@@ -210,8 +216,12 @@ impl Operations {
         let entry = self.entries().get(id).cloned();
         let Some(entry) = entry else { return Ok(None) };
         if entry.record.tag == TagState::AwaitsSigner {
-            let driver =
-                Driver { id: id.into(), operations: Arc::clone(self), progress: entry.progress };
+            let driver = Driver {
+                id: id.into(),
+                operations: Arc::clone(self),
+                progress: entry.progress,
+                works: TaskTracker::new(),
+            };
             driver.update(|record| record.tag = TagState::Tagged).await?;
         }
         Ok(self.present(id))
@@ -332,6 +342,17 @@ impl Driver {
     /// Returns the operation as clients are told.
     pub(crate) fn to_api(&self) -> api::Operation {
         self.operations.present(&self.id).unwrap_or_default()
+    }
+
+    /// Says, as long as it is kept, that somebody fills what the operation makes.
+    pub(crate) fn works(&self) -> TaskTrackerToken {
+        self.works.token()
+    }
+
+    /// Waits until nobody fills any more what is to be taken away.
+    pub(crate) async fn rests(&self) {
+        self.works.close();
+        self.works.wait().await;
     }
 
     /// Begins the next step.

@@ -43,6 +43,12 @@ use crate::operations::{Kind, Subject};
 /// Label of a restored container: the digest of its checkpoint.
 pub(crate) const CHECKPOINT_LABEL: &str = "io.kybernate.checkpoint";
 
+/// On a restored image, where its layers are that containerd does not have.
+pub(crate) const ORIGIN_LABEL: &str = "io.kybernate.origin";
+
+/// On a restored image, present when plain HTTP leads there.
+pub(crate) const PLAIN_HTTP_LABEL: &str = "io.kybernate.origin.plain-http";
+
 /// Label of what a restore made in containerd: its operation. What has another one is never undone,
 /// whatever it is called.
 pub(crate) const OPERATION_LABEL: &str = "io.kybernate.operation";

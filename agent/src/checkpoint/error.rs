@@ -16,6 +16,9 @@ use crate::operations::{Cancelled, OperationsError, RefusedBy, Stopped};
 use crate::revive::ReviveError;
 use crate::runtime::RuntimeError;
 
+/// Why a checkpoint has no container image, though nobody wanted that.
+pub(super) const NO_IMAGE: &str = "containerd lacks the source's image, or layers of it";
+
 /// Why a checkpoint was not taken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckpointError {
@@ -57,6 +60,11 @@ pub(crate) enum CheckpointError {
     Base(#[from] BaseError),
     #[error(transparent)]
     Pack(#[from] PackError),
+    #[error(
+        "the checkpoint has no container image and could not be restored, so the source is not stopped: \
+         {NO_IMAGE} (--runnable never stops it all the same)"
+    )]
+    NoImage,
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]

@@ -60,7 +60,7 @@ pub(super) async fn image(
     };
     Ok(manifest.map(|manifest| SourceImage {
         manifest,
-        blobs: Arc::new(Parts::of(&image, &source.namespace, order.plain_http)),
+        blobs: Arc::new(Parts::of(&image, &source.namespace)),
         mount_from: mount_from(name, &order.location),
     }))
 }

@@ -4,9 +4,9 @@ use futures::future::BoxFuture;
 use kybernate_packager::store::{
     BlobSource, BlobStream, ConnectOptions, Store, StoreError, StoreErrorKind,
 };
-use kybernate_spec::{Descriptor, Location, Reference, chain};
+use kybernate_spec::{Descriptor, Location, Reference};
 
-use crate::restore::CHECKPOINT_LABEL;
+use crate::restore::{ORIGIN_LABEL, PLAIN_HTTP_LABEL};
 use crate::runtime::{ContentSource, Image, Namespace};
 
 /// Reads an image from containerd. Of one that was restored, containerd has not all layers: they are
@@ -19,12 +19,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn of(image: &Image, namespace: &Namespace, plain_http: bool) -> Self {
-        let restored = image.labels.contains_key(CHECKPOINT_LABEL);
-        let origin = restored.then(|| image.name.parse::<Reference>().ok()).flatten();
-        let (here, origin) =
-            (ContentSource::new(namespace.clone()), origin.map(Location::Registry));
-        Self { here, origin, plain_http }
+    pub(super) fn of(image: &Image, namespace: &Namespace) -> Self {
+        let origin = image.labels.get(ORIGIN_LABEL).and_then(|name| name.parse::<Reference>().ok());
+        Self {
+            here: ContentSource::new(namespace.clone()),
+            origin: origin.map(Location::Registry),
+            plain_http: image.labels.contains_key(PLAIN_HTTP_LABEL),
+        }
     }
 
     async fn fetch(&self, origin: &Location, blob: &Descriptor) -> Result<BlobStream, StoreError> {
@@ -39,19 +40,12 @@ impl BlobSource for Parts {
         descriptor: &'a Descriptor,
     ) -> BoxFuture<'a, Result<BlobStream, StoreError>> {
         Box::pin(async move {
-            let (missing, origin) = match (self.here.open(descriptor).await, &self.origin) {
-                (Err(missing), Some(origin))
-                    if matches!(missing.kind, StoreErrorKind::NotFound) =>
-                {
-                    (missing, origin)
+            match (self.here.open(descriptor).await, &self.origin) {
+                (Err(StoreError { kind: StoreErrorKind::NotFound, .. }), Some(origin)) => {
+                    self.fetch(origin, descriptor).await
                 }
-                (opened, _) => return opened,
-            };
-            self.fetch(origin, descriptor).await.map_err(|error| {
-                // The image is gone, as where containerd lacks a layer of any other.
-                tracing::warn!(error = %chain(&error), "failed to fetch a layer from where it came");
-                missing
-            })
+                (opened, _) => opened,
+            }
         })
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kybernate_packager::pack::{PackError, PackRequest, Packed, Pieces, VolumeCapture, pack};
+use kybernate_packager::pack::{
+    PackError, PackRequest, Packed, Pieces, Runnable, VolumeCapture, pack,
+};
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::{ConnectOptions, Store};
 use kybernate_spec::chain;
@@ -17,7 +19,7 @@ use super::ahead;
 use super::away::Away;
 use super::base::{self, Opened};
 use super::capture::{Draft, Tree, capture};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, NO_IMAGE};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts, gpu};
 use crate::app::App;
@@ -505,6 +507,16 @@ impl Taking<'_> {
             scratch: Some(self.directory.clone()),
         };
         let packed = self.pack(request, store).await?;
+        let stops = self.order.after == After::Stop;
+        if !packed.runnable && self.order.runnable != Runnable::Never {
+            // Nobody could restore it: it takes nobody's place.
+            if stops {
+                return Err(CheckpointError::NoImage);
+            }
+            let told =
+                format!("the checkpoint has no container image and cannot be restored: {NO_IMAGE}");
+            self.driver.note(|record| record.warnings.push(told));
+        }
         let (digest, base) = (packed.index.digest.clone(), packed.lineage.base.clone());
         let noted = |record: &mut Record| {
             record.digest = Some(digest);
@@ -516,7 +528,6 @@ impl Taking<'_> {
             sign(store, &packed.index, &key.key).await?;
         }
         self.driver.commit(COMMITTED)?;
-        let stops = self.order.after == After::Stop;
         // A source that is to be stopped must not come back between the tag and its end.
         if let Some(guardian) = self.guardian.as_mut().filter(|_| stops) {
             guardian.extend(STOP_LIMIT).await?;

@@ -1,15 +1,15 @@
 //! What an entry of a layer says of itself.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Gid, Mode, Uid};
-use tar::{Entry, PaxExtensions};
+use tar::{Entry, Header};
 
 use super::LayerError;
 
-/// Records of one entry that are read: a hundred attributes of the largest size have less.
-const RECORDS_BYTES_MAX: u64 = 8 << 20;
+/// Records of one entry that are read, as many as others read.
+const RECORDS_BYTES_MAX: u64 = 1 << 20;
 
 /// Records that hold an extended attribute begin so.
 const ATTRIBUTE_RECORD: &str = "SCHILY.xattr.";
@@ -46,15 +46,15 @@ impl Records {
         }
         let mut text = Vec::new();
         entry.read_to_end(&mut text).map_err(LayerError::Read)?;
-        let mut records = Self::default();
-        for record in PaxExtensions::new(&text) {
-            let record = record.map_err(LayerError::Read)?;
-            let (key, value) = (record.key().unwrap_or_default(), record.value_bytes().to_vec());
+        let (mut records, mut rest) = (Self::default(), &*text);
+        while !rest.is_empty() {
+            let ((key, value), after) = record(rest).ok_or_else(|| LayerError::Read(strange()))?;
+            rest = after;
             match key {
-                "path" => records.path = Some(value),
-                "linkpath" => records.target = Some(value),
+                "path" => records.path = Some(value.to_vec()),
+                "linkpath" => records.target = Some(value.to_vec()),
                 _ => match key.strip_prefix(ATTRIBUTE_RECORD).filter(|name| is_attribute(name)) {
-                    Some(name) => records.attributes.push((name.to_owned(), value)),
+                    Some(name) => records.attributes.push((name.to_owned(), value.to_vec())),
                     None => {
                         return Err(LayerError::Unknown("a record that the agent does not know"));
                     }
@@ -65,6 +65,26 @@ impl Records {
     }
 }
 
+/// Key and value.
+type Record<'a> = (&'a str, &'a [u8]);
+
+/// Reads the first record, as `LENGTH KEY=VALUE` and a line feed, and returns what is behind it. The
+/// library's reader ends a record at its first line feed, and a value may have one.
+fn record(text: &[u8]) -> Option<(Record<'_>, &[u8])> {
+    let space = text.iter().position(|byte| *byte == b' ')?;
+    let (length, _) = text.split_at_checked(space)?;
+    let length: usize = std::str::from_utf8(length).ok()?.parse().ok()?;
+    let (record, after) = text.split_at_checked(length)?;
+    let record = record.get(space + 1..)?.strip_suffix(b"\n")?;
+    let equals = record.iter().position(|byte| *byte == b'=')?;
+    let (key, value) = record.split_at_checked(equals)?;
+    Some(((std::str::from_utf8(key).ok()?, value.strip_prefix(b"=")?), after))
+}
+
+fn strange() -> io::Error {
+    io::Error::other("the records of an entry are malformed")
+}
+
 impl About {
     /// Understands an entry and the records before it.
     pub(super) fn of(
@@ -73,10 +93,13 @@ impl About {
     ) -> Result<Self, LayerError> {
         let Records { path, target, attributes } = records.unwrap_or_default();
         let header = entry.header();
+        if !is_ours(header) {
+            return Err(LayerError::Unknown("a header of another form"));
+        }
         let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
         let path = place(&path).ok_or(LayerError::Unknown("a path that leads elsewhere"))?;
         let target = target.or_else(|| Some(header.link_name_bytes()?.into_owned()));
-        let id = |id: std::io::Result<u64>| {
+        let id = |id: io::Result<u64>| {
             let id = id.map_err(LayerError::Read)?;
             // The last one means nobody (chown(2)).
             let id = u32::try_from(id).ok().filter(|id| *id != u32::MAX);
@@ -90,6 +113,19 @@ impl About {
         let mode = Mode::from_raw_mode(mode & 0o7777);
         Ok(Self { path, target, owner, mode, seconds, size: entry.size(), attributes })
     }
+}
+
+/// Whether a header has the form that captures write: others are read differently by different readers.
+fn is_ours(header: &Header) -> bool {
+    let Some(ustar) = header.as_ustar() else { return false };
+    let [kind] = ustar.typeflag;
+    let sized = header.entry_size().is_ok_and(|size| kind == b'0' || size == 0);
+    let [first, ..] = ustar.prefix;
+    (b'0'..=b'6').contains(&kind)
+        && sized
+        && ustar.version == *b"00"
+        && first == 0
+        && ustar.pad == [0; 12]
 }
 
 /// Returns a path below the root as the names on the way; `None` when it leads elsewhere, or nowhere.

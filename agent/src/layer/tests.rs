@@ -93,6 +93,7 @@ fn fill(upper: &Path) {
     fs::write(at("a/b/empty"), "").unwrap();
     fs::write(at(&format!("a/{}", "n".repeat(200))), "a long name").unwrap();
     fs::write(at("grün"), "a foreign name").unwrap();
+    fs::write(at(&format!("a/{}\n{}", "l".repeat(120), "m".repeat(60))), "two lines").unwrap();
     fs::hard_link(at("a/b/empty"), at("z/again")).unwrap();
     fs::hard_link(at("grün"), at("z/green")).unwrap();
     std::os::unix::fs::symlink("../../nowhere", at("a/link")).unwrap();
@@ -103,7 +104,7 @@ fn fill(upper: &Path) {
     rustix::fs::mknodat(CWD, at("z/null"), kind, Mode::from_raw_mode(0o666), null).unwrap();
     rustix::fs::mknodat(CWD, at("a/gone"), kind, Mode::empty(), 0).unwrap();
     attribute("new", "trusted.overlay.opaque", b"y");
-    attribute("new", "user.kept", b"\0binary\xff");
+    attribute("new", "user.kept", b"\0binary\n\xff\n\n");
     fs::write(at("new/program"), "#!").unwrap();
     std::os::unix::fs::chown(at("new/program"), Some(1000), Some(7)).unwrap();
     mode("new/program", 0o6755);
@@ -130,7 +131,7 @@ fn what_was_captured_comes_back_as_it_was() {
     fill(source.path());
     let plain = layer_of(source.path());
     let (top, done) = unpack(&compress(&plain));
-    assert_eq!(done.unwrap(), Digest::of(&plain));
+    assert_eq!(done.expect("it is one of ours"), Digest::of(&plain));
     assert!(layer_of(&top.path().join("upper")) == plain, "it is another layer now");
     let inode = |name: &str| {
         use std::os::unix::fs::MetadataExt as _;
@@ -201,10 +202,14 @@ fn what_captures_do_not_have_is_left_to_others() {
         ("mark", &[(Regular, ".wh..wh..opq", "")]),
         ("mark", &[(Regular, ".wh..wh.plnk", "")]),
         ("mark", &[(Regular, ".wh.", "")]),
-        ("below", &[(Link, "a", "b")]),
-        ("kind", &[(Continuous, "a", "")]),
-        ("kind", &[(EntryType::GNULongName, "././@LongLink", "")]),
-        ("kind", &[(EntryType::XGlobalHeader, "pax_global_header", "")]),
+        ("mark", &[(Regular, ".wh..", "")]),
+        ("mark", &[(Regular, ".wh...", "")]),
+        ("mark", &[(Directory, ".wh.etc/", "")]),
+        ("mark", &[(Symlink, ".wh.etc", "etc")]),
+        ("cannot make", &[(Link, "a", "b")]),
+        ("form", &[(Continuous, "a", "")]),
+        ("form", &[(EntryType::GNULongName, "././@LongLink", "")]),
+        ("form", &[(EntryType::XGlobalHeader, "pax_global_header", "")]),
         ("twice", &[(Symlink, "a", "b"), (Regular, "a", "")]),
     ];
     for (what, entries) in cases {
@@ -223,6 +228,56 @@ fn what_captures_do_not_have_is_left_to_others() {
         append(&mut tar, Regular, "a", "", b"");
         assert!(unknown(&tar.into_inner().unwrap()).contains("record"), "{key}");
     }
+}
+
+/// What makes a header another one.
+type Change = fn(&mut Header);
+
+/// Others would see other entries, or the same ones otherwise.
+#[test]
+fn what_readers_do_not_agree_on_is_left_to_others() {
+    if !is_root() {
+        return;
+    }
+    let changed = |change: Change, content: &[u8]| {
+        let mut header = header(Regular, u64::try_from(content.len()).unwrap());
+        header.set_path("a").unwrap();
+        change(&mut header);
+        header.set_cksum();
+        let mut tar = Builder::new(Vec::new());
+        tar.append(&header, content).unwrap();
+        tar.into_inner().unwrap()
+    };
+    let forms: [(Change, &[u8]); 5] = [
+        (|header| header.set_entry_type(Directory), &[0; 512]),
+        (|header| header.as_old_mut().linkflag = [0], b""),
+        (|header| header.as_ustar_mut().unwrap().prefix[0] = b'p', b""),
+        (|header| header.as_ustar_mut().unwrap().pad[8] = b't', b""),
+        (|header| header.as_ustar_mut().unwrap().version = *b"  ", b""),
+    ];
+    for (number, (change, content)) in forms.into_iter().enumerate() {
+        let found = unknown(&changed(change, content));
+        assert!(found.contains("form"), "{number}: {found}");
+    }
+    let mut tar = tar_of(&[(Regular, "a", "")]);
+    tar.extend(tar_of(&[(Regular, "b", "")]));
+    assert!(unknown(&tar).contains("behind"));
+    let mut tar = Builder::new(Vec::new());
+    tar.append_pax_extensions([("path", &b"a"[..])]).unwrap();
+    assert!(unknown(&tar.into_inner().unwrap()).contains("nothing"));
+    let mut tar = Builder::new(Vec::new());
+    append(&mut tar, Regular, "a", "", b"");
+    let mut other = header(Link, 0);
+    other.set_path("b").unwrap();
+    other.set_link_name("a").unwrap();
+    other.set_mode(0o4755);
+    other.set_cksum();
+    tar.append(&other, io::empty()).unwrap();
+    assert!(unknown(&tar.into_inner().unwrap()).contains("unlike"));
+}
+
+#[test]
+fn what_links_and_deep_directories_have_is_left_to_others() {
     let mut tar = Builder::new(Vec::new());
     tar.append_pax_extensions([("SCHILY.xattr.user.a", &b"1"[..])]).unwrap();
     append(&mut tar, Symlink, "a", "b", b"");

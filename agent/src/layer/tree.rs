@@ -18,7 +18,7 @@ use super::LayerError;
 use super::about::About;
 
 /// Directories within directories: each is held open.
-const DEPTH_MAX: usize = 256;
+const DEPTH_MAX: usize = 128;
 
 /// How much of a file is written at once.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -65,13 +65,14 @@ impl<'a> Tree<'a> {
         if !about.attributes.is_empty() && !kind.is_file() && !kind.is_dir() {
             return Err(LayerError::Unknown("extended attributes of what is no file"));
         }
-        if let EntryType::Regular = kind {
-            return match name.as_bytes().strip_prefix(WHITEOUT_MARK) {
-                Some(hidden) => self.hide(about, OsStr::from_bytes(hidden)),
-                None => self.file(about, name, entry),
-            };
-        }
+        let hidden = name.as_bytes().strip_prefix(WHITEOUT_MARK).map(OsStr::from_bytes);
         let made = match kind {
+            EntryType::Regular if let Some(hidden) = hidden => return self.hide(about, hidden),
+            // To others it deletes something, whatever it is.
+            _ if hidden.is_some() => {
+                return Err(LayerError::Unknown("a mark that is no file"));
+            }
+            EntryType::Regular => return self.file(about, name, entry),
             EntryType::Directory => return self.directory(about, name),
             EntryType::Link => return self.link(about, name),
             EntryType::Symlink => {
@@ -151,8 +152,8 @@ impl<'a> Tree<'a> {
             let part = self.buffer.get(..read).unwrap_or_default();
             let length = u64::try_from(read).unwrap_or(u64::MAX);
             left = left.checked_sub(length).filter(|_| read > 0).ok_or_else(short)?;
-            let written = file.write_all(part);
-            written.map_err(|source| LayerError::Make { path: about.path.clone(), source })?;
+            file.write_all(part)
+                .map_err(|error| at(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
         }
         let file = OwnedFd::from(file);
         let described = describe_open(&file, about);
@@ -168,7 +169,7 @@ impl<'a> Tree<'a> {
                 let (name, value) = (c"trusted.overlay.opaque", b"y");
                 rustix::fs::fsetxattr(&open.directory, name, value, XattrFlags::empty()).map_err(at)
             }
-            (mark, _) if mark.is_empty() || mark.starts_with(WHITEOUT_MARK) => {
+            (mark, _) if matches!(mark, b"" | b"." | b"..") || mark.starts_with(WHITEOUT_MARK) => {
                 Err(LayerError::Unknown("a mark that the agent does not know"))
             }
             _ => {
@@ -190,12 +191,16 @@ impl<'a> Tree<'a> {
             let parent = parent.unwrap_or(Path::new("."));
             let parent = rustix::fs::openat2(&self.root, parent, flags, Mode::empty(), resolve)?;
             let first = target.file_name().unwrap_or_default();
-            rustix::fs::linkat(parent, first, self.here(), name, AtFlags::empty())
+            rustix::fs::linkat(parent, first, self.here(), name, AtFlags::empty())?;
+            rustix::fs::statat(self.here(), name, AtFlags::SYMLINK_NOFOLLOW)
         };
-        link().map_err(|errno| match errno {
-            Errno::NOENT => LayerError::Unknown("a link to what is below it"),
-            errno => failure(&about.path, errno),
-        })
+        let stat = link().map_err(|errno| failure(&about.path, errno))?;
+        // It is one file: of two entries that differ, others heed the last.
+        let (owner, group) = about.owner;
+        let same = (stat.st_uid, stat.st_gid) == (owner.as_raw(), group.as_raw())
+            && Mode::from_raw_mode(stat.st_mode & 0o7777) == about.mode
+            && stat.st_mtime == about.seconds;
+        same.then_some(()).ok_or(LayerError::Unknown("a link that is unlike what it leads to"))
     }
 
     fn node(&self, name: &OsStr, kind: FileType, device: u64) -> rustix::io::Result<()> {
@@ -251,11 +256,11 @@ fn directory_flags() -> OFlags {
 
 fn failure(path: &Path, errno: Errno) -> LayerError {
     match errno {
-        Errno::EXIST => LayerError::Unknown("one name twice"),
-        // containerd has other privileges.
-        Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP => {
-            LayerError::Unknown("something that the agent may not make")
+        Errno::NOSPC | Errno::DQUOT | Errno::IO | Errno::ROFS | Errno::NOMEM => {
+            LayerError::Make { path: path.to_owned(), source: errno.into() }
         }
-        errno => LayerError::Make { path: path.to_owned(), source: errno.into() },
+        Errno::EXIST => LayerError::Unknown("one name twice"),
+        // containerd has other privileges, other ways and a name for what is wrong.
+        _ => LayerError::Unknown("something that the agent cannot make"),
     }
 }

@@ -84,6 +84,7 @@ pub(crate) async fn see_through<E: From<Stopped> + Refusing + 'static>(
     let conclusion = driver.tell_while(steps).await.unwrap_or_else(|error| {
         driver.ends(Conclusion::failed(chain(&error).to_string(), error.refused_by()))
     });
+    driver.rests().await;
     let api::Operation { containerd_namespace: namespace, container, .. } = driver.to_api();
     let undoing = Undoing { namespace: &namespace, container: &container, conclusion: &conclusion };
     undo(app, driver, undoing, cancel).await.then_some(conclusion)

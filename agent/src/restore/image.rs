@@ -8,13 +8,14 @@ use bytes::Bytes;
 use futures::TryStreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
+use kybernate_packager::policy::repository;
 use kybernate_packager::runtime_spec::ImageRun;
 use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
 use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
 use serde::Deserialize;
 
 use super::layers::{Kept, Layers};
-use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
+use super::{CHECKPOINT_LABEL, OPERATION_LABEL, ORIGIN_LABEL, Order, PLAIN_HTTP_LABEL};
 use crate::layer::LayerError;
 use crate::node;
 use crate::operations::{Driver, Made, OperationsError};
@@ -92,14 +93,23 @@ impl Brought {
     /// Gives it a name, by which containerd keeps it from now on.
     pub(super) async fn register(
         self,
-        repository: &str,
+        order: &Order,
         checkpoint: &Digest,
         leased: &Namespace,
         driver: &Driver,
     ) -> Result<RuntimeImage, ImageError> {
         let Self { descriptor, chain, config } = self;
-        let name = format!("{repository}@{}", descriptor.digest);
-        register(&name, &descriptor, checkpoint, leased, driver).await?;
+        let name = format!("{}@{}", repository(&order.location), descriptor.digest);
+        let mut labels = HashMap::from([
+            (CHECKPOINT_LABEL.to_owned(), checkpoint.to_string()),
+            (OPERATION_LABEL.to_owned(), driver.id().to_owned()),
+            (ORIGIN_LABEL.to_owned(), name.clone()),
+        ]);
+        if order.plain_http {
+            labels.insert(PLAIN_HTTP_LABEL.to_owned(), "true".to_owned());
+        }
+        let image = Image { name: name.clone(), target: descriptor.bare(), labels };
+        register(&image, leased, driver).await?;
         Ok(RuntimeImage { name, chain, config })
     }
 }
@@ -182,29 +192,15 @@ async fn label(
     Ok(())
 }
 
-async fn register(
-    name: &str,
-    target: &Descriptor,
-    checkpoint: &Digest,
-    leased: &Namespace,
-    driver: &Driver,
-) -> Result<(), ImageError> {
-    match leased.image(name).await {
+async fn register(image: &Image, leased: &Namespace, driver: &Driver) -> Result<(), ImageError> {
+    match leased.image(&image.name).await {
         Ok(_) => return Ok(()),
         Err(error) if error.is_not_found() => {}
         Err(error) => return Err(error.into()),
     }
-    driver.will_make(Made::Image(name.to_owned())).await?;
-    let image = Image {
-        name: name.to_owned(),
-        target: target.bare(),
-        labels: HashMap::from([
-            (CHECKPOINT_LABEL.to_owned(), checkpoint.to_string()),
-            (OPERATION_LABEL.to_owned(), driver.id().to_owned()),
-        ]),
-    };
+    driver.will_make(Made::Image(image.name.clone())).await?;
     // Another restore of the same checkpoint may have been quicker: then it is that one's.
-    leased.create_image(&image).await?;
+    leased.create_image(image).await?;
     Ok(())
 }
 

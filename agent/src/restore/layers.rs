@@ -26,6 +26,9 @@ use crate::runtime::{Mount, Namespace};
 /// How many layers come into the content store at once.
 const AT_ONCE: usize = 2;
 
+/// The namespace of containerd's CRI plugin.
+const CRI_NAMESPACE: &str = "k8s.io";
+
 /// Which layers containerd's content store gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
@@ -33,6 +36,18 @@ pub(super) enum Kept {
     All,
     /// Those that have to be there to be unpacked.
     Needed,
+}
+
+impl Kept {
+    /// Returns what of a store's images is kept in one of containerd's namespaces. A layout's may be gone
+    /// when they are asked for again, and containerd's CRI plugin does not know an image any more that is
+    /// not whole when it starts.
+    pub(super) fn of(store: &Store, namespace: &str) -> Self {
+        match store {
+            Store::Registry(_) if namespace != CRI_NAMESPACE => Self::Needed,
+            Store::Registry(_) | Store::Layout(_) => Self::All,
+        }
+    }
 }
 
 /// What brings the layers of one image.
@@ -131,6 +146,7 @@ impl Layers<'_> {
         if layer.direct && !self.apply(layer, &mounts).await? {
             // What of it was made is no beginning.
             leased.remove_snapshot(SNAPSHOTTER, &key).await?;
+            driver.progress.expect(layer.descriptor.size);
             leased.write_blob(layer.descriptor, self).await?;
             mounts = leased.prepare(SNAPSHOTTER, &key, layer.parent.as_ref()).await?;
             leased.apply(layer.descriptor, mounts, layer.diff_id).await?;
@@ -154,13 +170,18 @@ impl Layers<'_> {
         let Layer { descriptor, diff_id, .. } = layer;
         // What it is without compression proves it: to prove it twice costs as much as to unpack it.
         let come = self.store.blob_range(descriptor, 0, descriptor.size).await?;
-        // Nobody fills a snapshot that is being removed: dropped, this ends what is read.
+        // Dropped, this ends what is read, and what was made is removed when the thread has ended.
         let wanted = CancellationToken::new();
         let _ends = wanted.clone().drop_guard();
         let come = self.count(come).map_err(io::Error::other);
         let come = come.take_until(wanted.clone().cancelled_owned()).boxed();
         let (come, bytes) = (SyncIoBridge::new(StreamReader::new(come)), descriptor.size);
-        let applied = move || layer::apply(come, bytes, &upper, &wanted);
+        let working = self.driver.works();
+        let applied = move || {
+            let applied = layer::apply(come, bytes, &upper, &wanted);
+            drop(working);
+            applied
+        };
         let applied = tokio::task::spawn_blocking(applied).await.map_err(io::Error::other);
         let why = match applied.map_err(LayerError::Read).and_then(|applied| applied) {
             Ok(found) if found == **diff_id => return Ok(true),

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::Subject;
-use kybernate_packager::policy::repository;
 use kybernate_packager::store::Store;
 use tokio_util::sync::CancellationToken;
 
@@ -211,7 +210,8 @@ impl Restoring<'_> {
             let leased = self.begin(accepted, directory).await?;
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
             let (store, runnable) = (&admitted.store, &runnable.digest);
-            let image = image::bring(store, runnable, &leased, driver, Kept::Needed).await?;
+            let kept = Kept::of(store, &self.order.namespace);
+            let image = image::bring(store, runnable, &leased, driver, kept).await?;
             Ok::<_, RestoreError>((image, leased))
         };
         let dump = async {
@@ -258,7 +258,7 @@ impl Restoring<'_> {
         let digest = &checkpoint.stored.descriptor.digest;
         let volumes = self.volumes(store, checkpoint, container).await?;
         driver.step("create");
-        let image = image.register(&repository(&order.location), digest, leased, driver).await?;
+        let image = image.register(order, digest, leased, driver).await?;
         let plan = Plan {
             namespace: leased,
             container,

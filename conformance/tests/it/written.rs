@@ -99,3 +99,27 @@ fn what_the_agent_does_not_unpack_is_left_to_containerd() {
     assert_eq!(b.run(&words).unwrap(), "deep\n");
     scenario.end().unwrap();
 }
+
+/// Without its layers a checkpoint is nothing that anybody could restore.
+#[test]
+fn a_source_whose_layers_are_out_of_reach_is_not_stopped() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let peer = scenario.start_peer().unwrap();
+    let elsewhere = scenario.peer_reference("written/away:v1");
+    checkpoint(&scenario, a, "job", &elsewhere);
+    let output = restore(&scenario, b, &elsewhere, "back", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(b, "back").unwrap();
+    drop(peer);
+    let reference = scenario.reference("written/away:v2");
+    let words =
+        ["checkpoint", "back", &reference, "--plain-http", "--sign-key", "node-b", "--stop"];
+    let output = scenario.kyb(b, &words).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let registry = elsewhere.split('/').next().unwrap();
+    assert!(said(&output).contains(registry), "{}", said(&output));
+    scenario.wait_for_ticks(b, "back").unwrap();
+    scenario.end().unwrap();
+}
