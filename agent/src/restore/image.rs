@@ -133,8 +133,11 @@ pub(super) async fn bring(
     driver.progress.expect(manifest.layers.iter().map(|layer| layer.size).sum());
     let layers = Layers { store, leased, driver, kept };
     let chain = layers.bring(&manifest.layers, &config.rootfs.diff_ids).await?;
-    leased.write_blob(&manifest.config, &Held(config_bytes)).await?;
-    leased.write_blob(&stored.descriptor, &Held(stored.content.clone())).await?;
+    let (config_document, document) = (Held(config_bytes), Held(stored.content.clone()));
+    tokio::try_join!(
+        leased.write_blob(&manifest.config, &config_document),
+        leased.write_blob(&stored.descriptor, &document),
+    )?;
     let descriptor = stored.descriptor;
     label(&manifest, &descriptor, chain.as_ref(), leased).await?;
     Ok(Brought { descriptor, chain, config: config.config.unwrap_or_default() })
@@ -183,13 +186,14 @@ async fn label(
     });
     let config =
         ("containerd.io/gc.ref.content.config".to_owned(), manifest.config.digest.to_string());
-    leased.label_content(&descriptor.digest, layers.chain([config]).collect()).await?;
-    if let Some(chain) = chain {
+    let parts = leased.label_content(&descriptor.digest, layers.chain([config]).collect());
+    let unpacked = async {
+        let Some(chain) = chain else { return Ok(()) };
         let key = format!("containerd.io/gc.ref.snapshot.{SNAPSHOTTER}");
         let labels = HashMap::from([(key, chain.to_string())]);
-        leased.label_content(&manifest.config.digest, labels).await?;
-    }
-    Ok(())
+        leased.label_content(&manifest.config.digest, labels).await
+    };
+    tokio::try_join!(parts, unpacked).map(|((), ())| ())
 }
 
 async fn register(image: &Image, leased: &Namespace, driver: &Driver) -> Result<(), ImageError> {

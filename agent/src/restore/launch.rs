@@ -118,12 +118,14 @@ impl Plan<'_> {
             }
             None => return Err(LaunchError::Hung),
         };
-        let network = network::loopback(pid).await;
-        let watched = tokio::select! {
-            biased;
-            ended = namespace.wait(id, WATCH) => Some(ended),
-            () = sleeping(pid) => None,
+        let watch = async {
+            tokio::select! {
+                biased;
+                ended = namespace.wait(id, WATCH) => Some(ended),
+                () = sleeping(pid) => None,
+            }
         };
+        let (network, watched) = tokio::join!(network::loopback(pid), watch);
         match watched {
             // It had nothing left to do.
             Some(Ok(0)) => Ok(pid),

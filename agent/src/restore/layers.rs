@@ -80,6 +80,10 @@ impl Layers<'_> {
         descriptors: &[Descriptor],
         diff_ids: &[Digest],
     ) -> Result<Option<Digest>, ImageError> {
+        if let Some(whole) = self.whole(diff_ids).await? {
+            self.driver.progress.advance(descriptors.iter().map(|layer| layer.size).sum());
+            return Ok(Some(whole));
+        }
         let layers = self.look(descriptors, diff_ids).await?;
         let (tell, mut there) = mpsc::channel(layers.len().max(1));
         let (mut known, mut writes) = (HashSet::new(), Vec::new());
@@ -109,6 +113,7 @@ impl Layers<'_> {
                 if !self.leased.has_snapshot(SNAPSHOTTER, &layer.chain.to_string()).await? {
                     self.unpack(layer).await?;
                 } else if layer.direct {
+                    // Another one's stands on it, or somebody was quicker.
                     self.driver.progress.advance(layer.descriptor.size);
                 }
             }
@@ -116,6 +121,15 @@ impl Layers<'_> {
         };
         tokio::try_join!(come, be_unpacked)?;
         Ok(layers.into_iter().next_back().map(|layer| layer.chain))
+    }
+
+    /// Returns the name of the snapshot with all layers, when it is there and nothing else is needed.
+    async fn whole(&self, diff_ids: &[Digest]) -> Result<Option<Digest>, ImageError> {
+        let name = |parent: Option<Digest>, diff_id| Some(chain_of(parent.as_ref(), diff_id));
+        let whole = diff_ids.iter().fold(None, name).filter(|_| self.kept == Kept::Needed);
+        let Some(whole) = whole else { return Ok(None) };
+        let there = self.leased.has_snapshot(SNAPSHOTTER, &whole.to_string()).await?;
+        Ok(there.then_some(whole))
     }
 
     /// Decides about each layer. What the content store has needs not come.
