@@ -10,7 +10,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 
 use crate::config::Config;
 use crate::gate::Summary;
-use crate::preflight::{DEFAULT_FILE, TcpPolicy};
+use crate::preflight::{CriuOptions, DEFAULT_FILE, TcpPolicy};
 use crate::stage;
 
 /// What every restored container's CRIU is told. Its cgroups are the new container's, never what
@@ -21,6 +21,11 @@ pub(crate) const RESTORED: &str =
 
 /// At the end of lines that are there for one operation.
 pub(crate) const MARK: &str = "# kybernate: for one operation";
+
+/// First version of CRIU that can be told by a file how to lock the network. It knows how not to
+/// since 3.19, but one that reads of it in a file of runc's follows a null pointer (CRIU's pull
+/// request 3051; 4.1.1 was seen to).
+const LOCK_FREE_CRIU: [u64; 3] = [4, 2, 1];
 
 /// Files of CRIU's that hold a TCP connection begin so.
 const TCP_IMAGE: &str = "tcp-stream-";
@@ -39,25 +44,31 @@ pub(crate) fn given(volumes: &Path, namespace: &str, container: &str) -> PathBuf
     volumes.join(namespace).join(container).join("criu.conf")
 }
 
-/// Makes CRIU do with TCP connections as `tcp` says, for the dump that comes. Keeping them is an
-/// option of containerd's own.
-pub(crate) fn prepare(file: &Path, tcp: TcpPolicy) -> io::Result<()> {
-    // A connection that comes while the container is paused is not accepted any more: it ends as
-    // those do that are closed, and must not end the dump.
-    let options: &[&str] = match tcp {
-        TcpPolicy::Close => &["tcp-close", "skip-in-flight"],
-        TcpPolicy::Keep | TcpPolicy::Refuse => &[],
-    };
+/// Makes CRIU of version `criu` do with TCP connections as `tcp` says, for the dump that comes.
+/// Keeping them is an option of containerd's own.
+pub(crate) fn prepare(file: &Path, tcp: TcpPolicy, criu: &[u64]) -> io::Result<()> {
     let before = match fs::read_to_string(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         read => read?,
     };
     let mut text: String =
         before.split_inclusive('\n').filter(|line| !line.contains(MARK)).collect();
-    if !options.is_empty() && !text.is_empty() && !text.ends_with('\n') {
-        text.push('\n');
-    }
-    for option in options {
+    let options = CriuOptions::parse(&text);
+    // A connection that comes while the container is paused is not accepted any more: it ends as
+    // those do that are closed, and must not end the dump.
+    let close: &[&str] = match tcp {
+        TcpPolicy::Close => &["tcp-close", "skip-in-flight"],
+        TcpPolicy::Keep | TcpPolicy::Refuse => &[],
+    };
+    // It drops packets of everybody in the pod, and none belongs to what is dumped, unless
+    // connections are. A word of the administrator's stays.
+    let free = !tcp.keeps(&options) && !options.has("network-lock");
+    let free = free && criu >= LOCK_FREE_CRIU.as_slice();
+    let lock: &[&str] = if free { &["network-lock skip"] } else { &[] };
+    for option in close.iter().chain(lock) {
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
         text.extend([option, " ", MARK, "\n"]);
     }
     // One that is missing is made: not every runc does without.
@@ -108,16 +119,43 @@ mod tests {
     fn an_option_is_there_for_one_operation_only() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("criu/job.conf");
-        prepare(&file, TcpPolicy::Refuse).unwrap();
+        let prepare = |tcp| prepare(&file, tcp, &[4, 2]).unwrap();
+        prepare(TcpPolicy::Refuse);
         assert_eq!(fs::read_to_string(&file).unwrap(), "", "nothing to say");
-        prepare(&file, TcpPolicy::Close).unwrap();
+        prepare(TcpPolicy::Close);
         fs::write(&file, format!("ghost-limit 4M\n{}", fs::read_to_string(&file).unwrap()))
             .unwrap();
         let lines = || fs::read_to_string(&file).unwrap().lines().count();
-        prepare(&file, TcpPolicy::Close).unwrap();
+        prepare(TcpPolicy::Close);
         assert_eq!(lines(), 3);
-        prepare(&file, TcpPolicy::Keep).unwrap();
+        prepare(TcpPolicy::Keep);
         assert_eq!(fs::read_to_string(&file).unwrap(), "ghost-limit 4M\n");
+    }
+
+    #[test]
+    fn the_network_is_locked_for_connections_that_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("job.conf");
+        let skips = |said: &str, tcp, criu: &[u64]| {
+            fs::write(&file, said).unwrap();
+            prepare(&file, tcp, criu).unwrap();
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.starts_with(said), "{text}");
+            text.lines().any(|line| line == format!("network-lock skip {MARK}"))
+        };
+        let (close, refuse) = (TcpPolicy::Close, TcpPolicy::Refuse);
+        for criu in [&[4, 2, 1][..], &[4, 3], &[5, 0]] {
+            assert!(skips("", close, criu) && skips("ghost-limit 4M", refuse, criu));
+            assert!(!skips("", TcpPolicy::Keep, criu));
+        }
+        // One that is not known may be as old.
+        for criu in [&[][..], &[3, 17, 1], &[4, 1, 1], &[4, 2]] {
+            assert!(!skips("", close, criu) && !skips("", refuse, criu), "{criu:?}");
+        }
+        assert!(!skips("tcp-established\n", refuse, &[4, 2, 1]), "it keeps them after all");
+        assert!(skips("tcp-established\n", close, &[4, 2, 1]));
+        assert!(skips("tcp-established\ntcp-close\n", refuse, &[4, 2, 1]));
+        assert!(!skips("network-lock nftables\n", close, &[4, 2, 1]), "it is chosen already");
     }
 
     #[test]
@@ -135,7 +173,7 @@ mod tests {
         assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-close #"));
         // What was for one restore chooses nothing for the next dump, which removes it.
         assert!(!CriuOptions::of(&file).has("tcp-close"));
-        prepare(&file, TcpPolicy::Refuse).unwrap();
+        prepare(&file, TcpPolicy::Keep, &[]).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
     }
 

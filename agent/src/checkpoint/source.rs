@@ -61,6 +61,8 @@ pub(crate) struct Source {
     pub(super) gpu_aside: bool,
     /// CRIU's configuration file for it, when that is the agent's to write.
     pub(super) criu_config: Option<PathBuf>,
+    /// Version of CRIU.
+    pub(super) criu: Vec<u64>,
 }
 
 /// How much a checkpoint has, in bytes, about.
@@ -187,6 +189,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let source = match (upper, stage) {
         (Some(upper), Some(stage)) if !findings.iter().any(Finding::refuses) => Some(Source {
             criu_config: told.filter(|file| criu_config::is_own(&app.config, file)),
+            criu: numbers(&app.report().await.facts.criu),
             namespace,
             container,
             spec,

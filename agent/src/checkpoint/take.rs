@@ -366,8 +366,9 @@ impl Taking<'_> {
     /// Writes what containerd cannot tell CRIU, where the container has a file for that.
     async fn tell_criu(&self) -> Result<(), CheckpointError> {
         let Some(file) = self.source.criu_config.clone() else { return Ok(()) };
-        let tcp = self.order.policy.tcp;
-        let written = tokio::task::spawn_blocking(move || criu_config::prepare(&file, tcp)).await;
+        let (tcp, criu) = (self.order.policy.tcp, self.source.criu.clone());
+        let written =
+            tokio::task::spawn_blocking(move || criu_config::prepare(&file, tcp, &criu)).await;
         written.map_err(io::Error::other).and_then(|done| done).map_err(CheckpointError::CriuConfig)
     }
 

@@ -19,7 +19,8 @@ impl CriuOptions {
         Self::parse(&read(file).unwrap_or_default())
     }
 
-    fn parse(text: &str) -> Self {
+    /// Reads what a file has.
+    pub(crate) fn parse(text: &str) -> Self {
         let option = |line: &str| {
             let line = line.split('#').next()?.trim();
             let (name, value) = line.split_once([' ', '\t', '=']).unwrap_or((line, ""));

@@ -99,6 +99,17 @@ pub(crate) enum TcpPolicy {
     Close,
 }
 
+impl TcpPolicy {
+    /// Whether connections go into a dump, with what CRIU is told besides.
+    pub(crate) fn keeps(self, options: &CriuOptions) -> bool {
+        match self {
+            Self::Keep => true,
+            Self::Refuse => options.has("tcp-established") && !options.has("tcp-close"),
+            Self::Close => false,
+        }
+    }
+}
+
 /// What a request chose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
@@ -387,12 +398,7 @@ fn of_tcp(view: &View, world: &World<'_>, context: &Context, say: &mut impl FnMu
             _ => {}
         }
     }
-    let kept = match context.policy.tcp {
-        TcpPolicy::Keep => true,
-        TcpPolicy::Refuse => options.has("tcp-established") && !options.has("tcp-close"),
-        TcpPolicy::Close => false,
-    };
-    if kept {
+    if context.policy.tcp.keeps(options) {
         let halves = |one: &&Tcp| one.is_connected() && one.remote.ip().is_loopback();
         for one in all.iter().filter(ours).filter(halves) {
             let other = all.iter().find(|other| other.is_other_end_of(one));

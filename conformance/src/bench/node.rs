@@ -43,6 +43,10 @@ pub(crate) struct Plan {
     /// How often everything is measured.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// What is taken by the agent has CRIU's options of its own, as what kybernate-runc creates and
+    /// what the agent has restored: the network is not locked then.
+    #[arg(long)]
+    own_options: bool,
     /// Also say how long each step of ours took.
     #[arg(long)]
     steps: bool,
@@ -123,7 +127,10 @@ impl Bench<'_> {
     /// Takes a process, and brings it back from memory and from the registry.
     fn ours(&self, round: u32, upper: u32) -> anyhow::Result<Vec<(String, f64)>> {
         let (scenario, node) = (self.scenario, self.node);
-        let source = self.start(&format!("ours-{upper}-{round}"), upper)?;
+        let id = format!("ours-{upper}-{round}");
+        let options = format!("org.criu.config=/var/lib/kybernate/criu/{id}.conf");
+        let options = ["--annotation", &options];
+        let source = self.start(&id, upper, if self.plan.own_options { &options } else { &[] })?;
         let reference = scenario.reference(&format!("node/{}:v1", source.id));
         let key = format!("node-{}", node.name());
         self.touch_memory(upper);
@@ -133,8 +140,7 @@ impl Bench<'_> {
         scenario.remove(node, &source.id)?;
 
         let back = |warm: bool| -> anyhow::Result<(Duration, Value)> {
-            rustix::fs::sync();
-            self.touch_memory(upper);
+            self.make_ready(upper)?;
             let began = Instant::now();
             let words = ["restore", &reference, "--plain-http", "--name", &source.id];
             let told = scenario.kyb_json(node, &words)?;
@@ -172,7 +178,7 @@ impl Bench<'_> {
 
     /// Does the same with nothing but runc and cp. The agent is asked nothing meanwhile.
     fn floor(&mut self, round: u32, upper: u32) -> anyhow::Result<Vec<(String, f64)>> {
-        let source = self.start(&format!("floor-{upper}-{round}"), upper)?;
+        let source = self.start(&format!("floor-{upper}-{round}"), upper, &[])?;
         let floor = Floor::new(self.node, &source.id)?;
         let agent = self.agent()?;
         let (before, began) = (processor_of_process(agent)?, Instant::now());
@@ -180,8 +186,8 @@ impl Bench<'_> {
         floor.take()?;
         let frozen = self.gap(&source.id)?;
         self.scenario.remove(self.node, &source.id)?;
-        rustix::fs::sync();
-        self.touch_memory(upper);
+        floor.mount()?;
+        self.make_ready(upper)?;
         let restored = floor.restore()?;
         let status = serde_json::from_str(&floor.status()?)?;
         source.is_back(&status)?;
@@ -201,9 +207,9 @@ impl Bench<'_> {
     }
 
     /// Starts a process that has written so much into its root file system.
-    fn start(&self, id: &str, upper: u32) -> anyhow::Result<Source> {
+    fn start(&self, id: &str, upper: u32, options: &[&str]) -> anyhow::Result<Source> {
         let (scenario, node) = (self.scenario, self.node);
-        scenario.run_workload(node, id, self.plan.mib, &[])?;
+        scenario.run_workload(node, id, self.plan.mib, options)?;
         let script = "pid=$(ctr task ls | awk -v id=\"$1\" '$1 == id { print $2 }') && \
             dd if=/dev/urandom of=/proc/$pid/root/payload bs=1M count=\"$2\" status=none";
         node.run(&["sh", "-c", script, "sh", id, &upper.to_string()])?;
@@ -219,6 +225,16 @@ impl Bench<'_> {
         let pieces = 2 * (self.plan.mib + upper).div_ceil(64);
         let touched: Vec<Vec<u8>> = (0..pieces).map(|_| vec![1; 64 << 20]).collect();
         std::hint::black_box(&touched);
+    }
+
+    /// Makes a restore begin as any other does.
+    fn make_ready(&self, upper: u32) -> anyhow::Result<()> {
+        rustix::fs::sync();
+        self.touch_memory(upper);
+        // Whoever enters the node goes into its cgroups, and waits there for all processors, 10 to
+        // 30 ms, unless somebody did so just before.
+        self.node.run(&["true"])?;
+        Ok(())
     }
 
     /// Returns the longest time in which the process has not run.

@@ -14,6 +14,7 @@ mod cancels;
 pub(crate) mod deaths;
 pub(crate) mod halt;
 mod memory;
+mod network;
 mod pods;
 mod restores;
 
@@ -33,6 +34,18 @@ fn fails(scenario: &Scenario, node: &Node, id: &str, reference: &str, reason: &s
     scenario.wait_for_ticks(node, id).unwrap();
     assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
     output
+}
+
+/// Returns the first process of a node's `job`, in words. While CRIU is at work on it, nobody says.
+fn first(node: &Node) -> String {
+    let script = "ctr task ls | awk '$1 == \"job\" { print $2 }'";
+    node.run(&["sh", "-c", script]).unwrap().trim().to_owned()
+}
+
+/// Returns CRIU's rules in the network of a process of a node.
+fn locks(node: &Node, pid: &str) -> String {
+    let script = "{ iptables -S; ip6tables -S; nft list tables; } | grep CRIU";
+    said(&node.output(&["nsenter", "-t", pid, "-n", "sh", "-c", script]).unwrap())
 }
 
 fn has_tag(scenario: &Scenario, reference: &str) -> bool {

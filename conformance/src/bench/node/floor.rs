@@ -81,9 +81,13 @@ impl<'a> Floor<'a> {
         self.run(TAKE).map(drop)
     }
 
-    /// Brings it back; it must be gone.
+    /// Makes the root file system of what comes back.
+    pub(super) fn mount(&self) -> Result<(), CommandError> {
+        self.run(MOUNT).map(drop)
+    }
+
+    /// Brings it back; it must be gone, and its root file system be there.
     pub(super) fn restore(&self) -> Result<Duration, CommandError> {
-        self.run(MOUNT)?;
         let began = Instant::now();
         self.run(RESTORE)?;
         Ok(began.elapsed())

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::deaths::{END_LIMIT, catch, running, signal};
 use super::halt::halt;
-use super::{has_tag, is};
+use super::{first, has_tag, is, locks};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// How long a cancelled operation may take to end: CRIU gets five seconds to end by itself, then
@@ -73,7 +73,7 @@ pub(super) fn stage(node: &Node, file: &str) -> u64 {
 }
 
 /// Stops CRIU in the long part of a dump.
-fn in_memory(node: &Node) -> Vec<Process> {
+pub(super) fn in_memory(node: &Node) -> Vec<Process> {
     halt(node, || stage(node, "work/dump.log") > 0, || stage(node, "images/pages-1.img") > 0)
 }
 
@@ -82,9 +82,7 @@ fn runs_on(scenario: &Scenario, node: &Node, before: &str) {
     assert!(is(node, "job", "RUNNING"));
     scenario.wait_for_ticks(node, "job").unwrap();
     assert_eq!(running(node, "criu"), []);
-    let script = "pid=$(ctr task ls | awk '$1 == \"job\" { print $2 }'); \
-        nsenter -t \"$pid\" -n sh -c 'iptables -S; ip6tables -S; nft list tables' | grep CRIU";
-    assert_eq!(said(&node.output(&["sh", "-c", script]).unwrap()), "", "its network is locked");
+    assert_eq!(locks(node, &first(node)), "", "its network is locked");
     assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
 }
 

@@ -14,7 +14,7 @@ use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::is;
+use super::{first, is, locks};
 use crate::harness::{said, start};
 
 /// The longest pause that is asked for.
@@ -398,14 +398,12 @@ impl<'a> Place<'a> {
         assert!(!self.dump.froze(), "{what}: it is frozen\n{}", self.told());
         let agrees = is(self.node, "job", "RUNNING");
         assert!(agrees, "{what}: containerd disagrees\n{}", self.told());
-        assert_eq!(self.locks(), "", "{what}: its network is locked\n{}", self.told());
-    }
-
-    /// Returns CRIU's rules in the container's network.
-    fn locks(&self) -> String {
-        let script = "pid=$(ctr task ls | awk '$1 == \"job\" { print $2 }'); \
-            nsenter -t \"$pid\" -n sh -c 'iptables -S; ip6tables -S; nft list tables' | grep CRIU";
-        said(&self.node.output(&["sh", "-c", script]).unwrap())
+        assert_eq!(
+            locks(self.node, &first(self.node)),
+            "",
+            "{what}: its network is locked\n{}",
+            self.told()
+        );
     }
 
     /// Where kyb's words go.
