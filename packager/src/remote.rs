@@ -15,6 +15,7 @@ mod patience;
 mod referrers;
 mod scheme;
 mod tags;
+mod tls;
 mod tokens;
 mod upload;
 

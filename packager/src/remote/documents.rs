@@ -15,6 +15,7 @@ use reqwest::{RequestBuilder, Response, StatusCode, Url};
 
 use super::patience::{CONNECT, persist, within_stall};
 use super::scheme::Scheme;
+use super::tls;
 use super::tokens::{Access, Tokens};
 use super::upload::next_url;
 use crate::checked::length;
@@ -48,8 +49,8 @@ pub(super) enum Mount {
 
 /// The part of a registry's API that is not about blobs.
 pub(super) struct Documents {
-    /// One for all that is asked: to read the certificates that a machine trusts takes 4 ms. It has no
-    /// limit on the time between two reads, which would count from the request on.
+    /// One for all that is asked. It has no limit on the time between two reads, which would count
+    /// from the request on.
     http: reqwest::Client,
     base: Url,
     tokens: Tokens,
@@ -255,7 +256,12 @@ impl Documents {
 pub(super) fn client() -> reqwest::ClientBuilder {
     // No `Referer`: whoever a registry redirects to need not know where from.
     let builder = reqwest::Client::builder().user_agent(USER_AGENT).referer(false);
-    builder.default_headers(traced()).connect_timeout(CONNECT)
+    let builder = builder.default_headers(traced()).connect_timeout(CONNECT);
+    match tls::config() {
+        Some(config) => builder.tls_backend_preconfigured(config),
+        // It tries again, and says what is wrong.
+        None => builder,
+    }
 }
 
 /// Returns what a reply that tells of no success means. `url` is shown as its address.

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::documents::failure;
 use super::error::may_pass;
 use super::patience::{persist_briefly, within_stall};
+use super::tls;
 use crate::store::{ConnectOptions, StoreErrorKind};
 
 /// Longest wait for the reply to the first TLS message on loopback. Most servers of plain HTTP
@@ -58,6 +59,20 @@ impl Scheme {
     /// Makes the first request to `host`, without credentials. Its reply's address has the scheme
     /// that the registry speaks.
     pub(super) async fn greet(
+        self,
+        http: &reqwest::Client,
+        host: &str,
+    ) -> Result<(Url, Response), StoreErrorKind> {
+        let met = self.meet(http, host).await;
+        if let Err(StoreErrorKind::Registry(RequestError(error))) = &met
+            && speaks_tls(error)
+        {
+            tls::forget();
+        }
+        met
+    }
+
+    async fn meet(
         self,
         http: &reqwest::Client,
         host: &str,
