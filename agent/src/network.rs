@@ -1,10 +1,17 @@
-//! CRIU's lock on a container's network. While it dumps, rules of its own in the container's
+//! A container's network, and CRIU's lock on it. While it dumps, rules of its own in the container's
 //! network namespace drop every packet; a CRIU that is killed leaves them behind.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use fs_err as fs;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::process::Command;
 
 /// Bound of one call; each takes a few milliseconds.
@@ -12,6 +19,17 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// The two that CRIU locks with when it is not told otherwise (`criu/net.c`).
 const IPTABLES: [&str; 2] = ["iptables", "ip6tables"];
+
+/// `RTM_NEWLINK`, and `NLM_F_REQUEST | NLM_F_ACK`.
+const NEW_LINK: u16 = 16;
+const REQUEST_ACK: u16 = 5;
+/// `NLMSG_ERROR`, which is the answer also when all is well.
+const ERROR: u16 = 2;
+/// The number of the loopback device in every network namespace, and `IFF_UP`.
+const LOOPBACK: u32 = 1;
+const UP: u32 = 1;
+/// `nlmsghdr`, the error, and the request that it is about.
+const ANSWER: usize = 16 + 4 + 32;
 
 /// How the table is called that CRIU locks with after `network-lock nftables`.
 const TABLE: &str = "CRIU-";
@@ -43,7 +61,51 @@ pub(crate) async fn unlock(pid: u32) -> io::Result<()> {
 /// Brings up the loopback device in the network namespace of `pid`: in one that CRIU makes anew it is
 /// down (measured with 4.2.1), although it was up when it was dumped.
 pub(crate) async fn loopback(pid: u32) -> io::Result<()> {
-    call(pid, &["ip", "link", "set", "lo", "up"]).await.map(drop)
+    let net = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    let set = tokio::task::spawn_blocking(move || within(&net, set_loopback));
+    set.await.map_err(io::Error::other)?
+}
+
+/// Does something in the network namespace at `net`, as /proc/PID/ns/net.
+pub(crate) fn within<T: Send + 'static>(
+    net: &Path,
+    what: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let namespace = OwnedFd::from(fs::File::open(net)?.into_parts().0);
+    // A thread of its own: it ends in that namespace, and so nobody else is moved.
+    let thread = std::thread::spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        what()
+    });
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread broke off")))
+}
+
+/// Asks for the flag `IFF_UP` (rtnetlink(7)). A program that does it takes 3 ms to start and end.
+fn set_loopback() -> io::Result<()> {
+    // NETLINK_ROUTE is the protocol that has no number of its own.
+    let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
+    let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
+    send(&socket, &request(), SendFlags::empty())?;
+    let mut answer = [0; ANSWER];
+    let (length, _) = recv(&socket, &mut answer[..], RecvFlags::empty())?;
+    let part = |range| answer.get(..length).and_then(|answer: &[u8]| answer.get(range));
+    let kind = part(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    let error = part(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    match (kind, error) {
+        (Some(ERROR), Some(0)) => Ok(()),
+        (Some(ERROR), Some(error)) => Err(io::Error::from_raw_os_error(error.saturating_neg())),
+        _ => Err(io::Error::other("the kernel answers something else")),
+    }
+}
+
+/// `nlmsghdr`, then `ifinfomsg`.
+fn request() -> Vec<u8> {
+    let mut bytes = Vec::from(32_u32.to_ne_bytes());
+    bytes.extend([NEW_LINK, REQUEST_ACK].iter().flat_map(|half| half.to_ne_bytes()));
+    // A number and a port, which nobody else uses; any family and type; then the device, its flags
+    // and which of them count.
+    bytes.extend([1, 0, 0, LOOPBACK, UP, UP].iter().flat_map(|word: &u32| word.to_ne_bytes()));
+    bytes
 }
 
 /// Runs a program in the network namespace of `pid` and returns what it printed.
@@ -60,4 +122,36 @@ async fn call(pid: u32, words: &[&str]) -> io::Result<String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(io::Error::other(format!("{words:?} ended with {}: {}", output.status, said.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    #[test]
+    fn loopback_comes_up_in_a_network_of_its_own() {
+        let mut other = std::process::Command::new("unshare");
+        let mut other = other
+            .args(["--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It is in its own network by the time it answers.
+        other.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let net = PathBuf::from(format!("/proc/{}/ns/net", other.id()));
+        let reached =
+            || within(&net, || std::net::UdpSocket::bind("127.0.0.1:0")?.connect("127.0.0.1:9"));
+        assert_eq!(reached().unwrap_err().raw_os_error(), Some(libc::ENETUNREACH));
+        within(&net, set_loopback).unwrap();
+        reached().unwrap();
+        within(&net, set_loopback).unwrap();
+        drop(other.stdin.take());
+        assert!(other.wait().unwrap().success());
+        let gone = within(&net, || Ok(())).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
 }

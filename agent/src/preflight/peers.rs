@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use fs_err as fs;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::network::within;
 
 /// `SOCK_DIAG_BY_FAMILY`, also the type of answers.
 const BY_FAMILY: u16 = 20;
@@ -32,13 +31,7 @@ const BUFFER: usize = 64 << 10;
 /// Returns the numbers of both ends of each connected unix socket, in the network namespace at
 /// `net`, as /proc/PID/ns/net.
 pub(super) fn peers(net: &Path) -> io::Result<BTreeMap<u64, u64>> {
-    let namespace = OwnedFd::from(fs::File::open(net)?.into_parts().0);
-    // A thread of its own: it ends in that namespace, and so nobody else is moved.
-    let asked = std::thread::spawn(move || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        ask()
-    });
-    asked.join().unwrap_or_else(|_| Err(io::Error::other("the look at unix sockets broke off")))
+    within(net, ask)
 }
 
 fn ask() -> io::Result<BTreeMap<u64, u64>> {

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
 use kybernate_packager::policy::repository;
 use kybernate_packager::runtime_spec::ImageRun;
-use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError};
+use kybernate_packager::store::{BlobSource, BlobStream, Store, StoreError, StoredManifest};
 use kybernate_spec::{Descriptor, Digest, MANIFEST_BYTES_MAX, Manifest, media_type};
 use serde::Deserialize;
 
@@ -114,22 +114,39 @@ impl Brought {
     }
 }
 
-/// Makes sure that containerd has the image with this manifest unpacked, and all its parts that are to
-/// be kept. `leased` must hold a lease.
+/// The documents of an image: what it is made of, and how it is run.
+#[derive(Debug)]
+pub(super) struct Documents {
+    stored: StoredManifest,
+    manifest: Manifest,
+    config_bytes: Bytes,
+    config: ConfigDocument,
+}
+
+impl Documents {
+    /// Reads those of the image with this manifest, and nothing else of it.
+    pub(super) async fn read(store: &Store, manifest: &Digest) -> Result<Self, ImageError> {
+        let stored = store.manifest(manifest).await?;
+        let manifest: Manifest = serde_json::from_slice(&stored.content)
+            .map_err(|error| ImageError::Malformed("manifest", error))?;
+        let config_bytes = read_config(store, &manifest.config).await?;
+        let config: ConfigDocument = serde_json::from_slice(&config_bytes)
+            .map_err(|error| ImageError::Malformed("config", error))?;
+        check(&config, &manifest)?;
+        Ok(Self { stored, manifest, config_bytes, config })
+    }
+}
+
+/// Makes sure that containerd has an image unpacked, and all its parts that are to be kept. `leased`
+/// must hold a lease.
 pub(super) async fn bring(
     store: &Store,
-    manifest: &Digest,
+    documents: Documents,
     leased: &Namespace,
     driver: &Driver,
     kept: Kept,
 ) -> Result<Brought, ImageError> {
-    let stored = store.manifest(manifest).await?;
-    let manifest: Manifest = serde_json::from_slice(&stored.content)
-        .map_err(|error| ImageError::Malformed("manifest", error))?;
-    let config_bytes = read_config(store, &manifest.config).await?;
-    let config: ConfigDocument = serde_json::from_slice(&config_bytes)
-        .map_err(|error| ImageError::Malformed("config", error))?;
-    check(&config, &manifest)?;
+    let Documents { stored, manifest, config_bytes, config } = documents;
     driver.progress.expect(manifest.layers.iter().map(|layer| layer.size).sum());
     let layers = Layers { store, leased, driver, kept };
     let chain = layers.bring(&manifest.layers, &config.rootfs.diff_ids).await?;

@@ -147,8 +147,8 @@ impl Providing<'_> {
         let (images, has_cgroups) = self.dump(&admitted, &directory).await?;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
-        let brought =
-            image::bring(store, &parts.image().digest, &leased, driver, Kept::All).await?;
+        let documents = image::Documents::read(store, &parts.image().digest).await?;
+        let brought = image::bring(store, documents, &leased, driver, Kept::All).await?;
         let layer = self.layer(&admitted, &parts, &directory).await?;
         driver.step("write");
         let criu = self.write_dump(images, &leased).await?;

@@ -206,12 +206,15 @@ impl Restoring<'_> {
         let (judged, image_there) = (CancellationToken::new(), CancellationToken::new());
         let image = async {
             let _told = image_there.clone().drop_guard();
-            judged.cancelled().await;
-            let leased = self.begin(accepted, directory).await?;
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
-            let (store, runnable) = (&admitted.store, &runnable.digest);
+            let store = &admitted.store;
+            // They are small. What is wrong with them counts less than a refusal.
+            let documents = image::Documents::read(store, &runnable.digest).await;
+            judged.cancelled().await;
+            let documents = documents?;
+            let leased = self.begin(accepted, directory).await?;
             let kept = Kept::of(store, &self.order.namespace);
-            let image = image::bring(store, runnable, &leased, driver, kept).await?;
+            let image = image::bring(store, documents, &leased, driver, kept).await?;
             Ok::<_, RestoreError>((image, leased))
         };
         let dump = async {
