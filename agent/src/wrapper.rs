@@ -213,9 +213,8 @@ impl Wrapper {
         let begun = State { restored: false, cgroup: cgroup.clone() };
         mark.write(&begun).map_err(WrapperError::Prepare)?;
         bundle.set_criu_config(&dump.criu_config).map_err(WrapperError::Prepare)?;
-        if let Some(mode) = dump.root_mode {
-            bundle.permit_root(mode).map_err(WrapperError::Prepare)?;
-        }
+        let permit = |mode| bundle.permit_root(mode).map_err(WrapperError::Prepare);
+        let had = dump.root_mode.map(permit).transpose()?;
         let restored = run::restore(&self.runtime, call, create, &dump);
         let restored = restored.map_err(|source| WrapperError::Run { reference, source });
         let noted = restored.and_then(|()| {
@@ -227,6 +226,8 @@ impl Wrapper {
             Ok(()) => (String::new(), Outcome::Restored),
             Err(error) => {
                 self.end(call, &create.id, &mark)?;
+                // What starts afresh is the image's.
+                had.map(permit).transpose()?;
                 let problem = chain(&error).to_string();
                 (problem, Outcome::Failed(error))
             }

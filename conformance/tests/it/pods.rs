@@ -14,7 +14,7 @@ const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = 
                       [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
 
 /// Permissions of the root directory when the checkpoint is taken. No container has them by itself.
-const ROOT_MODE: &str = "1555";
+pub(crate) const ROOT_MODE: &str = "1555";
 
 /// A scenario whose node b has a checkpoint of the workload staged and its image pulled.
 pub(crate) struct Staged {
@@ -44,7 +44,7 @@ pub(crate) fn stage() -> Staged {
 }
 
 /// Returns the root directory of a container, as the node sees it.
-fn root(node: &Node, id: &str) -> String {
+pub(crate) fn root(node: &Node, id: &str) -> String {
     let place = Place { node, namespace: "default", id, state: "/state" };
     format!("/proc/{}/root", place.pid().unwrap())
 }
@@ -57,14 +57,28 @@ impl Staged {
     /// Prepares to create and start a container as the CRI plugin does for a pod with these
     /// annotations.
     pub(crate) fn command(&self, id: &str, image: &str, annotations: &[&str]) -> Command {
+        let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
+        self.command_of(id, image, annotations, &[], &workload)
+    }
+
+    /// Prepares another program, with more options of `ctr run`.
+    pub(crate) fn command_of(
+        &self,
+        id: &str,
+        image: &str,
+        annotations: &[&str],
+        options: &[&str],
+        program: &[&str],
+    ) -> Command {
         let mut words = vec!["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
         let own =
             ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
         for annotation in own.iter().chain(annotations) {
             words.extend(["--annotation", annotation]);
         }
-        words.extend([image, id, "/workload", "run", "--state", "/state", "--mib", "24"]);
-        self.node().command(&words)
+        words.extend(options);
+        words.extend([image, id]);
+        self.node().command(&[&words, program].concat())
     }
 
     pub(crate) fn create(&self, id: &str, image: &str, annotations: &[&str]) -> Output {

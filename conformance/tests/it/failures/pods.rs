@@ -1,18 +1,24 @@
 //! kybernate-runc when CRIU hangs, and when it is killed itself.
 
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use fs_err as fs;
 use rustix::process::Signal;
 
 use super::deaths::{catch, running, signal};
-use crate::pods::{Staged, stage};
+use super::locks;
+use crate::pods::{ROOT_MODE, Staged, root, stage};
+use crate::workloads::Place;
+use crate::workloads::client::{Line, inside};
 
 /// Begins to restore a container and freezes CRIU in the middle, which never ends then, as with a
 /// file that is too short.
 fn hang(staged: &Staged) -> Child {
+    hang_in(staged, &mut staged.command("main", &staged.pinned, &[&staged.wish()]))
+}
+
+fn hang_in(staged: &Staged, create: &mut Command) -> Child {
     let cgroup = staged.node().path("/sys/fs/cgroup/freezer/default/main");
-    let mut create = staged.command("main", &staged.pinned, &[&staged.wish()]);
     let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let create = create.spawn().unwrap();
     // The first that is in there is CRIU.
@@ -56,5 +62,34 @@ fn a_pods_restore_that_hangs_is_ended_and_leaves_nothing() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && !text.contains("took longer"), "{text}");
     is_clean(&staged, "the wrapper is killed");
+    staged.scenario.end().unwrap();
+}
+
+#[test]
+fn what_starts_cold_after_a_failed_restore_answers() {
+    const PORT: u16 = 7000;
+    let staged = stage();
+    let b = staged.node();
+    // The network of a pod, which outlives its containers.
+    b.run(&["sh", "-c", "ip netns add pod && ip -n pod link set lo up"]).unwrap();
+    let annotations = [&staged.wish(), "on-failure.kybernate.io/main=cold"];
+    let network = ["--with-ns", "network:/run/netns/pod"];
+    let server = ["busybox", "httpd", "-f", "-p", "7000", "-h", "/bin"];
+    let mut create = staged.command_of("main", &staged.pinned, &annotations, &network, &server);
+    let create = hang_in(&staged, &mut create);
+    let output = create.wait_with_output().unwrap();
+    let text = crate::harness::said(&output);
+    assert!(output.status.success(), "{text}");
+    assert_eq!(running(b, "criu"), []);
+    let place = Place { node: b, namespace: "default", id: "main", state: "" };
+    let ask = || Line::connect(PORT).ask("GET /busybox HTTP/1.0\r\n\r\n").unwrap();
+    assert_eq!(inside(place, ask).join().unwrap(), "HTTP/1.1 200 OK");
+    let pid = place.pid().unwrap().to_string();
+    assert_eq!(locks(b, &pid), "", "the pod's network is locked");
+    let mode = b.run(&["stat", "-L", "-c", "%a", &root(b, "main")]).unwrap();
+    assert_ne!(mode.trim(), ROOT_MODE, "it is the dump's");
+    staged.scenario.remove(b, "main").unwrap();
+    b.run(&["ip", "netns", "del", "pod"]).unwrap();
+    is_clean(&staged, "it started cold");
     staged.scenario.end().unwrap();
 }
