@@ -46,6 +46,9 @@ use crate::staging::Use;
 /// Why it cannot be cancelled any more.
 const COMMITTED: &str = "the image is being given its name: remove that instead (ctr image rm)";
 
+/// Permissions of the root directory of each root file system that containerd makes of layers.
+const CONTAINERD_ROOT: u32 = 0o755;
+
 /// Where the container's layer is in an operation's directory.
 const LAYER: &str = "layer";
 
@@ -349,6 +352,12 @@ fn lost(summary: &Summary, images: &Path) -> Vec<String> {
                     /etc/criu/runc.conf says file-locks";
         told.push(text.to_owned());
     }
+    if let Some(mode) = summary.root_mode.filter(|mode| *mode != CONTAINERD_ROOT) {
+        told.push(format!(
+            "its root directory has the permissions {mode:04o}, those of a new one are \
+             {CONTAINERD_ROOT:04o}, and CRIU opens none with others: containerd's own restore fails"
+        ));
+    }
     told
 }
 
@@ -372,5 +381,8 @@ mod tests {
         fs::remove_file(&locks).unwrap();
         assert!(of(&["tcp-stream-1.img"], false)[0].contains("tcp-established"));
         assert!(of(&["tcp-stream-1.img"], true)[0].contains("tcp-close"));
+        let rooted = |mode| Summary { root_mode: Some(mode), ..Summary::default() };
+        assert!(lost(&rooted(0o755), images.path()).is_empty());
+        assert!(lost(&rooted(0o555), images.path())[0].contains("permissions 0555, "));
     }
 }
