@@ -31,7 +31,7 @@ use self::tree::Tree;
 const PART_BYTES: usize = 256 << 10;
 
 /// Parts that wait for the writer.
-const PARTS_WAITING_MAX: usize = 8;
+const PARTS_WAITING_MAX: usize = 4;
 
 /// Largest window that is decoded (RFC 8878, 3.1.1.1.2), as a power of two: what every decoder must
 /// support is 8 MiB.

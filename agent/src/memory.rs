@@ -14,11 +14,12 @@
 const ARENAS_MAX: std::ffi::c_int = 2;
 
 /// Pieces of this size and more come from the kernel, untouched, and go back when they are freed; by
-/// itself the C library raises that with the largest that it has seen freed, up to 32 MiB. Chunks of
-/// 4 MiB are used again and again; the 16 MiB into which FUSE's requests are read are hardly touched,
-/// and would be cleared.
+/// itself the C library raises that with the largest that it has seen freed, up to 32 MiB. It is the
+/// size of a chunk: whoever uses those again and again keeps them, and here they would lie around in
+/// two regions, now and then 10 MiB of them. The 16 MiB into which FUSE's requests are read are hardly
+/// touched, and would be cleared.
 #[cfg(target_env = "gnu")]
-const MAPPED_BYTES_MIN: std::ffi::c_int = 8 << 20;
+const MAPPED_BYTES_MIN: std::ffi::c_int = 4 << 20;
 
 /// What may lie free at the end of a region before it is given back: two such pieces.
 #[cfg(target_env = "gnu")]
