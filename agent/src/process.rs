@@ -96,6 +96,11 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Returns the parent of a process.
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    field(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "PPid:")?.parse().ok()
+}
+
 /// Returns a process's id in its innermost namespace (`NSpid`); `None` when it has ended.
 pub(crate) fn inner(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

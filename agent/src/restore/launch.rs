@@ -10,6 +10,8 @@ use containerd_client::services::v1::container::Runtime;
 use kybernate_spec::Digest;
 use serde_json::Value;
 
+mod abandoned;
+
 use super::image::{RuntimeImage, SNAPSHOTTER};
 use super::user::UserError;
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
@@ -51,6 +53,11 @@ pub(crate) enum LaunchError {
         #[source]
         source: RuntimeError,
     },
+    #[error("CRIU was killed in the middle of the restore{log}")]
+    Abandoned {
+        /// What CRIU's log has to say about it, if anything.
+        log: String,
+    },
     #[error("the restore has not moved for {} minutes", RESTORE_LIMIT.as_secs() / 60)]
     Hung,
     #[error("failed to bring up the loopback device of the restored container")]
@@ -70,6 +77,8 @@ pub(super) struct Plan<'a> {
     pub(super) images: &'a Path,
     /// Where CRIU writes its log.
     pub(super) work: PathBuf,
+    /// Where CRIU works, and what it makes lives.
+    pub(super) cgroup: &'a str,
 }
 
 impl Plan<'_> {
@@ -109,12 +118,16 @@ impl Plan<'_> {
     ) -> Result<u32, LaunchError> {
         let (namespace, id) = (self.namespace, self.container);
         namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
-        let pid = match while_it_moves(driver, namespace.start(id)).await {
+        let started = tokio::select! {
+            started = while_it_moves(driver, namespace.start(id)) => started,
+            () = abandoned::abandoned(self.cgroup) => {
+                return Err(LaunchError::Abandoned { log: self.log().await });
+            }
+        };
+        let pid = match started {
             Some(Ok(pid)) => pid,
             Some(Err(source)) => {
-                let log = self.work.join("restore.log");
-                let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
-                return Err(LaunchError::Restore { log: log.unwrap_or_default(), source });
+                return Err(LaunchError::Restore { log: self.log().await, source });
             }
             None => return Err(LaunchError::Hung),
         };
@@ -136,6 +149,13 @@ impl Plan<'_> {
             Some(Ok(status)) => Err(LaunchError::Ended(status)),
             Some(Err(error)) => Err(error.into()),
         }
+    }
+
+    /// Returns what CRIU says of its failure.
+    async fn log(&self) -> String {
+        let log = self.work.join("restore.log");
+        let log = tokio::task::spawn_blocking(move || criu_log::telling(&log)).await;
+        log.unwrap_or_default()
     }
 }
 

@@ -262,6 +262,7 @@ impl Restoring<'_> {
         let volumes = self.volumes(store, checkpoint, container).await?;
         driver.step("create");
         let image = image.register(order, digest, leased, driver).await?;
+        let cgroup = self.cgroup(container);
         let plan = Plan {
             namespace: leased,
             container,
@@ -269,6 +270,7 @@ impl Restoring<'_> {
             checkpoint: digest,
             images: &images,
             work,
+            cgroup: &cgroup,
         };
         let rootfs = plan.rootfs(driver).await?;
         if let Some(mode) = root_mode {
@@ -279,7 +281,6 @@ impl Restoring<'_> {
         }
         let (config, devices) = (&image.config, &order.allow.devices);
         let (user, devices) = look_up(&config.user, rootfs.clone(), devices).await?;
-        let cgroup = self.cgroup(container);
         let spec = spec::build(&Ingredients {
             image: config,
             user: &user,

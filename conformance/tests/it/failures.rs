@@ -11,15 +11,17 @@ use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use rustix::process::Signal;
 
 mod cancels;
-pub(crate) mod deaths;
+mod deaths;
 pub(crate) mod halt;
 mod memory;
 mod network;
 mod pods;
+mod pushes;
 mod restores;
+pub(crate) mod victims;
 
-use self::deaths::{END_LIMIT, running, signal};
 use self::halt::{hold, let_go, start_holding};
+use self::victims::{END_LIMIT, running, signal};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// A checkpoint that must fail with `reason`; the source runs on, and nothing is named or left.

@@ -9,7 +9,7 @@ use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 
-use crate::failures::deaths::catch;
+use crate::failures::victims::catch;
 use crate::harness::{checkpoint, restore, said, start};
 
 mod storage;

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 
-use crate::failures::deaths::running;
+use crate::failures::victims::running;
 use crate::harness::{checkpoint, said, start};
 use crate::workloads::Place;
 

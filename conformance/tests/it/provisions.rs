@@ -11,7 +11,7 @@ use serde_json::Value;
 
 mod kubernetes;
 
-use crate::failures::deaths::{END_LIMIT, catch};
+use crate::failures::victims::{END_LIMIT, catch};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// Where containerd keeps what is not whole yet.

@@ -9,7 +9,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::Value;
 
-use crate::failures::deaths::{END_LIMIT, catch};
+use crate::failures::victims::{END_LIMIT, catch};
 use crate::harness::{checkpoint, said, start};
 
 /// Memory of the workload, in MiB. A third of it is zero, and is stored nowhere.

@@ -7,7 +7,7 @@ use kybernate_conformance::scenario::{Scenario, counter};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::failures::deaths::{END_LIMIT, catch, running};
+use crate::failures::victims::{END_LIMIT, catch, running};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// Reads the workload's counter from outside: nothing can be asked of what is frozen.

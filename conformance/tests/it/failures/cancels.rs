@@ -11,8 +11,8 @@ use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::deaths::{END_LIMIT, catch, running, signal};
 use super::halt::halt;
+use super::victims::{END_LIMIT, catch, running, signal};
 use super::{first, has_tag, is, locks};
 use crate::harness::{checkpoint, restore, said, start};
 
@@ -33,7 +33,7 @@ fn newest(scenario: &Scenario, node: &Node) -> Value {
 }
 
 /// Waits until the newest operation is at a step, and returns its id.
-fn at_step(scenario: &Scenario, node: &Node, steps: &[&str]) -> String {
+pub(super) fn at_step(scenario: &Scenario, node: &Node, steps: &[&str]) -> String {
     let mut now = Value::Null;
     let reached = wait_until(END_LIMIT, || {
         now = newest(scenario, node);

@@ -1,7 +1,5 @@
 //! Who dies in the middle of a checkpoint, and when: the source runs on, whatever the moment.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -14,17 +12,14 @@ use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{first, is, locks};
+use super::victims::{END_LIMIT, catch, dither, guards, processes, running, signal};
+use super::{first, has_tag, is, locks};
 use crate::harness::{said, start};
 
 /// The longest pause that is asked for.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// What a tick and its being seen may take on top of it, on a loaded machine.
 const SLACK: Duration = Duration::from_secs(4);
-/// How long whoever is left may take to put everything right: they wait for what may come back.
-pub(crate) const END_LIMIT: Duration = Duration::from_mins(1);
-/// After a moment is seen, at most this passes before someone dies.
-const JITTER_MICROS: u64 = 4000;
 /// The workload's memory: long enough to dump that moments can be told apart.
 const MIB: u32 = 96;
 /// What it has written: enough to be copied before the pause.
@@ -141,54 +136,6 @@ impl Dump {
     }
 }
 
-/// Waits for a moment as closely as this machine can. It may be far away on a loaded one.
-pub(crate) fn catch(mut what: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + END_LIMIT;
-    while !what() {
-        if Instant::now() > end {
-            return false;
-        }
-        std::thread::yield_now();
-    }
-    true
-}
-
-/// Lets a random instant pass.
-pub(super) fn dither() {
-    let random = RandomState::new().hash_one(0);
-    let end = Instant::now() + Duration::from_micros(random % JITTER_MICROS);
-    while Instant::now() < end {
-        std::hint::spin_loop();
-    }
-}
-
-/// Returns the processes in a node that `fit`.
-pub(crate) fn processes(node: &Node, fit: impl Fn(u32) -> bool) -> Vec<Process> {
-    let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let own = space(node.init().pid);
-    let pids = fs::read_dir("/proc").unwrap();
-    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| fit(*pid) && space(*pid) == own).filter_map(Process::find).collect()
-}
-
-/// Returns the processes of a program in a node. CRIU changes its command line, not this name.
-pub(crate) fn running(node: &Node, name: &str) -> Vec<Process> {
-    let comm = |pid| fs::read_to_string(format!("/proc/{pid}/comm"));
-    processes(node, |pid| comm(pid).is_ok_and(|comm| comm.trim() == name))
-}
-
-/// Whether a process is a guardian.
-pub(crate) fn guards(pid: u32) -> bool {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&line).contains("\0guardian\0")
-}
-
-pub(crate) fn signal(processes: &[Process], signal: Signal) {
-    for process in processes {
-        process.signal(signal);
-    }
-}
-
 /// One node with a container that is to outlive everybody.
 struct Place<'a> {
     scenario: &'a Scenario,
@@ -200,14 +147,29 @@ struct Place<'a> {
     /// How many moments were tried, and at how many of them nobody died.
     moments: u32,
     missed: u32,
+    /// How many checkpoints were begun that somebody was to die in.
+    tried: u32,
+    /// What containerd and the kernel have besides, between checkpoints.
+    besides: String,
 }
 
 impl<'a> Place<'a> {
     fn new(scenario: &'a Scenario, node: &'a Node, agent: Option<Agent>) -> Self {
         let dump = Dump::of(node, "job");
-        let place = Self { scenario, node, agent, dump, dumped: false, moments: 0, missed: 0 };
+        let (dumped, besides) = (false, String::new());
+        let (moments, missed, tried) = (0, 0, 0);
+        let mut place =
+            Self { scenario, node, agent, dump, dumped, moments, missed, tried, besides };
         place.begin();
+        place.besides = place.besides();
         place
+    }
+
+    /// Returns leases, mounts and cgroups.
+    fn besides(&self) -> String {
+        let script = "ctr leases ls -q; awk '$5 ~ /kybernate|default/ { print $5 }' \
+            /proc/self/mountinfo; find /sys/fs/cgroup -path '*/default/*' -type d | sort";
+        self.node.run(&["sh", "-c", script]).unwrap()
     }
 
     /// Starts the container.
@@ -228,7 +190,9 @@ impl<'a> Place<'a> {
     /// whether someone died.
     fn round(&mut self, victim: Victim, (name, reached): Moment) -> bool {
         let what = format!("{victim:?} on {}, when {name}", self.node.name());
-        let reference = self.scenario.reference(&format!("deaths/{}:cut", self.node.name()));
+        self.tried += 1;
+        let tag = format!("deaths/{}:cut-{}", self.node.name(), self.tried);
+        let reference = self.scenario.reference(&tag);
         let key = format!("node-{}", self.node.name());
         let deadline = format!("{}s", DEADLINE.as_secs());
         let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
@@ -265,6 +229,10 @@ impl<'a> Place<'a> {
         assert!(!cut || !status.success(), "{what}: a dump that did not end is a success");
         self.runs_on(&what);
         assert_eq!(self.dump.directory(), None, "{what}: a dump is left\n{}", self.told());
+        let tagged = has_tag(self.scenario, &reference);
+        assert_eq!(tagged, status.success(), "{what}: a failure has a name, or a success has none");
+        let clean = wait_until(END_LIMIT, || self.besides() == self.besides);
+        assert!(clean, "{what}: before {}, now {}", self.besides, self.besides());
         let reference = self.scenario.reference(&format!("deaths/{}:next", self.node.name()));
         let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
         let next = self.scenario.kyb(self.node, &words).unwrap();

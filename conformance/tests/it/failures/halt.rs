@@ -7,7 +7,7 @@ use kybernate_conformance::process::{Process, Service};
 use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
-use super::deaths::{END_LIMIT, catch, running, signal};
+use super::victims::{END_LIMIT, catch, running, signal};
 use super::{begin, is};
 use crate::harness::start;
 

@@ -8,8 +8,8 @@ use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
 use super::cancels::{begin, fails, registry, stage};
-use super::deaths::{END_LIMIT, catch, running, signal};
 use super::halt::halt;
+use super::victims::{END_LIMIT, catch, running, signal};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// Memory of the process; more than is fetched ahead.

@@ -4,7 +4,7 @@ use kybernate_conformance::node::Node;
 use rustix::process::Signal;
 
 use super::cancels::{begin, in_memory};
-use super::deaths::signal;
+use super::victims::signal;
 use super::{first, locks};
 use crate::harness::{restore, said, start};
 

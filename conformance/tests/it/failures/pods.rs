@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use fs_err as fs;
 use rustix::process::Signal;
 
-use super::deaths::{catch, running, signal};
 use super::locks;
+use super::victims::{catch, running, signal};
 use crate::pods::{ROOT_MODE, Staged, root, stage};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};

@@ -11,7 +11,7 @@ use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::deaths::{END_LIMIT, catch, dither, running, signal};
+use super::victims::{END_LIMIT, catch, dither, running, signal};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// Enough that the memory comes in more than one look.
@@ -34,6 +34,8 @@ enum Victim {
     Both,
     /// kyb.
     Kyb,
+    /// CRIU, and whoever it has made processes of.
+    Criu,
 }
 
 /// A moment in the life of a restore: what it is called, and how it shows.
@@ -181,6 +183,7 @@ impl<'a> Place<'a> {
                 self.start_agent();
             }
             Victim::Kyb => signal(&running(self.node, "kyb"), Signal::KILL),
+            Victim::Criu => signal(&running(self.node, "criu"), Signal::KILL),
         }
     }
 
@@ -306,6 +309,15 @@ fn nothing_half_made_is_left_when_the_agent_dies_in_a_restore() {
             for victim in [Victim::Agent, Victim::AgentForGood, Victim::Both] {
                 place.round(victim, moment);
             }
+        }
+    });
+}
+
+#[test]
+fn nothing_half_made_is_left_when_criu_is_killed_in_a_restore() {
+    on_both(|place| {
+        for moment in &MOMENTS[3..] {
+            place.round(Victim::Criu, *moment);
         }
     });
 }

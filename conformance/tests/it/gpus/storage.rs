@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use super::{
     CONFIG, LIMIT, counts_on, fails, gpu, run, start_with_driver, start_with_gpus, was_asked,
 };
-use crate::failures::deaths::{catch, guards, processes, running, signal};
+use crate::failures::victims::{catch, guards, processes, running, signal};
 use crate::harness::{checkpoint, restore, said};
 
 /// More than the agent copies at once.

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::taken;
-use crate::failures::deaths::{END_LIMIT, running, signal};
+use crate::failures::victims::{END_LIMIT, running, signal};
 use crate::harness::{said, start};
 
 /// How long the plugin may take to see a new image.

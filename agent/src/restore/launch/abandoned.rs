@@ -1,0 +1,91 @@
+//! Notices that CRIU was killed in the middle of a restore.
+//!
+//! What it has made by then waits for it for ever. So does the runtime, whose socket they hold too, and
+//! containerd, which waits for the runtime.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use fs_err as fs;
+use tokio::time::{Instant, interval_at};
+
+use crate::cgroup::Freezer;
+use crate::process::{self, field};
+
+/// How often it is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the runtime may take when CRIU has ended well. It closes a socket and writes a file.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How CRIU is called.
+const CRIU: &str = "criu";
+
+/// Returns when CRIU has been gone for long, and what it has made is still in its cgroup.
+pub(super) async fn abandoned(cgroup: &str) {
+    let mut looks = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+    let mut since = None;
+    loop {
+        looks.tick().await;
+        let cgroup = cgroup.to_owned();
+        let looked = tokio::task::spawn_blocking(move || is_abandoned(&cgroup)).await;
+        if !looked.unwrap_or_default() {
+            since = None;
+        } else if since.get_or_insert_with(Instant::now).elapsed() > GRACE {
+            return;
+        }
+    }
+}
+
+/// Whether somebody is in a cgroup whose CRIU has ended, and was not waited for: the runtime has
+/// started both, since what CRIU makes first is its sibling.
+fn is_abandoned(cgroup: &str) -> bool {
+    // It is made a while after the restore has begun.
+    let processes = Freezer::at(cgroup).and_then(|cgroup| cgroup.processes()).unwrap_or_default();
+    let parents = processes.iter().filter_map(|pid| process::parent(*pid));
+    let mut runtimes = parents.filter(|parent| !processes.contains(parent));
+    runtimes.any(|runtime| has_dead_criu(Path::new("/proc"), runtime).unwrap_or_default())
+}
+
+/// Whether a process has a child that was CRIU (`/proc/PID/task/TID/children`, which a kernel that
+/// CRIU works on has).
+fn has_dead_criu(proc: &Path, runtime: u32) -> io::Result<bool> {
+    for thread in fs::read_dir(proc.join(runtime.to_string()).join("task"))? {
+        let children = fs::read_to_string(thread?.path().join("children"))?;
+        let is_dead = |child: &str| {
+            let status = fs::read_to_string(proc.join(child).join("status")).unwrap_or_default();
+            let is = |key, value: &str| field(&status, key).is_some_and(|is| is.starts_with(value));
+            is("State:", "Z") && is("Name:", CRIU)
+        };
+        if children.split_ascii_whitespace().any(is_dead) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_was_criu_and_is_dead_tells() {
+        let proc = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = proc.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let tells = || has_dead_criu(proc.path(), 7).unwrap();
+        write("7/task/7/children", "");
+        write("7/task/8/children", "10 11 ");
+        assert!(!tells(), "they have ended meanwhile");
+        write("10/status", "Name:\tcriu\nState:\tS (sleeping)\n");
+        write("11/status", "Name:\trunc\nState:\tZ (zombie)\n");
+        assert!(!tells());
+        write("10/status", "Name:\tcriu\nState:\tZ (zombie)\n");
+        assert!(tells());
+        has_dead_criu(proc.path(), 9).unwrap_err();
+    }
+}
