@@ -293,3 +293,33 @@ fn a_name_that_is_taken_and_a_container_that_is_busy_are_left_alone() {
     scenario.wait_for_ticks(b, "taken").unwrap();
     scenario.end().unwrap();
 }
+
+#[test]
+fn a_source_that_is_killed_while_it_is_paused_can_be_restored() {
+    let scenario = start_holding();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 32, &[]).unwrap();
+    for stop in [false, true] {
+        let what = format!("stop: {stop}");
+        let before = scenario.wait_for_ticks(a, "job").unwrap();
+        let reference = scenario.reference(&format!("failure/killed-{stop}:v1"));
+        let pid = first(a);
+        let mut kyb = hold(&scenario, &reference, if stop { &["--stop"] } else { &[] });
+        // It dies when it may run again, as one does that the kernel kills for want of memory.
+        a.run(&["kill", "-KILL", &pid]).unwrap();
+        let_go(&scenario);
+        assert!(wait_until(END_LIMIT, || kyb.ends()), "{what}: kyb waits");
+        let told = scenario.kyb_json(a, &["ps", "--operations"]).unwrap();
+        let last = told["operations"].as_array().unwrap().last().unwrap();
+        assert_eq!(last["state"], "done", "{what}: {last}");
+        let ended = || !is(a, "job", "RUNNING") && !is(a, "job", "PAUSED");
+        assert!(wait_until(END_LIMIT, ended), "{what}: it runs, or is frozen");
+        scenario.remove(a, "job").unwrap();
+        let output = restore(&scenario, a, &reference, "job", &[]);
+        assert!(output.status.success(), "{what}: {}", said(&output));
+        let after = scenario.wait_for_ticks(a, "job").unwrap();
+        assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"], "{what}");
+        assert_eq!(running(a, "criu"), [], "{what}");
+    }
+    scenario.end().unwrap();
+}
