@@ -113,6 +113,48 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
 }
 
 #[test]
+fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
+    const DISK: &str = "log_format = \"json\"\n[staging.nvme]\nbudget = \"256MiB\"\n";
+    let mut scenario = start();
+    let again = |scenario: &mut Scenario| {
+        scenario.agent_a.take().unwrap().kill();
+        scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, DISK).unwrap());
+    };
+    again(&mut scenario);
+    let reference = scenario.reference("staging/disk:v1");
+    scenario.run_workload(&scenario.testbed.a, "job", 16, &[]).unwrap();
+    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
+    let taken = scenario.wait_for_ticks(&scenario.testbed.a, "job").unwrap();
+    scenario.remove(&scenario.testbed.a, "job").unwrap();
+    let words = ["stage", &reference, "--tier", "nvme", "--plain-http"];
+    let told = scenario.kyb_json(&scenario.testbed.a, &words).unwrap();
+    assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > 8 << 20, "{told}");
+    again(&mut scenario);
+    let a = &scenario.testbed.a;
+    let words = ["restore", &reference, "--plain-http", "--name", "back"];
+    let told = scenario.kyb_json(a, &words).unwrap();
+    assert_eq!(told["staged"], "nvme", "{told}");
+    assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < 1 << 20, "{told}");
+    let after = scenario.wait_for_ticks(a, "back").unwrap();
+    assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
+    assert!(after["checksum_ok"] == true && counter(&after) > Some(0), "{after}");
+    let told = scenario.kyb_json(a, &["evict", &reference]).unwrap();
+    assert_eq!(told["evicted"][0]["tier"], "nvme", "{told}");
+    let node = scenario.kyb_json(a, &["node"]).unwrap();
+    assert_eq!(tier(&node, "nvme")["usedBytes"], 0, "{node}");
+
+    // Each line that they have logged is an object; the agent before them spoke text.
+    let log = fs::read_to_string(scenario.testbed.private().join("agent-a.log")).unwrap();
+    let lines = log.lines().filter(|line| line.starts_with('{'));
+    let lines: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ended = |line: &&Value| line.to_string().contains("the operation has ended");
+    let ends: Vec<_> = lines.iter().filter(ended).collect();
+    assert_eq!(ends.len(), 3, "{log}");
+    assert!(ends.iter().all(|line| line["level"] == "INFO" && line["timestamp"].is_string()));
+    scenario.end().unwrap();
+}
+
+#[test]
 fn what_cannot_be_staged_leaves_nothing() {
     let (mut scenario, reference, _) = scene();
     let ask = |scenario: &Scenario, reference: &str, tier: &str| {
