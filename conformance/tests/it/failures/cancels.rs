@@ -73,7 +73,7 @@ pub(super) fn stage(node: &Node, file: &str) -> u64 {
 }
 
 /// Stops CRIU in the long part of a dump.
-pub(super) fn in_memory(node: &Node) -> Vec<Process> {
+fn in_memory(node: &Node) -> Vec<Process> {
     halt(node, || stage(node, "work/dump.log") > 0, || stage(node, "images/pages-1.img") > 0)
 }
 

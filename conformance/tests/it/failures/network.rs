@@ -1,29 +1,38 @@
 //! What becomes of a container's network while it is dumped.
 
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
-use rustix::process::Signal;
+use kybernate_conformance::scenario::Scenario;
 
-use super::cancels::{begin, in_memory};
-use super::victims::signal;
+use super::victims::END_LIMIT;
 use super::{first, locks};
 use crate::harness::{restore, said, start};
 
-/// How CRIU locks it, in the words of `iptables -S`.
-const LOCK: &str = "-A CRIU -j DROP";
+/// How CRIU locks it, in the words of `nft monitor`.
+const LOCK: &str = "CRIU";
 
-/// Takes `job` and holds CRIU in the midst of it. Returns the rules that are there then.
-fn rules_in(node: &Node, tcp: &str, reference: &str) -> String {
-    let key = format!("node-{}", node.name());
-    let pid = first(node);
-    let words = ["checkpoint", "job", reference, "--sign-key", &key, "--tcp", tcp];
-    let kyb = begin(node, &words);
-    let criu = in_memory(node);
-    let rules = locks(node, &pid);
-    signal(&criu, Signal::CONT);
-    let output = kyb.wait_with_output().unwrap();
+/// Takes `job`, and returns every change of its network's rules meanwhile.
+fn changes_in(scenario: &Scenario, node: &Node, tcp: &str, reference: &str) -> String {
+    let (pid, key) = (first(node), format!("node-{}", node.name()));
+    let file = format!("/tmp/rules-{tcp}");
+    let script = format!("nsenter -t {pid} -n nft monitor >{file} 2>&1 </dev/null & echo $!");
+    let monitor = node.run(&["sh", "-c", &script]).unwrap();
+    let told = || fs::read_to_string(node.path(&file)).unwrap();
+    // It says what happens from when it says that of these.
+    let says = |table: &str| {
+        let script = format!("nft add table inet {table} && nft delete table inet {table}");
+        let script = ["nsenter", "-t", &pid, "-n", "sh", "-c", &script];
+        wait_until(END_LIMIT, || node.run(&script).is_ok() && told().contains(table))
+    };
+    assert!(says("begin"), "nobody tells of changes: {}", told());
+    let words = ["checkpoint", "job", reference, "--plain-http", "--sign-key", &key, "--tcp", tcp];
+    let output = scenario.kyb(node, &words).unwrap();
     assert!(output.status.success(), "{tcp}: {}", said(&output));
+    assert!(says("end"), "nobody tells of changes any more: {}", told());
+    node.run(&["kill", monitor.trim()]).unwrap();
     assert_eq!(locks(node, &pid), "", "{tcp}: it is locked afterwards");
-    rules
+    told()
 }
 
 #[test]
@@ -36,10 +45,10 @@ fn the_network_is_locked_only_where_connections_are_kept() {
         let policies = ["refuse", "keep", "close"];
         let reference = |tcp: &str| scenario.reference(&format!("network/{}:{tcp}", node.name()));
         for tcp in policies {
-            let rules = rules_in(node, tcp, &reference(tcp));
+            let changes = changes_in(&scenario, node, tcp, &reference(tcp));
             // The CRIU of node a cannot be told.
             let is_locked = tcp == "keep" || node.name() == "a";
-            assert_eq!(rules.contains(LOCK), is_locked, "{}, {tcp}: {rules}", node.name());
+            assert_eq!(changes.contains(LOCK), is_locked, "{}, {tcp}: {changes}", node.name());
         }
         scenario.remove(node, "job").unwrap();
         // A restore believes the dump: it unlocks what was locked, and nothing else.
