@@ -21,10 +21,12 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 
+mod common;
 mod images;
 mod judge;
 mod summary;
 
+pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
 pub(crate) use self::judge::{Expected, judge};
 #[cfg(test)]
 pub(crate) use self::summary::MountFact;

@@ -18,6 +18,8 @@ pub(crate) struct Mount {
     /// Which directory of the file system is mounted.
     pub(crate) root: PathBuf,
     pub(crate) point: PathBuf,
+    /// Whether this mount of the file system is for reading only.
+    pub(crate) read_only: bool,
     /// The type of the file system.
     pub(crate) kind: String,
     pub(crate) source: String,
@@ -45,11 +47,12 @@ fn read_line(line: &[u8]) -> Option<Mount> {
     let device = major.parse::<u64>().ok()? << 20 | minor.parse::<u64>().ok()?;
     let path = |word: Vec<u8>| PathBuf::from(OsString::from_vec(word));
     let (root, point) = (path(word()?), path(word()?));
-    // Options of the mount, and as many fields as the kernel likes.
+    let read_only = word()?.split(|byte| *byte == b',').any(|option| option == b"ro");
+    // As many fields as the kernel likes.
     while word()? != b"-" {}
     let mut text = || Some(String::from_utf8_lossy(&word()?).into_owned());
     let (kind, source, options) = (text()?, text()?, text()?);
-    Some(Mount { id, parent, device, root, point, kind, source, options })
+    Some(Mount { id, parent, device, root, point, read_only, kind, source, options })
 }
 
 /// Reads `\040` and the like.
@@ -80,11 +83,18 @@ mod tests {
             device: 98 << 20 | 2,
             root: "/a\\b".into(),
             point: "/mnt/my disk\t".into(),
+            read_only: false,
             kind: "ext4".to_owned(),
             source: "/dev/root".to_owned(),
             options: "rw,errors=continue".to_owned(),
         };
         assert_eq!(read(line).collect::<Vec<_>>(), [mount]);
+        for (options, read_only) in [("nosuid,ro", true), ("ro", true), ("rw,root,relatime", false)]
+        {
+            let line = format!("1 0 0:1 / /a {options} - tmpfs  ro");
+            let found: Vec<bool> = read(line.as_bytes()).map(|mount| mount.read_only).collect();
+            assert_eq!(found, [read_only], "{options}");
+        }
     }
 
     #[test]

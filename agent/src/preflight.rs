@@ -1,4 +1,5 @@
-//! Looks, before anything is frozen, for what CRIU would not take, so that it costs no pause.
+//! Looks, before anything is frozen, for what CRIU would not take, so that it costs no pause, and for
+//! what the gate of every restore would refuse, so that nobody stops a source for nothing.
 //!
 //! [`view`] reads /proc, [`peers`] asks the kernel whom unix sockets talk to, [`rules`] decides,
 //! [`check`] has the words. What a look misses, since the container runs on while it is looked at,
@@ -42,8 +43,8 @@ pub(crate) struct Subject {
     /// All processes of its cgroup.
     pub(crate) pids: Vec<u32>,
     pub(crate) policy: Policy,
-    /// Where its specification mounts something.
-    pub(crate) mount_points: Vec<String>,
+    /// Where its specification mounts something of the node.
+    pub(crate) bound: Vec<String>,
     /// CRIU's configuration file for it.
     pub(crate) criu_config: PathBuf,
     /// Whether that can be written for this operation.
@@ -76,7 +77,7 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
         own_options: subject.own_options,
         own_network: subject.own_network,
         user_namespace: user.map(|link| link.to_string_lossy().into_owned()),
-        mount_points: subject.mount_points.clone(),
+        bound: subject.bound.clone(),
         no_limits: lacks(proc, shim, CAP_SYS_RESOURCE),
         no_internet: subject.kernel.as_slice() >= STRICT_KERNEL.as_slice()
             && subject.criu.as_slice() < LENIENT_CRIU.as_slice(),

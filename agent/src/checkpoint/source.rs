@@ -255,11 +255,13 @@ async fn measure(
     let report = app.report().await;
     let Place { told, upper, captured, gpu_bytes } = from;
     let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
+    let mut bound = spec.mount_points();
+    bound.retain(|destination| spec.is_mounted_on(destination));
     let mut subject = preflight::Subject {
         init: task.pid,
         pids: Vec::new(),
         policy: wanted.policy,
-        mount_points: spec.mount_points(),
+        bound,
         criu_config: told.unwrap_or_else(|| preflight::DEFAULT_FILE.into()),
         own_options,
         own_network: spec.has_own_network(),

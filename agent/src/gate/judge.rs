@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Summary;
+use super::common::FILE_KINDS;
 use super::summary::{MountFact, ThreadIdentity};
 
 /// What the new container may be.
@@ -25,25 +26,11 @@ pub(crate) struct Expected {
     pub(crate) masked: BTreeSet<String>,
     /// Paths that must be read-only, as far as this kernel has them.
     pub(crate) read_only: BTreeSet<String>,
+    /// Where the runtime mounts sysfs and cgroups for writing, as for privileged containers.
+    pub(crate) writable: BTreeSet<String>,
     /// Namespaces of this node that the container joins.
     pub(crate) host_namespaces: BTreeSet<String>,
 }
-
-/// File system types by CRIU's numbers (`images/mnt.proto`).
-mod kind {
-    pub(super) const PROC: i32 = 1;
-    pub(super) const SYSFS: i32 = 2;
-    pub(super) const TMPFS: i32 = 5;
-    pub(super) const DEVPTS: i32 = 6;
-    pub(super) const CGROUP: i32 = 12;
-    pub(super) const MQUEUE: i32 = 14;
-    pub(super) const CGROUP2: i32 = 23;
-}
-
-/// Kinds of open files that stay inside the container (`images/fdinfo.proto`): regular files, pipes,
-/// FIFOs, sockets, event, signal and timer descriptors, terminals, memfds, pidfds. Not among them:
-/// namespaces, tunnels, fanotify marks, eBPF maps, and what a plugin or the outside would provide.
-const FILE_KINDS: &[i32] = &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 17, 18, 20];
 
 /// Images that would reach beyond the container, by how their names begin.
 const FORBIDDEN: &[&str] =
@@ -163,8 +150,12 @@ fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSe
     let locked: BTreeSet<&str> =
         mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.path).collect();
     for path in expected.read_only.iter().filter(|path| !locked.contains(&***path)) {
-        reasons.insert(format!("{path:?} is writable, which it is not in new containers"));
+        reasons.insert(writable(path));
     }
+}
+
+fn writable(path: &str) -> String {
+    format!("{path:?} is writable, which it is not in new containers")
 }
 
 /// Whether a mount is where its path says: on the mount that has the longest part of its path.
@@ -201,18 +192,11 @@ fn judge_mount(mount: &MountFact, expected: &Expected) -> Option<String> {
             )
         });
     }
-    let within = |top: &str| {
-        place == top && mount.root == "/"
-            || mount.read_only && place.strip_prefix(top) == Some(&*mount.root)
-    };
-    let fits = match mount.kind {
-        kind::PROC => within("/proc"),
-        kind::SYSFS => mount.read_only && within("/sys"),
-        kind::TMPFS | kind::DEVPTS | kind::MQUEUE => true,
-        kind::CGROUP | kind::CGROUP2 => mount.read_only && place.starts_with("/sys/fs/cgroup"),
-        _ => false,
-    };
-    (!fits).then(|| {
+    let inside = mount.inside();
+    if inside.fits() && inside.is_privileged() && !expected.writable.contains(place) {
+        return Some(writable(place));
+    }
+    (!inside.fits()).then(|| {
         let kind = mount.kind;
         format!("the mount on {place:?} (kind {kind}) is none that new containers have")
     })

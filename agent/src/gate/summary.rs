@@ -13,6 +13,7 @@ use kybernate_packager::criu::{
 use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
+use super::common::Inside;
 use super::images::{FILES, File};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
@@ -372,6 +373,14 @@ impl Filter {
             known: !filter.program.is_empty(),
             synced: filter.flags.unwrap_or(0) & FOR_ALL_THREADS != 0,
         }
+    }
+}
+
+impl MountFact {
+    /// Returns it as a mount that nobody outside provides.
+    pub(super) fn inside(&self) -> Inside<'_> {
+        let Self { kind, read_only, .. } = *self;
+        Inside { kind, root: &self.root, path: &self.path, read_only }
     }
 }
 

@@ -377,6 +377,23 @@ fn mounts_are_those_of_a_new_container() {
         dump.mounts.push(Mount { with_plugin: Some(true), ..mount(20, 1, 5, "/x") });
     });
     let allowed = check(|dump, expected| {
+        dump.mounts[2].flags = 0;
+        expected.read_only.remove("/sys");
+        expected.writable.insert("/sys".to_owned());
+    });
+    assert_eq!(allowed, "", "a privileged container has it so");
+    assert_refused("\"/sys/fs/cgroup\" is writable", |dump, _| {
+        dump.mounts.push(mount(20, 3, 23, "/sys/fs/cgroup"));
+    });
+    assert_refused("\"/sys/fs/cgroup/x\" (kind 23)", |dump, expected| {
+        dump.mounts.push(mount(20, 3, 23, "/sys/fs/cgroup/x"));
+        expected.writable.insert("/sys/fs/cgroup/x".to_owned());
+    });
+    assert_refused("\"/sys\" is writable", |dump, expected| {
+        dump.mounts[2].flags = 0;
+        expected.read_only.remove("/sys");
+    });
+    let allowed = check(|dump, expected| {
         let external_key = Some("/data".to_owned());
         dump.mounts.push(Mount { external_key, ..mount(20, 1, 0, "/data") });
         expected.external_mounts.insert("/data".to_owned());

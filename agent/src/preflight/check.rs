@@ -35,6 +35,7 @@ pub(crate) enum Check {
     UserNamespace,
     NestedPidNamespace,
     TimeNamespace,
+    NestedNamespace,
     TcpEstablished,
     TcpInFlight,
     TcpClose,
@@ -52,6 +53,7 @@ pub(crate) enum Check {
     Fanotify,
     IoUring,
     Descriptor,
+    NamespaceFile,
     SecretMemory,
     Device,
     Gpu,
@@ -174,7 +176,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 39] = [
+    pub(crate) const ALL: [Self; 41] = [
         Self::NotRunning,
         Self::SharedPidNamespace,
         Self::Snapshotter,
@@ -187,6 +189,7 @@ impl Check {
         Self::UserNamespace,
         Self::NestedPidNamespace,
         Self::TimeNamespace,
+        Self::NestedNamespace,
         Self::TcpEstablished,
         Self::TcpInFlight,
         Self::TcpClose,
@@ -204,6 +207,7 @@ impl Check {
         Self::Fanotify,
         Self::IoUring,
         Self::Descriptor,
+        Self::NamespaceFile,
         Self::SecretMemory,
         Self::Device,
         Self::Gpu,
@@ -231,6 +235,7 @@ impl Check {
             | Self::UserNamespace
             | Self::NestedPidNamespace
             | Self::TimeNamespace
+            | Self::NestedNamespace
             | Self::StagingRoom
             | Self::Memory
             | Self::Incomplete => self.container(),
@@ -298,9 +303,10 @@ impl Check {
                  CAP_SYS_RESOURCE, which containerd lacks here",
                 "give containerd that capability, or run the container as root",
             ),
-            Self::UserNamespace | Self::NestedPidNamespace | Self::TimeNamespace => {
-                self.namespace()
-            }
+            Self::UserNamespace
+            | Self::NestedPidNamespace
+            | Self::TimeNamespace
+            | Self::NestedNamespace => self.namespace(),
             Self::StagingRoom => refuse(
                 "staging-room",
                 "there is no room for the dump",
@@ -332,9 +338,15 @@ impl Check {
                 "CRIU cannot dump a PID namespace inside of the container's",
                 "end what made it",
             ),
-            _ => refuse(
+            Self::TimeNamespace => refuse(
                 "time-namespace",
                 "CRIU cannot dump a time namespace inside of the container's",
+                "end what made it",
+            ),
+            _ => refuse(
+                "nested-namespace",
+                "a process is in a mount, network, IPC or UTS namespace of its own, and no restore makes \
+                 one inside of the container",
                 "end what made it",
             ),
         }
@@ -387,9 +399,12 @@ impl Check {
 
     const fn surroundings(self) -> Words {
         match self {
-            Self::Device => {
-                refuse("device", "CRIU cannot dump an open device of this kind", "close it")
-            }
+            Self::Device => refuse(
+                "device",
+                "CRIU cannot dump an open device of this kind, or no restore takes it back, as a TUN or \
+                 TAP device",
+                "close it",
+            ),
             Self::Gpu => refuse(
                 "gpu",
                 "a GPU is open, and nobody here saves its memory",
@@ -403,8 +418,9 @@ impl Check {
             ),
             Self::Mount => refuse(
                 "mount",
-                "a file system that CRIU cannot dump was mounted inside of the container",
-                "unmount it, or mount it from outside",
+                "a file system was mounted inside of the container that CRIU cannot dump, or no restore \
+                 takes back, there or at all",
+                "unmount it, or have its place be a mount from outside",
             ),
             _ => refuse(
                 "hidden-mount",
@@ -442,17 +458,27 @@ impl Check {
                 "CRIU finds only what is watched on a tmpfs",
                 "watch a tmpfs, or set force-irmap in the CRIU configuration",
             ),
-            Self::Fanotify => {
-                warn("fanotify", "events that are in its queue are lost", "read the queue before")
-            }
+            Self::Fanotify => refuse(
+                "fanotify",
+                "it watches by fanotify, which reaches beyond a container, and no restore takes it back",
+                "close it, or watch a tmpfs by inotify",
+            ),
             Self::IoUring => refuse(
                 "io-uring",
                 "CRIU cannot dump io_uring",
                 "forbid io_uring_setup by seccomp: programs then do without",
             ),
-            Self::Descriptor => {
-                refuse("descriptor", "CRIU cannot dump a descriptor of this kind", "close it")
-            }
+            Self::Descriptor => refuse(
+                "descriptor",
+                "CRIU cannot dump a descriptor of this kind, or no restore takes it back, as an eBPF map",
+                "close it",
+            ),
+            Self::NamespaceFile => refuse(
+                "namespace-file",
+                "a namespace is open, which may be another one than the container's, and no restore \
+                 takes it back",
+                "close it when the namespace was entered",
+            ),
             Self::SecretMemory => refuse(
                 "secret-memory",
                 "memory that even the kernel does not read (memfd_secret) cannot be dumped",

@@ -1,6 +1,7 @@
-//! Decides what of a container CRIU would not take. Nothing here reads anything.
+//! Decides what of a container CRIU would not take, or no restore. Nothing here reads anything.
 //!
-//! What is refused was measured with CRIU 4.1.1 and 4.2.1 on Linux 6.18.
+//! What CRIU refuses was measured with 4.1.1 and 4.2.1 on Linux 6.18. What CRIU takes and the gate of
+//! every restore refuses goes by the gate's own lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,6 +12,7 @@ use super::gpu::{GPUS, Unsaved};
 use super::options::CriuOptions;
 use super::socket::Tcp;
 use super::view::{OpenFile, Process, View};
+use crate::gate;
 use crate::mounts::Mount;
 
 /// Findings of one kind that are told; the rest is counted.
@@ -19,7 +21,7 @@ const TOLD_MAX: usize = 8;
 /// Size above which CRIU does not keep a deleted file, unless it is told to.
 const GHOST_BYTES: u64 = 1 << 20;
 
-/// Device files that CRIU dumps, in a container's /dev.
+/// Device files that CRIU dumps as regular files and terminals, in a container's /dev.
 const DEVICES: &[&str] = &[
     "/dev/null",
     "/dev/zero",
@@ -32,20 +34,22 @@ const DEVICES: &[&str] = &[
     "/dev/ptmx",
     "/dev/pts/ptmx",
     "/dev/console",
-    "/dev/net/tun",
 ];
 
-/// Anonymous files that CRIU dumps.
-const ANONYMOUS: &[&str] = &[
-    "[eventfd]",
-    "[eventpoll]",
-    "[signalfd]",
-    "[timerfd]",
-    "[fanotify]",
-    "inotify",
-    "[pidfd]",
-    "bpf-map",
+/// Anonymous files that CRIU dumps, with its numbers of their kinds; not all of them come back.
+const ANONYMOUS: &[(&str, i32)] = &[
+    ("[eventfd]", 6),
+    ("[eventpoll]", 7),
+    ("inotify", 8),
+    ("[signalfd]", 9),
+    ("[fanotify]", 12),
+    ("[timerfd]", 17),
+    ("bpf-map", 19),
+    ("[pidfd]", 20),
 ];
+
+/// Namespaces of which each process of a container is in the same, in the kernel's words.
+const NAMESPACES: &[&str] = &["mnt", "net", "ipc", "uts"];
 
 /// Protocols of sockets that CRIU dumps, in the kernel's words.
 const PROTOCOLS: &[&str] = &[
@@ -67,28 +71,6 @@ const PROTOCOLS: &[&str] = &[
 
 /// Those that are neither internet nor packet sockets.
 const LOCAL: &[&str] = &["UNIX", "UNIX-STREAM", "NETLINK"];
-
-/// File systems that CRIU dumps, or mounts again empty (`criu/filesystems.c`).
-const FILE_SYSTEMS: &[&str] = &[
-    "proc",
-    "sysfs",
-    "devtmpfs",
-    "binfmt_misc",
-    "tmpfs",
-    "devpts",
-    "btrfs",
-    "pstore",
-    "mqueue",
-    "securityfs",
-    "fusectl",
-    "debugfs",
-    "tracefs",
-    "cgroup",
-    "cgroup2",
-    "aufs",
-    "overlay",
-    "autofs",
-];
 
 /// What is to become of established TCP connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,8 +114,8 @@ pub(super) struct Context {
     pub(super) own_network: bool,
     /// The user namespace that containers have by default.
     pub(super) user_namespace: Option<String>,
-    /// Where the specification mounts something.
-    pub(super) mount_points: Vec<String>,
+    /// Where the specification mounts something of the node.
+    pub(super) bound: Vec<String>,
     /// Whether CRIU is run without the capability to read limits of other users' processes.
     pub(super) no_limits: bool,
     /// Whether CRIU cannot dump internet sockets with this kernel.
@@ -159,8 +141,10 @@ pub(super) fn judge(view: &View, context: &Context) -> Vec<Finding> {
         say(Check::Incomplete, missed.clone());
     }
     let depth = view.processes.iter().map(|process| process.depth).min().unwrap_or_default();
+    let init = view.processes.iter().find(|process| process.pid == view.init);
     for process in &view.processes {
         of_process(process, depth, context, &mut say);
+        of_namespaces(process, init, &mut say);
         of_mounts(process, context, &mut say);
     }
     let world = World::of(view);
@@ -244,18 +228,46 @@ fn of_process(
     }
 }
 
+fn of_namespaces(process: &Process, init: Option<&Process>, say: &mut impl FnMut(Check, String)) {
+    for kind in NAMESPACES {
+        let usual = init.and_then(|init| init.namespaces.get(kind));
+        // Of a process that has just ended nobody can tell.
+        if let (Some(own), Some(usual)) = (process.namespaces.get(kind), usual)
+            && own != usual
+        {
+            say(Check::NestedNamespace, format!("{}: {kind}", name(process)));
+        }
+    }
+}
+
 fn of_mounts(process: &Process, context: &Context, say: &mut impl FnMut(Check, String)) {
-    let declared = |point: &Path| context.mount_points.iter().any(|at| point.starts_with(at));
     let at = |mount: &Mount| format!("{} on {}", mount.kind, mount.point.display());
     for mount in &process.mounts {
-        let known = FILE_SYSTEMS.contains(&&*mount.kind);
-        if !known && mount.point != *"/" && !declared(&mount.point) {
+        if mount.point != *"/" && !is_provided(mount, context) && !fits(mount) {
             say(Check::Mount, at(mount));
         }
     }
     for hidden in hidden(&process.mounts) {
         say(Check::HiddenMount, at(hidden));
     }
+}
+
+/// Whether the runtime of the new container provides it: what the specification binds, its cgroups of
+/// version 1, and what hides a file.
+fn is_provided(mount: &Mount, context: &Context) -> bool {
+    context.bound.iter().any(|place| mount.point == *place)
+        || mount.kind == "cgroup" && mount.point.starts_with("/sys/fs/cgroup")
+        || mount.root == *"/null" && !mount.point.starts_with("/dev")
+}
+
+/// Whether the gate takes it.
+fn fits(mount: &Mount) -> bool {
+    let known = gate::FILE_SYSTEMS.iter().find(|(name, _)| *name == mount.kind);
+    let inside = known.zip(mount.root.to_str()).zip(mount.point.to_str());
+    inside.is_some_and(|(((_, kind), root), path)| {
+        let read_only = mount.read_only || mount.options.split(',').any(|option| option == "ro");
+        gate::Inside { kind: *kind, root, path, read_only }.fits()
+    })
 }
 
 /// Returns the mounts that another one covers: the gate of a restore refuses such images, since
@@ -300,9 +312,12 @@ fn of_file(
                     say(Check::Inotify, at());
                 }
             }
-            known if ANONYMOUS.contains(&known) => {}
-            _ => say(Check::Descriptor, at()),
+            other if !comes_back(other) => say(Check::Descriptor, at()),
+            _ => {}
         }
+    }
+    if is_namespace(&file.target) {
+        say(Check::NamespaceFile, at());
     }
     if file.is_device {
         return of_device(file, world, context, say, at);
@@ -321,6 +336,18 @@ fn of_file(
     if file.target.starts_with('/') && !gone && !inside {
         say(if file.number <= 2 { Check::StdioFile } else { Check::ExternalFile }, at());
     }
+}
+
+/// Whether an anonymous file is dumped, and taken back by the gate.
+fn comes_back(name: &str) -> bool {
+    let kind = ANONYMOUS.iter().find(|(known, _)| *known == name);
+    kind.is_some_and(|(_, kind)| gate::FILE_KINDS.contains(kind))
+}
+
+/// Whether a link leads to a namespace, as `net:[4026531840]`.
+fn is_namespace(target: &str) -> bool {
+    let kinds = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
+    target.split_once(":[").is_some_and(|(kind, _)| kinds.contains(&kind))
 }
 
 fn of_device(

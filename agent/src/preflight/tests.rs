@@ -28,7 +28,7 @@ impl Tree {
     fn new() -> Self {
         let subject = Context {
             user_namespace: Some("user:[1]".to_owned()),
-            mount_points: ["/etc/hosts", "/srv", "/a b"].map(str::to_owned).to_vec(),
+            bound: ["/etc/hosts", "/srv", "/a b"].map(str::to_owned).to_vec(),
             ..Context::default()
         };
         let tree = Self { directory: tempfile::tempdir().unwrap(), subject };
@@ -47,7 +47,8 @@ impl Tree {
         fs::write(directory.join("status"), status).unwrap();
         fs::write(directory.join("mountinfo"), MOUNTS).unwrap();
         fs::write(directory.join("maps"), "400000-401000 r-xp 0 00:32 1 /job\n").unwrap();
-        for kind in ["user", "net", "time", "time_for_children", "pid", "pid_for_children"] {
+        let whole = ["user", "net", "mnt", "ipc", "uts", "time", "pid"];
+        for kind in whole.into_iter().chain(["time_for_children", "pid_for_children"]) {
             self.namespace(pid, kind, 1);
         }
         for number in 0..3 {
@@ -114,6 +115,9 @@ fn an_ordinary_container_has_nothing() {
         "/dev/pts/0",
         "anon_inode:[eventfd]",
         "anon_inode:[eventpoll]",
+        "anon_inode:[signalfd]",
+        "anon_inode:[timerfd]",
+        "anon_inode:[pidfd]",
         "socket:[7]",
         "/memfd:x (deleted)",
         "/var/log/job",
@@ -215,6 +219,16 @@ fn namespaces_of_their_own_are_found() {
     let tree = Tree::new();
     tree.namespace(10, "time_for_children", 2);
     tree.finds("time-namespace: process 10 \"job\"");
+
+    for kind in ["mnt", "net", "ipc", "uts"] {
+        let tree = Tree::new();
+        tree.process(11, 10, "");
+        tree.namespace(11, kind, 2);
+        tree.finds(&format!("nested-namespace: process 11 \"job\": {kind}"));
+        // Its links go before it does.
+        fs::remove_file(tree.directory.path().join(format!("11/ns/{kind}"))).unwrap();
+        assert_eq!(tree.found(), [""; 0]);
+    }
 }
 
 #[test]
@@ -360,6 +374,9 @@ fn anonymous_files_are_told_apart() {
         ("anon_inode:[io_uring]", "io-uring"),
         ("anon_inode:[fanotify]", "fanotify"),
         ("anon_inode:[userfaultfd]", "descriptor"),
+        ("anon_inode:bpf-map", "descriptor"),
+        ("mnt:[4026531841]", "namespace-file"),
+        ("user:[4026531837]", "namespace-file"),
         ("anon_inode:[perf_event]", "descriptor"),
     ] {
         let tree = Tree::new();
@@ -373,6 +390,8 @@ fn devices_are_told_apart() {
     let mut tree = Tree::new();
     tree.open(10, 3, "/dev/fuse-of-a-test", "mnt_id:\t102\n");
     tree.finds("device: descriptor 3 of process 10 \"job\": /dev/fuse-of-a-test");
+    tree.open(10, 3, "/dev/net/tun", "mnt_id:\t102\n");
+    tree.finds("device: descriptor 3 of process 10 \"job\": /dev/net/tun");
     tree.open(10, 3, "/dev/nvidia-of-a-test", "mnt_id:\t102\n");
     let lack = |check, lack: &str| Unsaved { prefix: "/dev/nvidia", check, lack: lack.to_owned() };
     tree.subject.unsaved = vec![lack(Check::Gpu, "none is loaded")];
@@ -397,16 +416,47 @@ fn file_locks_are_found_when_they_are_not_wanted() {
 }
 
 #[test]
-fn mounts_that_criu_does_not_know_are_found_unless_declared() {
+fn mounts_that_do_not_come_back_are_found() {
     let tree = Tree::new();
-    let more = "\
-105 100 0:60 / /w rw - ramfs x rw
-106 100 0:61 / /srv/deep rw - ext4 x rw
-108 100 0:61 / /a\\040b rw - ext4 x rw
-107 100 0:62 / /ok rw - tmpfs x rw
-";
-    tree.write("mountinfo", &format!("{MOUNTS}{more}"));
-    tree.finds("mount: ramfs on /w");
+    let of = |line: &str| {
+        tree.write("mountinfo", &format!("{MOUNTS}105 100 0:60 {line}\n"));
+        tree.found()
+    };
+    for (line, found) in [
+        ("/ /w rw - ramfs x rw", "mount: ramfs on /w"),
+        // CRIU takes these; the gate does not.
+        ("/ /w rw - debugfs x rw", "mount: debugfs on /w"),
+        ("/ /w rw - btrfs x rw", "mount: btrfs on /w"),
+        ("/ /w ro - proc x rw", "mount: proc on /w"),
+        ("/ /w ro - sysfs x rw", "mount: sysfs on /w"),
+        ("/bus /proc/bus rw - proc x rw", "mount: proc on /proc/bus"),
+        // Only the place itself comes from outside.
+        ("/ /srv/deep rw - ext4 x rw", "mount: ext4 on /srv/deep"),
+        ("/null /dev/x rw - devtmpfs x rw", "mount: devtmpfs on /dev/x"),
+    ] {
+        // Below /proc and /dev there is another one above it.
+        let parent = ["/proc/", "/dev/"].iter().position(|top| line.contains(top));
+        let parent = parent.map_or(100, |number| 101 + number);
+        let more = format!("{MOUNTS}105 {parent} 0:60 {line}\n");
+        tree.write("mountinfo", &more);
+        assert_eq!(tree.found(), [found], "{line}");
+    }
+    for line in [
+        "/ /srv rw - ext4 x rw",
+        "/ /a\\040b rw - ext4 x rw",
+        "/ /ok rw - tmpfs x rw",
+        // As a privileged container has it, and as others do.
+        "/ /sys rw - sysfs x rw",
+        "/ /sys ro - sysfs x ro",
+        "/ /sys/fs/cgroup ro - cgroup2 x rw",
+        "/job /sys/fs/cgroup/cpu rw - cgroup x rw",
+    ] {
+        assert_eq!(of(line), [""; 0], "{line}");
+    }
+    for line in ["/bus /proc/bus ro - proc x rw", "/null /proc/keys rw - devtmpfs x rw"] {
+        tree.write("mountinfo", &format!("{MOUNTS}105 101 0:60 {line}\n"));
+        assert_eq!(tree.found(), [""; 0], "{line}");
+    }
 }
 
 #[test]

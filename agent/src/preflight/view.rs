@@ -26,6 +26,8 @@ const BYTES_MAX: u64 = 8 << 20;
 /// What was seen.
 #[derive(Debug, Default)]
 pub(super) struct View {
+    /// The container's first process.
+    pub(super) init: u32,
     pub(super) processes: Vec<Process>,
     /// Sockets of the container's network namespaces.
     pub(super) sockets: Sockets,
@@ -89,7 +91,7 @@ impl View {
     /// Looks at processes in a mounted proc(5): at `init` and what descends from it, which is what
     /// is dumped. What was started from outside is not.
     pub(super) fn of(proc: &Path, init: u32, pids: &[u32]) -> Self {
-        let mut view = Self::default();
+        let mut view = Self { init, ..Self::default() };
         if pids.len() > PROCESSES_MAX {
             view.missed.push(format!("{} of {} processes", pids.len() - PROCESSES_MAX, pids.len()));
         }
@@ -161,12 +163,13 @@ impl Process {
             let link = fs::read_link(directory.join("ns").join(kind)).ok()?;
             Some((kind, link.to_string_lossy().into_owned()))
         };
-        let kinds = ["user", "net", "mnt", "time", "time_for_children", "pid", "pid_for_children"];
+        let whole = ["user", "net", "mnt", "ipc", "uts", "time", "pid"];
+        let kinds = whole.into_iter().chain(["time_for_children", "pid_for_children"]);
         Ok(Self {
             pid,
             name: text("Name:").to_owned(),
             parent: text("PPid:").parse().unwrap_or_default(),
-            namespaces: kinds.into_iter().filter_map(namespace).collect(),
+            namespaces: kinds.filter_map(namespace).collect(),
             depth: text("NSpid:").split_whitespace().count(),
             foreign: is_foreign(text("Uid:")) || is_foreign(text("Gid:")),
             traced: !matches!(text("TracerPid:"), "" | "0"),

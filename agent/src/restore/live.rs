@@ -47,6 +47,12 @@ impl Live {
             here(self.strings("/linux/readonlyPaths", None).collect()).collect();
         let mounts = self.list("/mounts").filter(|mount| has_option(mount, "ro"));
         read_only.extend(mounts.filter_map(|mount| text(mount, "destination")));
+        let is_privileged = |mount: &&Value| {
+            let kind = text(mount, "type").unwrap_or_default();
+            matches!(&*kind, "sysfs" | "cgroup" | "cgroup2") && !has_option(mount, "ro")
+        };
+        let writable = self.list("/mounts").filter(is_privileged);
+        let writable = writable.filter_map(|mount| text(mount, "destination")).collect();
         let mut external_mounts: BTreeSet<String> =
             self.binds().map(|mount| mount.destination).collect();
         // In version 1 a cgroup mount is a tmpfs, on which the runtime itself mounts the container's
@@ -76,6 +82,7 @@ impl Live {
             cgroups: BTreeSet::new(),
             masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
             read_only,
+            writable,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
         }
     }
@@ -215,6 +222,21 @@ mod tests {
         let second = live.expected(&summary, 0, &[]);
         assert!(second.external_mounts.is_empty());
         assert_eq!(second.read_only, ["/sys/fs/cgroup".to_owned()].into());
+    }
+
+    #[test]
+    fn what_a_privileged_container_may_write_to_is_known() {
+        let mount = |kind: &str, destination: &str, options: &[&str]| json!({ "type": kind, "destination": destination, "options": options });
+        let mounts = [
+            mount("sysfs", "/sys", &["nosuid", "rw"]),
+            mount("cgroup", "/sys/fs/cgroup", &["rw"]),
+            mount("tmpfs", "/tmp", &["rw"]),
+            mount("sysfs", "/other", &["ro"]),
+        ];
+        let live = Live::parse(json!({ "mounts": mounts }).to_string().as_bytes()).unwrap();
+        let expected = live.expected(&Summary::default(), 0, &[]);
+        assert_eq!(expected.writable, ["/sys", "/sys/fs/cgroup"].map(str::to_owned).into());
+        assert!(pod().expected(&Summary::default(), 0, &[]).writable.is_empty());
     }
 
     #[test]

@@ -114,6 +114,7 @@ pub(super) fn expected(
         cgroups: hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS)).collect(),
         masked: here(defaults::MASKED),
         read_only,
+        writable: BTreeSet::new(),
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
     }
 }
