@@ -54,6 +54,9 @@ pub(crate) enum CheckpointError {
     Gpu(#[from] GpuError),
     #[error(transparent)]
     Gate(#[from] GateError),
+    /// The gate of every restore would refuse it.
+    #[error("nobody could restore the dump, so it is not stored: {}", .0.join("; "))]
+    Unrestorable(Vec<String>),
     #[error(transparent)]
     Revive(#[from] ReviveError),
     #[error(transparent)]
@@ -84,6 +87,7 @@ impl CheckpointError {
             Self::Base(error) => error.refused_by(),
             Self::Before(HookError::Operations(_)) => None,
             Self::Before(_) => Some(RefusedBy::Policy),
+            Self::Unrestorable(_) => Some(RefusedBy::Identity),
             _ => None,
         }
     }

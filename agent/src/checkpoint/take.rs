@@ -23,7 +23,7 @@ use super::error::{CheckpointError, NO_IMAGE};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts, gpu};
 use crate::app::App;
-use crate::gate;
+use crate::gate::{self, Summary};
 use crate::gpu::Held;
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, Sizes, TagState};
@@ -483,13 +483,21 @@ impl Taking<'_> {
             .await
     }
 
+    /// Decodes the dump, and makes sure that some container may be restored from it: the preflight
+    /// looked at a container that ran on, and nobody may stop a source for what the gate refuses.
+    async fn restorable(&self) -> Result<Summary, CheckpointError> {
+        let summary = gate::inspect(&self.images()).await?;
+        let reasons = gate::judge_alone(&summary);
+        if reasons.is_empty() { Ok(summary) } else { Err(CheckpointError::Unrestorable(reasons)) }
+    }
+
     /// Packs, pushes, signs and, last of all, tags.
     async fn publish(
         &mut self,
         store: &Store,
         captured: Captured,
     ) -> Result<Packed, CheckpointError> {
-        let summary = gate::inspect(&self.images()).await?;
+        let summary = self.restorable().await?;
         let image = facts::image(self.source, self.order).await?;
         let device = gpu::facts(&self.source.gpu).await.map_err(CheckpointError::Stage)?;
         let mut config =

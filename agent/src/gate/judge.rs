@@ -38,13 +38,31 @@ const FORBIDDEN: &[&str] =
 
 /// Returns every reason why the dump must not be restored; none when it may.
 pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
-    let mut reasons = BTreeSet::new();
+    let mut reasons: BTreeSet<String> = judge_alone(summary).into_iter().collect();
     for identity in &summary.identities {
         judge_identity(identity, expected, &mut reasons);
     }
-    judge_modules(summary, expected, &mut reasons);
-    judge_namespaces(summary, expected, &mut reasons);
-    judge_mounts(&summary.mounts, expected, &mut reasons);
+    if summary.lsm != 0 && summary.lsm != expected.lsm {
+        reasons.insert("it was dumped under a security module that this node has not".to_owned());
+    }
+    judge_shared(summary, expected, &mut reasons);
+    judge_given(&summary.mounts, expected, &mut reasons);
+    reasons.into_iter().collect()
+}
+
+/// Returns every reason why nobody restores the dump, whatever the new container may be.
+pub(crate) fn judge_alone(summary: &Summary) -> Vec<String> {
+    let mut reasons = BTreeSet::new();
+    for plugin in &summary.plugins {
+        reasons.insert(format!("it needs CRIU's plugin {plugin:?}"));
+    }
+    if !summary.host_namespaces.contains("user") {
+        reasons.insert("its processes are in a user namespace".to_owned());
+    }
+    if summary.nested_namespaces || summary.mount_namespaces != 1 {
+        reasons.insert("some of its processes are in namespaces of their own".to_owned());
+    }
+    judge_mounts(&summary.mounts, &mut reasons);
     for kind in summary.file_kinds.iter().filter(|kind| !FILE_KINDS.contains(kind)) {
         reasons.insert(format!("it has open files of kind {kind}, which reach beyond a container"));
     }
@@ -92,16 +110,7 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
     }
 }
 
-fn judge_modules(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
-    if summary.lsm != 0 && summary.lsm != expected.lsm {
-        reasons.insert("it was dumped under a security module that this node has not".to_owned());
-    }
-    for plugin in &summary.plugins {
-        reasons.insert(format!("it needs CRIU's plugin {plugin:?}"));
-    }
-}
-
-fn judge_namespaces(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
+fn judge_shared(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
     // CRIU makes a new namespace where the dump had one of its own, and none where it had not.
     for name in &summary.host_namespaces {
         if name != "user" && !expected.host_namespaces.contains(name) {
@@ -116,15 +125,9 @@ fn judge_namespaces(summary: &Summary, expected: &Expected, reasons: &mut BTreeS
             reasons.insert(format!("its processes had a {name} namespace of their own"));
         }
     }
-    if !summary.host_namespaces.contains("user") {
-        reasons.insert("its processes are in a user namespace".to_owned());
-    }
-    if summary.nested_namespaces || summary.mount_namespaces != 1 {
-        reasons.insert("some of its processes are in namespaces of their own".to_owned());
-    }
 }
 
-fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSet<String>) {
+fn judge_mounts(mounts: &[MountFact], reasons: &mut BTreeSet<String>) {
     let mut places = BTreeSet::new();
     for mount in mounts {
         if !mount.path.starts_with('/') || mount.path.contains("/..") {
@@ -137,13 +140,37 @@ fn judge_mounts(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSe
         if !stands_on_its_parent(mount, mounts) {
             reasons.insert(format!("the mount on {:?} is hidden", mount.path));
         }
-        if let Some(reason) = judge_mount(mount, expected) {
-            reasons.insert(reason);
+        // The new container's own root file system comes to "/", whatever the old one was.
+        if mount.with_plugin {
+            reasons.insert(format!("the mount on {:?} needs a plugin", mount.path));
+        } else if mount.path != "/" && mount.external.is_none() && !mount.inside().fits() {
+            let MountFact { path, kind, .. } = mount;
+            reasons.insert(format!(
+                "the mount on {path:?} (kind {kind}) is none that new containers have"
+            ));
         }
     }
     if !places.contains("/") {
         reasons.insert("it has no root file system".to_owned());
     }
+}
+
+/// Holds mounts against those that the new container has.
+fn judge_given(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSet<String>) {
+    for mount in mounts.iter().filter(|mount| mount.path != "/") {
+        let place = &*mount.path;
+        if let Some(key) = &mount.external {
+            if !is_given(mount, key, expected) {
+                reasons.insert(format!(
+                    "it wants something from the node on {place:?} \
+                     (allow.mounts, --allow-mount SOURCE:{place})"
+                ));
+            }
+        } else if mount.inside().is_privileged() && !expected.writable.contains(place) {
+            reasons.insert(writable(place));
+        }
+    }
+    let places: BTreeSet<&str> = mounts.iter().map(|mount| &*mount.path).collect();
     for path in expected.masked.iter().filter(|path| !places.contains(&***path)) {
         reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
     }
@@ -171,33 +198,12 @@ fn stands_on_its_parent(mount: &MountFact, mounts: &[MountFact]) -> bool {
     above.max_by_key(|other| other.path.len()).is_some_and(|parent| parent.id == mount.parent)
 }
 
-fn judge_mount(mount: &MountFact, expected: &Expected) -> Option<String> {
+/// Whether the new container has what comes from outside, by the name that CRIU knows it by.
+fn is_given(mount: &MountFact, key: &str, expected: &Expected) -> bool {
     let place = &*mount.path;
-    if mount.with_plugin {
-        return Some(format!("the mount on {place:?} needs a plugin"));
-    }
-    // The new container's own root file system comes here, whatever the old one was.
-    if place == "/" {
-        return None;
-    }
-    if let Some(key) = &mount.external {
-        let hides = key == "/dev/null" && !place.starts_with("/dev/");
-        let known = expected.external_mounts.contains(&**key)
-            || (key.is_empty() && expected.external_mounts.contains(place))
-            || (mount.read_only && key == place && expected.cgroups.contains(place));
-        return (!hides && !known).then(|| {
-            format!(
-                "it wants something from the node on {place:?} \
-                 (allow.mounts, --allow-mount SOURCE:{place})"
-            )
-        });
-    }
-    let inside = mount.inside();
-    if inside.fits() && inside.is_privileged() && !expected.writable.contains(place) {
-        return Some(writable(place));
-    }
-    (!inside.fits()).then(|| {
-        let kind = mount.kind;
-        format!("the mount on {place:?} (kind {kind}) is none that new containers have")
-    })
+    let hides = key == "/dev/null" && !place.starts_with("/dev/");
+    hides
+        || expected.external_mounts.contains(key)
+        || (key.is_empty() && expected.external_mounts.contains(place))
+        || (mount.read_only && key == place && expected.cgroups.contains(place))
 }

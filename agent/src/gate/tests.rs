@@ -454,6 +454,53 @@ fn files_that_reach_out_are_refused() {
     }
 }
 
+/// What a checkpoint is not taken for, since no container could have it.
+#[test]
+fn what_no_container_may_have_needs_no_container_to_be_found() {
+    type Spoil = fn(&mut Dump);
+    let alone = |spoil: &dyn Fn(&mut Dump)| {
+        let mut dump = Dump::default();
+        spoil(&mut dump);
+        judge_alone(&summarise(&dump.images(), &dump.others).unwrap()).join("; ")
+    };
+    let spoils: [(&str, Spoil); 9] = [
+        ("kind 12", |dump| dump.files.push(File { kind: 12, regular: None })),
+        ("kind 14", |dump| dump.files.push(File { kind: 14, regular: None })),
+        ("\"tunfile.img\"", |dump| dump.others.push("tunfile.img".to_owned())),
+        ("plugin \"cuda\"", |dump| {
+            dump.inventory.plugins = Some(Plugins { names: vec!["cuda".to_owned()] });
+        }),
+        ("namespaces of their own", |dump| {
+            dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![2] });
+            dump.cores.insert(2, core());
+            dump.ids.insert(2, ids(50));
+        }),
+        ("user namespace", |dump| dump.ids.get_mut(&1).unwrap().user = Some(9)),
+        ("\"/debug\" (kind 11)", |dump| dump.mounts.push(mount(20, 1, 11, "/debug"))),
+        ("stacked on \"/proc\"", |dump| dump.mounts.push(mount(20, 2, 1, "/proc"))),
+        ("no root file system", |dump| dump.mounts.clear()),
+    ];
+    for (reason, spoil) in spoils {
+        let found = alone(&spoil);
+        assert!(found.contains(reason), "{reason:?} is not in {found:?}");
+    }
+    // Some container may have these.
+    let spoils: [Spoil; 6] = [
+        |_| {},
+        |dump| credentials(dump).permitted = vec![SYS_ADMIN, 0],
+        |dump| credentials(dump).lsm_profile = Some("docker".to_owned()),
+        |dump| dump.ids.get_mut(&1).unwrap().network = Some(102),
+        |dump| dump.mounts[2].flags = 0,
+        |dump| {
+            let external_key = Some("/data".to_owned());
+            dump.mounts.push(Mount { external_key, ..mount(20, 1, 0, "/data") });
+        },
+    ];
+    for spoil in spoils {
+        assert_eq!(alone(&spoil), "");
+    }
+}
+
 #[test]
 fn an_image_with_a_second_record_is_refused() {
     let mut images = Dump::default().images();

@@ -109,3 +109,33 @@ fn privileges_beyond_the_defaults_are_refused() {
     }
     scenario.end().unwrap();
 }
+
+/// Mounts something after the preflight that CRIU dumps and no restore takes back.
+const MOUNT_HOOK: &str = r#"
+[[hooks]]
+name = "mount"
+when = "before"
+command = ["/bin/sh", "-c", "nsenter -t $KYBERNATE_PID -m busybox mount --bind /proc/sys /tmp"]
+"#;
+
+#[test]
+fn a_dump_that_nobody_restores_is_not_stored_and_its_source_not_stopped() {
+    let mut scenario = start();
+    scenario.agent_a.take().unwrap().kill();
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, MOUNT_HOOK).unwrap());
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let reference = scenario.reference("refusal/lost:v1");
+    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a", "--stop"];
+    let output = scenario.kyb(a, &words).unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("nobody could restore the dump") && text.contains("\"/tmp\""), "{text}");
+    scenario.wait_for_ticks(a, "job").unwrap();
+    let output = scenario.kyb(a, &["inspect", &reference, "--plain-http"]).unwrap();
+    assert!(!output.status.success(), "{}", said(&output));
+    // The next one does not come as far as that.
+    let output = scenario.kyb(a, &["preflight", "job"]).unwrap();
+    assert!(said(&output).contains("refuse mount"), "{}", said(&output));
+    scenario.end().unwrap();
+}
