@@ -1,9 +1,19 @@
-//! The open files of CRIU's images, as far as they are judged (CRIU, `images/fdinfo.proto`). Whatever
-//! else a file has is skipped unread; the other messages are the packager's.
+//! The open files of CRIU's images, as far as they are judged, and the descriptors that lead to them
+//! (CRIU, `images/fdinfo.proto`). Whatever else they have is skipped unread; the other messages are the
+//! packager's.
 
 use kybernate_packager::criu::Magic;
 
 pub(super) const FILES: Magic = Magic(0x5630_3138);
+pub(super) const DESCRIPTORS: Magic = Magic(0x5621_3732);
+
+/// One descriptor of a process.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Descriptor {
+    /// The label that `SELinux` is told to give to the socket.
+    #[prost(string, optional, tag = "5")]
+    pub(super) label: Option<String>,
+}
 
 /// One open file.
 #[derive(Clone, PartialEq, prost::Message)]

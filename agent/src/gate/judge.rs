@@ -17,6 +17,10 @@ pub(crate) struct Expected {
     pub(crate) seccomp: bool,
     /// The security module of this node: 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
+    /// The profile or label that it gives to the container's processes, if any.
+    pub(crate) lsm_profile: Option<String>,
+    /// The label of the container's files.
+    pub(crate) lsm_files: Option<String>,
     /// Where something from this node is mounted.
     pub(crate) external_mounts: BTreeSet<String>,
     /// Where the runtime mounts the container's own cgroups of version 1, read-only, when it had
@@ -32,6 +36,20 @@ pub(crate) struct Expected {
     pub(crate) host_namespaces: BTreeSet<String>,
 }
 
+/// CRIU's numbers of the security modules.
+pub(crate) const SELINUX: i32 = 1;
+pub(crate) const APPARMOR: i32 = 2;
+
+/// What `AppArmor` says of a process that has no profile; CRIU writes nothing then.
+const UNCONFINED: &str = "unconfined";
+
+impl Expected {
+    /// Returns the label of the container's processes, which its sockets have too.
+    fn label(&self) -> Option<&String> {
+        self.lsm_profile.as_ref().filter(|_| self.lsm == SELINUX)
+    }
+}
+
 /// Images that would reach beyond the container, by how their names begin.
 const FORBIDDEN: &[&str] =
     &["apparmor", "autofs-", "binfmt-misc", "bpfmap-", "creds-", "tunfile", "userns-", "amdgpu"];
@@ -45,6 +63,7 @@ pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
     if summary.lsm != 0 && summary.lsm != expected.lsm {
         reasons.insert("it was dumped under a security module that this node has not".to_owned());
     }
+    judge_labels(summary, expected, &mut reasons);
     judge_shared(summary, expected, &mut reasons);
     judge_given(&summary.mounts, expected, &mut reasons);
     reasons.into_iter().collect()
@@ -101,12 +120,55 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
                 .to_owned(),
         );
     }
-    if let Some(profile) = &identity.lsm_profile
-        && profile != "unconfined"
-    {
+    judge_profile(identity, expected, reasons);
+}
+
+/// CRIU gives to each process what its image says, word for word, and nothing where that says nothing:
+/// then it is CRIU's own profile that stays, which confines nothing (`criu/lsm.c`).
+fn judge_profile(identity: &ThreadIdentity, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    let dumped = identity.lsm_profile.as_deref().filter(|profile| *profile != UNCONFINED);
+    let given = expected.lsm_profile.as_deref();
+    if dumped != given {
+        let of = |profile: Option<&str>| {
+            profile.map_or("no security profile".to_owned(), |name| {
+                format!("the security profile {name:?}")
+            })
+        };
+        let hint = match expected.lsm {
+            SELINUX => " (a Pod's categories are its own unless seLinuxOptions.level names them)",
+            APPARMOR => " (a Pod's is its securityContext.appArmorProfile)",
+            _ => "",
+        };
+        let (dumped, given) = (of(dumped), of(given));
         reasons.insert(format!(
-            "its processes have the security profile {profile:?}, which the new container has not"
+            "its processes have {dumped}, and the new container has {given}{hint}"
         ));
+    }
+    if let Some(label) = &identity.lsm_socket
+        && expected.label() != Some(label)
+    {
+        reasons.insert(format!("its processes give the security label {label:?} to sockets"));
+    }
+}
+
+/// Labels are foreign bytes too, which CRIU hands on to the kernel.
+fn judge_labels(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    for label in &summary.socket_labels {
+        if expected.label() != Some(label) {
+            reasons.insert(format!(
+                "it has sockets with the security label {label:?}, which the new container has not"
+            ));
+        }
+    }
+    for mount in summary.mounts.iter().filter(|mount| mount.external.is_none() && mount.path != "/")
+    {
+        for label in mount.labels.iter().filter(|label| expected.lsm_files.as_ref() != Some(label))
+        {
+            reasons.insert(format!(
+                "files on {:?} have the security label {label:?}, which the new container has not",
+                mount.path
+            ));
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
 use super::common::Inside;
-use super::images::{FILES, File};
+use super::images::{DESCRIPTORS, Descriptor, FILES, File};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -53,6 +53,8 @@ pub(crate) struct Summary {
     pub(crate) root_mode: Option<u32>,
     /// Open files that someone outside must provide.
     pub(crate) external_files: BTreeSet<String>,
+    /// The labels that `SELinux` is told to give to open sockets.
+    pub(crate) socket_labels: BTreeSet<String>,
     /// Names of all files of the dump.
     pub(crate) names: BTreeSet<String>,
 }
@@ -66,7 +68,10 @@ pub(crate) struct ThreadIdentity {
     pub(crate) capabilities: BTreeSet<String>,
     pub(crate) no_new_privileges: bool,
     pub(crate) seccomp: bool,
+    /// What CRIU gives to the thread: a profile of `AppArmor`, a label of `SELinux`.
     pub(crate) lsm_profile: Option<String>,
+    /// The label that sockets get which the thread makes.
+    pub(crate) lsm_socket: Option<String>,
 }
 
 /// A mount of the dumped container.
@@ -82,6 +87,8 @@ pub(crate) struct MountFact {
     /// By which name it comes from outside; empty when it does not.
     pub(crate) external: Option<String>,
     pub(crate) with_plugin: bool,
+    /// The labels that `SELinux` is told to give to what is in it.
+    pub(crate) labels: BTreeSet<String>,
 }
 
 /// Why images cannot be judged. Such a dump is refused.
@@ -117,8 +124,11 @@ struct Filter {
     synced: bool,
 }
 
-/// Images of which there is one for each process or mount namespace.
-const NUMBERED: &[&str] = &["core", "ids", "mountpoints"];
+/// Images of which there is one for each process, table of descriptors or mount namespace.
+const NUMBERED: &[&str] = &["core", "ids", "fdinfo", "mountpoints"];
+
+/// Options of a mount that tell `SELinux` a label.
+const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 
 /// Whether the gate wants to see the content of this file.
 pub(crate) fn is_judged(name: &str) -> bool {
@@ -184,6 +194,12 @@ impl Builder {
             bounded(self.cores.len(), "threads")?;
         } else if let Some(pid) = numbered(name, "ids") {
             self.ids.insert(pid, one(content, IDS)?);
+        } else if numbered(name, "fdinfo").is_some() {
+            let labels = &mut self.summary.socket_labels;
+            each(content, DESCRIPTORS, |descriptor: Descriptor| {
+                labels.extend(descriptor.label.filter(|label| !label.is_empty()));
+                bounded(labels.len(), "labels")
+            })?;
         } else if numbered(name, "mountpoints").is_some() {
             self.summary.mount_namespaces += 1;
             self.mounts(content)?;
@@ -221,6 +237,7 @@ impl Builder {
                 read_only: (mount.flags | mount.super_flags.unwrap_or(0)) & 1 != 0,
                 external: is_external.then(|| mount.external_key.unwrap_or_default()),
                 with_plugin: mount.with_plugin == Some(true),
+                labels: labels(&mount.options),
             });
             bounded(mounts.len(), "mounts")
         })
@@ -321,7 +338,7 @@ impl Builder {
             ));
         }
         let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
-        let profile = of.lsm_profile.clone().or_else(|| of.lsm_socket.clone());
+        let told = |label: &Option<String>| label.clone().filter(|label| !label.is_empty());
         Ok(ThreadIdentity {
             uids: [of.uid, of.euid, of.suid, of.fsuid].into(),
             gids: [of.gid, of.egid, of.sgid, of.fsgid]
@@ -331,7 +348,8 @@ impl Builder {
             capabilities: sets.into_iter().flat_map(|set| capability_names(set)).collect(),
             no_new_privileges: of.no_new_privs == Some(1),
             seccomp: mode != 0,
-            lsm_profile: profile.filter(|profile| !profile.is_empty()),
+            lsm_profile: told(&of.lsm_profile),
+            lsm_socket: told(&of.lsm_socket),
         })
     }
 
@@ -402,6 +420,21 @@ impl Summary {
             seccomp: all.iter().all(|one| one.seccomp),
         }
     }
+}
+
+/// Returns the labels in the options of a mount: `context="a:b:c:s0:c1,c2"`, in which a comma ends
+/// nothing while it is quoted.
+fn labels(options: &str) -> BTreeSet<String> {
+    let mut quoted = false;
+    let words = options.split(|letter| {
+        quoted ^= letter == '"';
+        letter == ',' && !quoted
+    });
+    let label = |word: &str| {
+        let (name, label) = word.split_once('=')?;
+        LABELS.contains(&name).then(|| label.trim_matches('"').to_owned())
+    };
+    words.filter_map(label).collect()
 }
 
 enum Failure {

@@ -12,6 +12,8 @@ use kybernate_packager::criu::messages::{
 use kybernate_packager::criu::{Inventory, Magic, Plugins, Process};
 use kybernate_packager::runtime_spec::defaults;
 
+mod labels;
+
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;
 const SYS_ADMIN: u32 = 1 << 21;
@@ -316,7 +318,8 @@ fn a_zombie_needs_no_credentials() {
 
 #[test]
 fn a_file_in_the_guise_of_another_is_refused() {
-    for name in ["core-01.img", "core-a.img", "ids-+1.img", "mountpoints-013.img"] {
+    for name in ["core-01.img", "core-a.img", "fdinfo-02.img", "ids-+1.img", "mountpoints-013.img"]
+    {
         assert_refused("is no name that CRIU gives", |dump, _| dump.others.push(name.to_owned()));
     }
 }
@@ -534,7 +537,7 @@ proptest! {
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
         for name in ["inventory.img", "pstree.img", "core-1.img", "mountpoints-1.img", "files.img",
-            "seccomp.img", "ids-1.img"]
+            "seccomp.img", "ids-1.img", "fdinfo-1.img"]
         {
             let mut builder = Builder::default();
             let _refused = builder.image(name, &*bytes);
@@ -545,6 +548,7 @@ proptest! {
                 "files.img" => FILES,
                 "seccomp.img" => SECCOMP,
                 "ids-1.img" => IDS,
+                "fdinfo-1.img" => images::DESCRIPTORS,
                 _ => Magic::PSTREE,
             };
             let _refused = builder.image(name, &*image(magic, std::slice::from_ref(&bytes)));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
-use crate::gate::{Expected, Summary};
+use crate::gate::{APPARMOR, Expected, SELINUX, Summary};
 
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
@@ -78,6 +78,8 @@ impl Live {
             no_new_privileges: self.flag("/process/noNewPrivileges"),
             seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
             lsm,
+            lsm_profile: self.profile(lsm),
+            lsm_files: self.label("/linux/mountLabel").filter(|_| lsm == SELINUX),
             external_mounts,
             cgroups: BTreeSet::new(),
             masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
@@ -85,6 +87,22 @@ impl Live {
             writable,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
         }
+    }
+
+    /// Returns what this node's security module gives to its processes.
+    fn profile(&self, lsm: i32) -> Option<String> {
+        match lsm {
+            SELINUX => self.label("/process/selinuxLabel"),
+            APPARMOR => {
+                self.label("/process/apparmorProfile").filter(|profile| profile != "unconfined")
+            }
+            _ => None,
+        }
+    }
+
+    fn label(&self, pointer: &str) -> Option<String> {
+        let found = self.spec.pointer(pointer)?.as_str()?;
+        (!found.is_empty()).then(|| found.to_owned())
     }
 
     /// Returns the directory on this node that is mounted here in it.
@@ -237,6 +255,28 @@ mod tests {
         let expected = live.expected(&Summary::default(), 0, &[]);
         assert_eq!(expected.writable, ["/sys", "/sys/fs/cgroup"].map(str::to_owned).into());
         assert!(pod().expected(&Summary::default(), 0, &[]).writable.is_empty());
+    }
+
+    #[test]
+    fn the_profile_is_that_of_the_nodes_security_module() {
+        let of = |profile: &str| {
+            let process = json!({ "apparmorProfile": profile, "selinuxLabel": "a:b:c:s0:c1,c2" });
+            let spec = json!({ "process": process, "linux": { "mountLabel": "a:b:files:s0" } });
+            Live::parse(spec.to_string().as_bytes()).unwrap()
+        };
+        let live = of("cri-containerd.apparmor.d");
+        let given = |live: &Live, lsm| {
+            let expected = live.expected(&Summary::default(), lsm, &[]);
+            (expected.lsm_profile, expected.lsm_files)
+        };
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(given(&live, APPARMOR), (text("cri-containerd.apparmor.d"), None));
+        assert_eq!(given(&live, SELINUX), (text("a:b:c:s0:c1,c2"), text("a:b:files:s0")));
+        assert_eq!(given(&live, 0), (None, None));
+        for none in ["", "unconfined"] {
+            assert_eq!(given(&of(none), APPARMOR), (None, None));
+        }
+        assert_eq!(given(&pod(), SELINUX), (None, None));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::user::User;
 use super::{Allowances, AllowedMount};
 use crate::config::Config;
-use crate::gate::Expected;
+use crate::gate::{APPARMOR, Expected, SELINUX};
 
 /// A device of this node that the request allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +110,9 @@ pub(super) fn expected(
         no_new_privileges: !allow.new_privileges,
         seccomp: config.require_seccomp && !allow.no_seccomp,
         lsm: self::lsm(lsm),
+        // As `build` says: a restored container gets none.
+        lsm_profile: None,
+        lsm_files: None,
         external_mounts: mounted.map(str::to_owned).collect(),
         cgroups: hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS)).collect(),
         masked: here(defaults::MASKED),
@@ -122,8 +125,8 @@ pub(super) fn expected(
 /// Returns CRIU's number of a security module.
 pub(super) fn lsm(name: &str) -> i32 {
     match name {
-        "selinux" => 1,
-        "apparmor" => 2,
+        "selinux" => SELINUX,
+        "apparmor" => APPARMOR,
         _ => 0,
     }
 }

@@ -228,6 +228,9 @@ pub struct MountEntry {
     /// What is mounted.
     #[prost(string, tag = "8")]
     pub source: String,
+    /// What the file system is told, as `size=64k`.
+    #[prost(string, tag = "9")]
+    pub options: String,
     /// Whether a plugin mounts it.
     #[prost(bool, optional, tag = "12")]
     pub with_plugin: Option<bool>,
