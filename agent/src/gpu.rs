@@ -19,6 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 mod call;
 mod child;
 mod management;
+pub(crate) mod plugin;
 mod storage;
 mod sys;
 pub(crate) mod version;

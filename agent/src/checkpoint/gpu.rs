@@ -12,7 +12,7 @@ use kybernate_spec::gpu::STORAGE_DRIVER;
 use crate::app::App;
 use crate::cgroup::Freezer;
 use crate::config::GpuStorage;
-use crate::gpu::Held;
+use crate::gpu::{Held, plugin};
 
 /// What a look at a container that is to be dumped has found.
 #[derive(Clone, Debug, Default)]
@@ -86,10 +86,27 @@ pub(crate) fn bytes(held: &Held) -> u64 {
     held.uses.iter().fold(0, |sum, one| sum.saturating_add(one.bytes))
 }
 
-/// Returns what a checkpoint says of its GPU memory, when that is where it goes.
-pub(super) async fn facts(held: &Held) -> io::Result<DeviceFacts> {
+/// Returns what people should know of CRIU's plugins that a dump needs: only NVIDIA's by now.
+pub(super) fn warning(needed: &[String], is_plugin: bool) -> Option<String> {
+    // It does so for whatever process has been on a GPU, also when the driver was asked before.
+    (!needed.is_empty() && !is_plugin).then(|| {
+        format!(
+            "CRIU's {0} took part in the dump although the agent asks the driver: it is restored with \
+             [gpu] method = \"plugin\" only, so remove {0}.so from {1}",
+            plugin::CUDA,
+            plugin::PLACES.join(", ")
+        )
+    })
+}
+
+/// Returns what a checkpoint says of its GPU memory, when that is where it goes. `needed` are CRIU's
+/// plugins that the dump needs.
+pub(super) async fn facts(held: &Held, needed: &[String]) -> io::Result<DeviceFacts> {
     if held.is_empty() {
-        return Ok(DeviceFacts::default());
+        // The plugin knows drivers that cannot be asked who has memory.
+        let is_pages = needed.iter().any(|name| name == plugin::CUDA);
+        let storage = if is_pages { DeviceStorage::Pages } else { DeviceStorage::None };
+        return Ok(DeviceFacts { storage, ..DeviceFacts::default() });
     }
     let (storage, streams) = match held.storage.clone() {
         None => (DeviceStorage::Pages, Vec::new()),
@@ -133,13 +150,24 @@ mod tests {
 
     #[tokio::test]
     async fn gpu_memory_is_in_the_pages_of_who_has_some() {
-        assert_eq!(facts(&Held::default()).await.unwrap(), DeviceFacts::default());
+        assert_eq!(facts(&Held::default(), &[]).await.unwrap(), DeviceFacts::default());
+        let by_plugin = facts(&Held::default(), &[plugin::CUDA.to_owned()]).await.unwrap();
+        assert_eq!((by_plugin.storage, by_plugin.gpus), (DeviceStorage::Pages, Vec::new()));
         let gpus = vec!["GPU-a".to_owned(), "GPU-b".to_owned()];
         let expected = DeviceFacts { storage: DeviceStorage::Pages, gpus, streams: Vec::new() };
-        assert_eq!(facts(&held()).await.unwrap(), expected);
+        assert_eq!(facts(&held(), &[]).await.unwrap(), expected);
         assert_eq!(bytes(&held()), 14);
         assert!(has_room(held(), Some(13)).unwrap_err().contains("14 bytes come"));
         assert_eq!(has_room(held(), Some(14)), has_room(held(), None));
+    }
+
+    #[test]
+    fn who_asks_the_driver_is_told_of_the_plugin() {
+        let cuda = [plugin::CUDA.to_owned()];
+        assert_eq!(warning(&[], false), None);
+        assert_eq!(warning(&cuda, true), None);
+        let told = warning(&cuda, false).unwrap();
+        assert!(told.contains("method = \"plugin\" only"), "{told}");
     }
 
     #[tokio::test]
@@ -151,7 +179,7 @@ mod tests {
         fs::write(directory.path().join("core-1.img"), "").unwrap();
         let storage = Some(directory.path().to_owned());
         let uses = Vec::new();
-        let facts = facts(&Held { uses, storage, ..held() }).await.unwrap();
+        let facts = facts(&Held { uses, storage, ..held() }, &[]).await.unwrap();
         let streams = vec![DeviceStream { file, pid: 0x1f, gpu: gpu.clone(), bytes: 5 }];
         let storage = DeviceStorage::Device;
         assert_eq!(facts, DeviceFacts { storage, gpus: vec![gpu], streams });

@@ -499,7 +499,11 @@ impl Taking<'_> {
     ) -> Result<Packed, CheckpointError> {
         let summary = self.restorable().await?;
         let image = facts::image(self.source, self.order).await?;
-        let device = gpu::facts(&self.source.gpu).await.map_err(CheckpointError::Stage)?;
+        if let Some(told) = gpu::warning(&summary.plugins, self.app.gpus.is_plugin()) {
+            self.driver.note(|record| record.warnings.push(told));
+        }
+        let device = gpu::facts(&self.source.gpu, &summary.plugins).await;
+        let device = device.map_err(CheckpointError::Stage)?;
         let mut config =
             facts::of(self.app, self.source, self.order, &summary, image.as_ref()).await;
         config.device = device;

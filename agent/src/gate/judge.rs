@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::Summary;
 use super::common::FILE_KINDS;
 use super::summary::{MountFact, ThreadIdentity};
+use crate::gpu::plugin::CUDA;
 
 /// What the new container may be.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +35,8 @@ pub(crate) struct Expected {
     pub(crate) writable: BTreeSet<String>,
     /// Namespaces of this node that the container joins.
     pub(crate) host_namespaces: BTreeSet<String>,
+    /// CRIU's plugins that bring back what they have saved: these and no others.
+    pub(crate) plugins: BTreeSet<String>,
 }
 
 /// CRIU's numbers of the security modules.
@@ -63,6 +66,7 @@ pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
     if summary.lsm != 0 && summary.lsm != expected.lsm {
         reasons.insert("it was dumped under a security module that this node has not".to_owned());
     }
+    judge_plugins(summary, expected, &mut reasons);
     judge_labels(summary, expected, &mut reasons);
     judge_shared(summary, expected, &mut reasons);
     judge_given(&summary.mounts, expected, &mut reasons);
@@ -72,8 +76,8 @@ pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
 /// Returns every reason why nobody restores the dump, whatever the new container may be.
 pub(crate) fn judge_alone(summary: &Summary) -> Vec<String> {
     let mut reasons = BTreeSet::new();
-    for plugin in &summary.plugins {
-        reasons.insert(format!("it needs CRIU's plugin {plugin:?}"));
+    for plugin in summary.plugins.iter().filter(|plugin| *plugin != CUDA) {
+        reasons.insert(format!("it needs CRIU's plugin {plugin:?}, which no restore lets in"));
     }
     if !summary.host_namespaces.contains("user") {
         reasons.insert("its processes are in a user namespace".to_owned());
@@ -148,6 +152,23 @@ fn judge_profile(identity: &ThreadIdentity, expected: &Expected, reasons: &mut B
         && expected.label() != Some(label)
     {
         reasons.insert(format!("its processes give the security label {label:?} to sockets"));
+    }
+}
+
+fn judge_plugins(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    let known = summary.plugins.iter().filter(|plugin| *plugin == CUDA);
+    for plugin in known.filter(|plugin| !expected.plugins.contains(*plugin)) {
+        reasons.insert(format!(
+            "it needs CRIU's plugin {plugin:?}, which is to bring nothing back here ([gpu] method)"
+        ));
+    }
+    // CRIU 4.0 does not say, and then has all of them at work.
+    let missing = expected.plugins.iter().filter(|plugin| !summary.plugins.contains(*plugin));
+    for plugin in missing.filter(|_| summary.lists_plugins) {
+        reasons.insert(format!(
+            "CRIU's plugin {plugin:?} is to bring its GPU memory back, and has not dumped it \
+             ([gpu] method)"
+        ));
     }
 }
 

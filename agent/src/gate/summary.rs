@@ -36,6 +36,8 @@ pub(crate) struct Summary {
     /// 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
     pub(crate) plugins: Vec<String>,
+    /// Whether the dump says which of CRIU's plugins it needs.
+    pub(crate) lists_plugins: bool,
     /// Whether its TCP connections were closed, which a restore has to be told.
     pub(crate) tcp_close: bool,
     /// The different identities of the threads.
@@ -173,6 +175,7 @@ impl Builder {
         }
         self.summary.lsm = inventory.lsm.unwrap_or(0);
         self.summary.tcp_close = inventory.tcp_close.unwrap_or(false);
+        self.summary.lists_plugins = inventory.plugins.is_some();
         self.summary.plugins = inventory.plugins.unwrap_or_default().names;
         let host = inventory.root_ids.ok_or_else(|| {
             SummaryError::Contradiction("the inventory names no namespaces".to_owned())

@@ -241,9 +241,35 @@ fn privileges_filters_and_profiles_must_be_as_strict() {
         credentials(dump).lsm_profile = Some("docker".to_owned());
     });
     assert_refused("security module", |dump, _| dump.inventory.lsm = Some(2));
-    assert_refused("plugin \"cuda\"", |dump, _| {
-        dump.inventory.plugins = Some(Plugins { names: vec!["cuda".to_owned()] });
-    });
+}
+
+#[test]
+fn only_the_plugins_of_the_plan_are_let_in() {
+    let dump = |names: &[&str], expects: &[&str]| {
+        let names = names.iter().map(ToString::to_string).collect();
+        let expects = expects.iter().map(ToString::to_string).collect();
+        check(|dump, expected| {
+            dump.inventory.plugins = Some(Plugins { names });
+            expected.plugins = expects;
+        })
+    };
+    let cuda = "cuda_plugin";
+    assert_eq!(dump(&[], &[]), "");
+    assert_eq!(dump(&[cuda], &[cuda]), "");
+    // Nothing is to be brought back, or by somebody else.
+    for other in [cuda, "amdgpu_plugin", "inet-remap", ""] {
+        assert!(dump(&[other], &[]).contains(&format!("needs CRIU's plugin {other:?}")));
+    }
+    for names in [&["amdgpu_plugin", cuda][..], &[cuda, "CUDA_PLUGIN"], &[cuda, "cuda_plugin "]] {
+        assert!(dump(names, &[cuda]).contains("needs CRIU's plugin"), "{names:?}");
+    }
+    // The plugin would leave it where it is.
+    assert!(dump(&[], &[cuda]).contains("has not dumped it"));
+    let wrong = dump(&["amdgpu_plugin"], &[cuda]);
+    assert!(wrong.contains("needs CRIU's plugin") && wrong.contains("has not dumped it"));
+    // CRIU 4.0 names none.
+    let unnamed = check(|_, expected| expected.plugins = [cuda.to_owned()].into());
+    assert_eq!(unnamed, "");
 }
 
 #[test]

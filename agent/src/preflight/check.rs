@@ -408,8 +408,7 @@ impl Check {
             Self::Gpu => refuse(
                 "gpu",
                 "a GPU is open, and nobody here saves its memory",
-                "NVIDIA: load driver 570 or later, with [gpu] method = \"driver\"; AMD: install CRIU's \
-                 amdgpu_plugin.so",
+                "NVIDIA: load driver 570 or later, with [gpu] method = \"driver\"; others: close it",
             ),
             Self::GpuDriver => refuse(
                 "gpu-driver",

@@ -1,20 +1,18 @@
 //! Who saves the memory of GPUs here, and what is missing where nobody does.
 
-use std::path::Path;
-
 use super::check::Check;
-use crate::gpu::{Gpus, version};
-
-/// Where CRIU's plugins are (`criu/config.c`, and Debian's place).
-const PLUGINS: [&str; 3] =
-    ["/usr/lib/criu", "/usr/lib/x86_64-linux-gnu/criu", "/usr/local/lib/criu"];
+use crate::gpu::{Gpus, plugin, version};
 
 /// How paths of GPUs begin.
 pub(super) const GPUS: [&str; 3] = [NVIDIA, "/dev/kfd", "/dev/dri/"];
 
-/// Devices of NVIDIA's GPUs, and of others that CRIU's plugin for AMD knows.
+/// Devices of NVIDIA's GPUs, and of others.
 const NVIDIA: &str = "/dev/nvidia";
-const AMD: [&str; 2] = ["/dev/kfd", "/dev/dri/"];
+const OTHERS: [&str; 2] = ["/dev/kfd", "/dev/dri/"];
+
+/// CRIU has a plugin for AMD's. No restore here takes what it saves, so none is dumped either.
+const OTHERS_LACK: &str =
+    "only the memory of NVIDIA's GPUs is saved here, whatever plugins CRIU has";
 
 /// First driver that checkpoints by CRIU's plugin (`plugins/cuda/README.md`).
 const PLUGIN_DRIVER: u64 = 555;
@@ -37,7 +35,6 @@ struct Found {
     /// The driver that is loaded, in its words; `None` when there is none, or it is not told.
     driver: Option<String>,
     cuda_plugin: bool,
-    amd_plugin: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,18 +46,13 @@ enum Method {
 
 /// Looks at this node.
 pub(super) fn unsaved(gpus: &Gpus) -> Vec<Unsaved> {
-    let plugin = |name: &str| PLUGINS.iter().any(|place| Path::new(place).join(name).exists());
     let method = match (gpus.is_asked(), gpus.is_plugin()) {
         (true, _) => Method::Driver,
         (_, true) => Method::Plugin,
         _ => Method::Nobody,
     };
-    judge(&Found {
-        method,
-        driver: gpus.loaded(),
-        cuda_plugin: plugin("cuda_plugin.so"),
-        amd_plugin: plugin("amdgpu_plugin.so"),
-    })
+    let cuda_plugin = plugin::is_here(plugin::CUDA);
+    judge(&Found { method, driver: gpus.loaded(), cuda_plugin })
 }
 
 fn judge(found: &Found) -> Vec<Unsaved> {
@@ -68,10 +60,8 @@ fn judge(found: &Found) -> Vec<Unsaved> {
     if let Some((check, lack)) = nvidia(found) {
         unsaved.push(Unsaved { prefix: NVIDIA, check, lack });
     }
-    if !found.amd_plugin {
-        let lack = format!("there is no amdgpu_plugin.so in {}", PLUGINS.join(", "));
-        unsaved.extend(AMD.map(|prefix| Unsaved { prefix, check: Check::Gpu, lack: lack.clone() }));
-    }
+    let other = |prefix| Unsaved { prefix, check: Check::Gpu, lack: OTHERS_LACK.to_owned() };
+    unsaved.extend(OTHERS.map(other));
     unsaved
 }
 
@@ -98,7 +88,7 @@ fn nvidia(found: &Found) -> Option<(Check, String)> {
     missing.then(|| {
         let lack = format!(
             "[gpu] method = \"plugin\", and there is no cuda_plugin.so in {}",
-            PLUGINS.join(", ")
+            plugin::PLACES.join(", ")
         );
         (Check::Gpu, lack)
     })
@@ -110,9 +100,9 @@ mod tests {
 
     use super::*;
 
-    fn check(method: Method, driver: Option<&str>, plugins: bool) -> Option<(Check, String)> {
+    fn check(method: Method, driver: Option<&str>, cuda_plugin: bool) -> Option<(Check, String)> {
         let driver = driver.map(str::to_owned);
-        nvidia(&Found { method, driver, cuda_plugin: plugins, amd_plugin: plugins })
+        nvidia(&Found { method, driver, cuda_plugin })
     }
 
     /// The words are constants, which cannot be put together from others.
@@ -147,9 +137,19 @@ mod tests {
             assert_eq!(check, found, "{lack}");
             assert!(lack.contains(told), "{lack:?} does not mention {told:?}");
         }
-        let amd = Found { method: Nobody, driver: None, cuda_plugin: true, amd_plugin: false };
-        let prefixes: Vec<_> = judge(&amd).into_iter().map(|one| one.prefix).collect();
-        assert_eq!(prefixes, [NVIDIA, "/dev/kfd", "/dev/dri/"]);
-        assert!(judge(&amd)[1].lack.contains("amdgpu_plugin.so"));
+    }
+
+    /// The gate takes no dump of theirs.
+    #[test]
+    fn other_gpus_are_refused_whatever_there_is() {
+        let found = |method, cuda_plugin| judge(&Found { method, driver: None, cuda_plugin });
+        let nobody = found(Method::Nobody, true);
+        let prefixes: Vec<_> = nobody.iter().map(|one| one.prefix).collect();
+        assert_eq!(prefixes, GPUS);
+        for method in [Method::Driver, Method::Plugin] {
+            let unsaved = found(method, true);
+            assert_eq!(unsaved, nobody[1..], "{method:?}");
+            assert!(unsaved.iter().all(|one| one.lack.contains("NVIDIA's")));
+        }
     }
 }

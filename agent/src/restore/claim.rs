@@ -28,7 +28,7 @@ use super::volume::{self, VolumeError};
 use super::{Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
-use crate::gate::{self, GateError, Summary};
+use crate::gate::{self, Expected, GateError, Summary};
 use crate::operations::{
     Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
 };
@@ -298,7 +298,7 @@ async fn prepare(
     driver.note(|record| record.tier = Some(tier));
     let admitted = admit(app, driver, &order).await?;
     let checkpoint = &admitted.checkpoint;
-    gpu::pod(app, checkpoint)?;
+    let gpu = gpu::pod(app, checkpoint)?;
     claim.image(app, checkpoint).await?;
     driver.step("gate");
     let lsm = spec::lsm(&app.report().await.facts.lsm);
@@ -306,7 +306,8 @@ async fn prepare(
     let hierarchies = tokio::task::spawn_blocking(cgroup::names).await;
     let hierarchies = hierarchies.map_err(io::Error::other).and_then(|names| names);
     let hierarchies = hierarchies.map_err(ClaimError::Place)?;
-    let reasons = gate::judge(&summary, &claim.live.expected(&summary, lsm, &hierarchies));
+    let expected = claim.live.expected(&summary, lsm, &hierarchies);
+    let reasons = gate::judge(&summary, &Expected { plugins: gpu.plugins(), ..expected });
     if !reasons.is_empty() {
         return Err(Refusal { by: RefusedBy::Identity, reasons }.into());
     }

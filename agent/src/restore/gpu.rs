@@ -12,7 +12,7 @@ use kybernate_spec::gpu::STORAGE_DRIVER;
 
 use crate::app::App;
 use crate::cgroup::Freezer;
-use crate::gpu::{GpuError, Held, Pair, Use};
+use crate::gpu::{GpuError, Held, Pair, Use, plugin};
 use crate::operations::RefusedBy;
 use crate::process;
 
@@ -43,6 +43,13 @@ pub(crate) enum GpuRestoreError {
         to: String,
     },
     #[error(
+        "the checkpoint holds GPU memory, and there is no {}.so in {} to bring it back: install it, or \
+         set [gpu] method = \"driver\"",
+        plugin::CUDA,
+        plugin::PLACES.join(", ")
+    )]
+    NoPlugin,
+    #[error(
         "the checkpoint holds GPU memory in files of its own, which takes driver {} and [gpu] method = \
          \"driver\": neither CRIU's plugin nor an older driver brings it back",
         STORAGE_DRIVER
@@ -64,6 +71,8 @@ pub(crate) enum GpuRestoreError {
 pub(crate) enum GpuPlan {
     /// Nothing.
     Nothing,
+    /// Nothing: CRIU's plugin has done it.
+    Plugin,
     /// The driver is asked.
     Ask(Asked),
 }
@@ -90,9 +99,12 @@ impl GpuRestoreError {
     /// Returns the rule that refused, when it was one.
     pub(crate) const fn refused_by(&self) -> Option<RefusedBy> {
         match self {
-            Self::NoMethod | Self::Plugin { .. } | Self::Pod | Self::NoStorage | Self::Aside => {
-                Some(RefusedBy::Compatibility)
-            }
+            Self::NoMethod
+            | Self::Plugin { .. }
+            | Self::NoPlugin
+            | Self::Pod
+            | Self::NoStorage
+            | Self::Aside => Some(RefusedBy::Compatibility),
             Self::Driver(_) | Self::Processes(_) | Self::Nobody | Self::Missing(_) => None,
         }
     }
@@ -122,8 +134,24 @@ pub(crate) async fn plan(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, 
     }
     match pairs.into_iter().find(|pair| pair.from != pair.to) {
         Some(Pair { from, to }) => Err(GpuRestoreError::Plugin { from, to }),
-        None => Ok(GpuPlan::Nothing),
+        None => by_plugin(plugin::is_here(plugin::CUDA)),
     }
+}
+
+impl GpuPlan {
+    /// Returns CRIU's plugins that bring something back.
+    pub(super) fn plugins(&self) -> BTreeSet<String> {
+        match self {
+            Self::Plugin => [plugin::CUDA.to_owned()].into(),
+            Self::Nothing | Self::Ask(_) => BTreeSet::new(),
+        }
+    }
+}
+
+/// Leaves it to CRIU's plugin. CRIU without a directory for plugins misses none, and would restore the
+/// processes without their GPU memory.
+const fn by_plugin(is_here: bool) -> Result<GpuPlan, GpuRestoreError> {
+    if is_here { Ok(GpuPlan::Plugin) } else { Err(GpuRestoreError::NoPlugin) }
 }
 
 impl Aside {
@@ -150,20 +178,36 @@ fn uses(streams: &[DeviceStream]) -> Vec<Use> {
     uses
 }
 
-/// Makes sure that a checkpoint can be restored by who asks no driver.
-pub(crate) const fn unasked(checkpoint: &Checkpoint) -> Result<(), GpuRestoreError> {
-    match checkpoint.config.device.storage {
-        DeviceStorage::None | DeviceStorage::Pages => Ok(()),
+/// Decides how GPU memory comes back where nobody asks a driver: by CRIU's plugin, if that is what this
+/// node uses, or as whoever restores the checkpoint sees to it.
+pub(crate) fn unasked(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, GpuRestoreError> {
+    let is_here = || plugin::is_here(plugin::CUDA);
+    unasked_plan(checkpoint.config.device.storage, app.gpus.is_plugin(), is_here)
+}
+
+fn unasked_plan(
+    storage: DeviceStorage,
+    is_plugin: bool,
+    is_here: impl FnOnce() -> bool,
+) -> Result<GpuPlan, GpuRestoreError> {
+    match storage {
         DeviceStorage::Device => Err(GpuRestoreError::Aside),
+        DeviceStorage::Pages if is_plugin => by_plugin(is_here()),
+        DeviceStorage::Pages | DeviceStorage::None => Ok(GpuPlan::Nothing),
     }
 }
 
-/// Makes sure that a pod's container needs nobody when CRIU has restored it: kybernate-runc says that
-/// it runs before anyone could ask the driver.
-pub(crate) fn pod(app: &App, checkpoint: &Checkpoint) -> Result<(), GpuRestoreError> {
-    unasked(checkpoint)?;
-    let has_memory = checkpoint.config.device.storage != DeviceStorage::None;
-    if has_memory && !app.gpus.is_plugin() { Err(GpuRestoreError::Pod) } else { Ok(()) }
+/// Decides it for a pod's container, which needs nobody when CRIU has restored it: kybernate-runc says
+/// that it runs before anyone could ask the driver.
+pub(crate) fn pod(app: &App, checkpoint: &Checkpoint) -> Result<GpuPlan, GpuRestoreError> {
+    for_pod(checkpoint.config.device.storage, unasked(app, checkpoint)?)
+}
+
+fn for_pod(storage: DeviceStorage, plan: GpuPlan) -> Result<GpuPlan, GpuRestoreError> {
+    match (storage, plan) {
+        (DeviceStorage::Pages, GpuPlan::Nothing) => Err(GpuRestoreError::Pod),
+        (_, plan) => Ok(plan),
+    }
 }
 
 /// Has the driver bring back what the processes of a cgroup had on their GPUs. `images` is where the
@@ -196,6 +240,25 @@ pub(crate) async fn bring(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pods_gpu_memory_comes_back_by_the_plugin_alone() {
+        let pod = |storage, is_plugin, is_here| {
+            for_pod(storage, unasked_plan(storage, is_plugin, || is_here)?)
+        };
+        let none = pod(DeviceStorage::None, true, true).unwrap();
+        assert_eq!((&none, none.plugins()), (&GpuPlan::Nothing, BTreeSet::new()));
+        let plan = pod(DeviceStorage::Pages, true, true).unwrap();
+        assert_eq!(plan.plugins(), BTreeSet::from(["cuda_plugin".to_owned()]));
+        let missing = pod(DeviceStorage::Pages, true, false).unwrap_err();
+        assert!(missing.to_string().contains("no cuda_plugin.so in /usr/lib/criu"), "{missing}");
+        let asked = pod(DeviceStorage::Pages, false, true).unwrap_err();
+        assert!(matches!(asked, GpuRestoreError::Pod), "{asked}");
+        let aside = pod(DeviceStorage::Device, true, true).unwrap_err();
+        assert!(matches!(aside, GpuRestoreError::Aside), "{aside}");
+        let asked = GpuPlan::Ask(Asked { pairs: Vec::new(), aside: None });
+        assert_eq!(asked.plugins(), BTreeSet::new(), "the driver is asked, and nobody else");
+    }
 
     #[test]
     fn everybody_has_to_be_there_whose_memory_comes_back() {

@@ -86,6 +86,7 @@ impl Live {
             read_only,
             writable,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
+            plugins: BTreeSet::new(),
         }
     }
 

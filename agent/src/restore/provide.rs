@@ -30,7 +30,7 @@ use super::admission::{Admitted, admit};
 use super::bring::{
     BringError, IMAGES, Refusing, choose, dump, expected, keep, lease, look_up, make, see_through,
 };
-use super::gpu::{self, GpuRestoreError};
+use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought, Held, SNAPSHOTTER};
 use super::layers::Kept;
 use super::materialise;
@@ -38,7 +38,7 @@ use super::rules::Refusal;
 use super::spec::{self, Ingredients};
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
-use crate::gate::Summary;
+use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
@@ -131,7 +131,7 @@ impl Providing<'_> {
         let (app, driver, order) = (self.app, self.driver, self.order);
         let admitted = admit(app, driver, &order.admission).await?;
         let Admitted { store, checkpoint } = &admitted;
-        self.fits(&admitted)?;
+        let gpu = self.fits(&admitted)?;
         let parts = Parts::find(store, checkpoint).await?;
         let digest = &checkpoint.stored.descriptor.digest;
         let image = self.image(digest);
@@ -147,7 +147,7 @@ impl Providing<'_> {
         self.staged = app.staging.take(digest, driver.id()).await;
         self.has_room(&admitted, &parts, &plain).await?;
         let directory = self.place(&admitted, &parts).await?;
-        let (images, has_cgroups) = self.dump(&admitted, &directory).await?;
+        let (images, has_cgroups) = self.dump(&admitted, &gpu, &directory).await?;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
         let documents = image::Documents::read(store, &parts.image().digest).await?;
@@ -165,16 +165,17 @@ impl Providing<'_> {
     }
 
     /// Refuses what containerd's index has no place for.
-    fn fits(&self, admitted: &Admitted) -> Result<(), Refusal> {
+    /// Returns how GPU memory comes back.
+    fn fits(&self, admitted: &Admitted) -> Result<GpuPlan, Refusal> {
         let asked =
             |error: GpuRestoreError| Refusal::one(RefusedBy::Compatibility, error.to_string());
-        gpu::unasked(&admitted.checkpoint).map_err(asked)?;
+        let gpu = gpu::unasked(self.app, &admitted.checkpoint).map_err(asked)?;
         let allowed = &self.order.admission.allow.mounts;
         let placeless =
             admitted.checkpoint.volumes.iter().find(|volume| {
                 !allowed.iter().any(|mount| mount.destination == volume.destination)
             });
-        let Some(volume) = placeless else { return Ok(()) };
+        let Some(volume) = placeless else { return Ok(gpu) };
         let (format, place) = (containerd::FORMAT, &volume.destination);
         Err(Refusal::one(
             RefusedBy::Compatibility,
@@ -233,10 +234,12 @@ impl Providing<'_> {
     async fn dump(
         &self,
         admitted: &Admitted,
+        gpu: &GpuPlan,
         directory: &Path,
     ) -> Result<(PathBuf, bool), ProvideError> {
         let (app, driver) = (self.app, self.driver);
         let expected = expected(app, &self.order.admission.allow, &[]).await?;
+        let expected = Expected { plugins: gpu.plugins(), ..expected };
         let staged = self.staged.as_ref();
         let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;
         let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());

@@ -119,6 +119,7 @@ pub(super) fn expected(
         read_only,
         writable: BTreeSet::new(),
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
+        plugins: BTreeSet::new(),
     }
 }
 

@@ -179,6 +179,7 @@ impl Restoring<'_> {
         let volumes = Subject::of(&admitted.checkpoint).volumes;
         let expected = expected(app, &order.allow, &volumes).await?;
         let gpu = gpu::plan(app, &admitted.checkpoint).await?;
+        let expected = Expected { plugins: gpu.plugins(), ..expected };
         let container = self.name(&admitted.checkpoint).await?;
         Ok(Accepted { admitted, container, expected, gpu })
     }

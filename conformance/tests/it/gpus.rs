@@ -12,6 +12,7 @@ use kybernate_conformance::scenario::Scenario;
 use crate::failures::victims::catch;
 use crate::harness::{checkpoint, restore, said, start};
 
+mod plugin;
 mod storage;
 
 const GIB: u64 = 1 << 30;
@@ -26,18 +27,23 @@ const LIMIT: Duration = Duration::from_mins(1);
 fn install(node: &Node, driver: &str) -> String {
     let place = node.path("/opt/gpu");
     fs_err::create_dir_all(&place).unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/simulation.rs");
-    let status = Command::new(Path::new(env!("CARGO")).with_file_name("rustc"))
-        .args(["--crate-type", "cdylib", "--edition", "2024", "-C", "strip=symbols", "-o"])
-        .arg(place.join(LIBRARY))
-        .arg(source)
-        .status();
-    assert!(status.unwrap().success(), "the simulation does not compile");
+    build("gpu/simulation.rs", &place.join(LIBRARY));
     fs_err::write(place.join("driver"), driver).unwrap();
     let digit = if node.name() == "a" { "a" } else { "b" };
     let uuid = format!("GPU-{}-0000-0000-0000-000000000000", digit.repeat(8));
     fs_err::write(place.join("gpus"), format!("{uuid} {} SIM-1\n", 8 * GIB)).unwrap();
     uuid
+}
+
+/// Makes a library of a source file that stands alone.
+fn build(source: &str, library: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let status = Command::new(Path::new(env!("CARGO")).with_file_name("rustc"))
+        .args(["--crate-type", "cdylib", "--edition", "2024", "-C", "strip=symbols", "-o"])
+        .arg(library)
+        .arg(source)
+        .status();
+    assert!(status.unwrap().success(), "the simulation does not compile");
 }
 
 fn fails(node: &Node, faults: &str) {

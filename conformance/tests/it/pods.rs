@@ -10,7 +10,7 @@ use crate::harness::{checkpoint, said, start};
 use crate::workloads::Place;
 
 /// What the agent of node b is told beyond its keys.
-const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = \"5s\"\n\
+pub(crate) const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = \"5s\"\n\
                       [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
 
 /// Permissions of the root directory when the checkpoint is taken. No container has them by itself.
