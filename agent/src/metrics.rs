@@ -215,10 +215,15 @@ impl Address {
     }
 }
 
-/// Serves the page until the agent ends.
-pub(crate) async fn serve(address: &Address, metrics: Metrics, tasks: &Tasks) -> io::Result<()> {
+/// Serves the page, and these others, until the agent ends.
+pub(crate) async fn serve(
+    address: &Address,
+    metrics: Metrics,
+    others: Router,
+    tasks: &Tasks,
+) -> io::Result<()> {
     let page = move || std::future::ready(response(&metrics));
-    let router = Router::new().route("/metrics", get(page)).fallback(not_found);
+    let router = others.route("/metrics", get(page)).fallback(not_found);
     match address {
         Address::Tcp(address) => {
             let listener = TcpListener::bind(address).await?;
@@ -250,7 +255,7 @@ fn response(metrics: &Metrics) -> Response {
 }
 
 async fn not_found(uri: Uri) -> (StatusCode, String) {
-    (StatusCode::NOT_FOUND, format!("{uri} is not /metrics\n"))
+    (StatusCode::NOT_FOUND, format!("{uri} is none of /metrics, /healthz and /readyz\n"))
 }
 
 fn ended(served: io::Result<()>) {
@@ -300,7 +305,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.sock");
         let tasks = Tasks::default();
-        serve(&Address::Unix(path.clone()), metrics, &tasks).await.unwrap();
+        serve(&Address::Unix(path.clone()), metrics, Router::new(), &tasks).await.unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, 0o600);
         let mut stream = UnixStream::connect(&path).await.unwrap();

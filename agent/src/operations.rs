@@ -155,6 +155,13 @@ impl Operations {
         }))
     }
 
+    /// Makes sure that an operation could be written down just now. Blocks.
+    pub(crate) fn probe(&self) -> Result<(), OperationsError> {
+        let directory = || self.journal.directory().to_owned();
+        let wrong = |source| OperationsError { operation: "write", directory: directory(), source };
+        self.journal.probe().map_err(wrong)
+    }
+
     /// Begins an operation.
     pub(crate) async fn begin(
         self: &Arc<Self>,

@@ -25,7 +25,7 @@ use crate::door::Door;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
-use crate::{metrics, private, reload, rescue, restore, stage, undo};
+use crate::{health, metrics, private, reload, rescue, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -87,7 +87,8 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     restore::sweep(&app).await;
     app.config.trust.follow(&app.tasks, &app.operations.metrics);
     if let Some(address) = &app.config.metrics {
-        let served = metrics::serve(address, app.operations.metrics.clone(), &app.tasks).await;
+        let (figures, pages) = (app.operations.metrics.clone(), health::routes(&app));
+        let served = metrics::serve(address, figures, pages, &app.tasks).await;
         served.map_err(|error| ServeError::Metrics(address.clone(), error))?;
     }
     let door = open_door(&app).await?;

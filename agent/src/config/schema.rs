@@ -24,7 +24,8 @@ pub(super) struct File {
     socket: Option<String>,
     /// Socket of containerd.
     containerd: Option<String>,
-    /// Where figures for Prometheus are, at /metrics: `IP:PORT` or `unix:PATH`. Nowhere by default.
+    /// Where figures for Prometheus are, at /metrics, and health, at /healthz and /readyz: `IP:PORT` or
+    /// `unix:PATH`. Nowhere by default.
     metrics: Option<String>,
     /// How log lines look: `text` or `json`.
     log_format: Option<LogFormat>,

@@ -130,6 +130,18 @@ impl Journal {
         Ok(())
     }
 
+    /// Makes sure that a record could be written just now, as one that is not there yet.
+    pub(super) fn probe(&self) -> io::Result<()> {
+        // What has this ending counts for nobody, and is removed when an agent starts.
+        let path = self.directory.join("probe.new");
+        let mut options = fs::OpenOptions::new();
+        let mut file =
+            options.create(true).write(true).truncate(true).mode(FILE_MODE).open(&path)?;
+        let written = file.write_all(&vec![b'\n'; ROOM]);
+        gone(fs::remove_file(path))?;
+        written
+    }
+
     /// Removes a record, if it is there.
     pub(super) fn remove(&self, id: &str) -> io::Result<()> {
         let path = self.file_of(id);
