@@ -26,11 +26,16 @@ pub(crate) struct Staged {
 }
 
 pub(crate) fn stage() -> Staged {
+    stage_with(&[])
+}
+
+/// Stages a checkpoint of a workload that was started with more options of `ctr run`.
+fn stage_with(options: &[&str]) -> Staged {
     let mut scenario = start();
     drop(scenario.agent_b.take());
     scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    scenario.run_workload(a, "job", 24, &[]).unwrap();
+    scenario.run_workload(a, "job", 24, options).unwrap();
     let before = scenario.wait_for_ticks(a, "job").unwrap();
     a.run(&["chmod", ROOT_MODE, &root(a, "job")]).unwrap();
     let reference = scenario.reference("pods/job:v1");
@@ -121,6 +126,32 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
     assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
     scenario.remove(b, "plain").unwrap();
     assert_eq!(running(b, "criu"), []);
+    staged.scenario.end().unwrap();
+}
+
+/// `/sys` and its cgroups are for writing in it, which its specification must say.
+#[test]
+fn a_privileged_container_goes_on_as_a_privileged_one() {
+    // Without the node's devices, which another node need not have.
+    let privileged = ["--privileged", "--privileged-without-host-devices"];
+    let staged = stage_with(&privileged);
+    let (b, scenario) = (staged.node(), &staged.scenario);
+    let create = |options: &[&str]| {
+        let program = ["/workload", "run", "--state", "/state", "--mib", "24"];
+        let mut command =
+            staged.command_of("main", &staged.pinned, &[&staged.wish()], options, &program);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let output = create(&[]);
+    let text = said(&output);
+    assert!(!output.status.success() && text.contains("\"/sys\" is writable"), "{text}");
+    b.output(&["ctr", "container", "rm", "main"]).unwrap();
+
+    let output = create(&privileged);
+    assert!(output.status.success(), "{}", said(&output));
+    let after = scenario.wait_for_ticks(b, "main").unwrap();
+    assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
+    scenario.remove(b, "main").unwrap();
     staged.scenario.end().unwrap();
 }
 
