@@ -30,7 +30,7 @@ mod spec;
 mod steps;
 mod trust;
 mod user;
-mod volume;
+pub(crate) mod volume;
 
 pub(crate) use self::claim::{Claims, claim, settle};
 pub(crate) use self::steps::run;

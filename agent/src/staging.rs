@@ -313,6 +313,11 @@ impl Use {
     pub(crate) fn images(&self) -> PathBuf {
         self.directory.join(shelf::IMAGES)
     }
+
+    /// Returns the directory with captured mounts, if there are any. Earlier agents staged none.
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.directory.join(shelf::VOLUMES)
+    }
 }
 
 impl Drop for Use {

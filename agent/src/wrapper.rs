@@ -29,6 +29,8 @@ mod settings;
 
 use self::bundle::{Bundle, OnFailure, Wish};
 use self::call::{Call, Create};
+#[cfg(test)]
+pub(crate) use self::claim::CLAIM_LIMIT;
 use self::claim::{Answer, ClaimError, Subject, claim, settle};
 use self::mark::{Mark, State};
 use self::run::RunError;

@@ -1,12 +1,13 @@
 //! A restore that kybernate-runc does, while containerd creates a pod's container: the agent judges
 //! a staged checkpoint against that container's own specification, hands out where the dump lies,
-//! and waits to hear how it went. Nothing is pulled but manifests and signatures.
+//! and waits to hear how it went. Nothing is pulled but manifests and signatures; captured mounts are
+//! copied from where they are staged.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::REFUSED_BY;
@@ -18,13 +19,13 @@ use tonic::metadata::MetadataValue;
 
 mod fill;
 
-use super::admission::{AdmissionError, admit};
+use super::admission::{AdmissionError, Admitted, admit};
 use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
 use super::live::Live;
 use super::pod::{Pod, PodError, Restart};
 use super::rules::Refusal;
-use super::volume::{self, VolumeError};
+use super::volume::{self, Tars, VolumeError};
 use super::{Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
@@ -42,6 +43,9 @@ const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
 
 /// How much longer than the restore may take its end is waited for.
 const GRACE: Duration = Duration::from_mins(1);
+
+/// How long the registry and containerd may take to say all that is judged.
+const ACCEPT_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long the rules may take to say that no staging would help.
 const RULES_LIMIT: Duration = Duration::from_secs(10);
@@ -93,6 +97,10 @@ pub(crate) enum ClaimError {
     Operations(#[from] OperationsError),
     #[error("failed to prepare the restore")]
     Place(#[source] io::Error),
+    #[error("the registry or containerd did not answer within {} s", ACCEPT_LIMIT.as_secs())]
+    Late,
+    #[error("kybernate-runc does not wait for it any more")]
+    GivenUp,
     #[error("the agent is shutting down")]
     ShuttingDown,
 }
@@ -217,15 +225,12 @@ struct Driven<'a> {
 /// Prepares, answers, and waits for the end.
 async fn drive(
     driven: Driven<'_>,
-    answer: oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
+    mut answer: oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
     ended: CancellationToken,
     cancel: &CancellationToken,
 ) -> Option<Conclusion> {
-    let Driven { app, driver, claim, pod } = driven;
-    let prepared = tokio::select! {
-        prepared = prepare(app, driver, claim, pod) => prepared,
-        () = cancel.cancelled() => Err(ClaimError::ShuttingDown),
-    };
+    let Driven { app, driver, claim, .. } = driven;
+    let prepared = until_given_up(cancel, &mut answer, |wanted| prepare(driven, wanted)).await;
     let conclusion = match prepared {
         Err(error) => {
             let conclusion = Conclusion::failed(chain(&error).to_string(), error.refused_by());
@@ -257,6 +262,27 @@ async fn drive(
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
 }
 
+/// Prepares until nobody waits for the `answer`, or the agent ends: then it is told so, and ends by
+/// itself, since what it has put into the pod has to go.
+async fn until_given_up<T, F>(
+    cancel: &CancellationToken,
+    answer: &mut oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
+    prepare: impl FnOnce(CancellationToken) -> F,
+) -> Result<T, ClaimError>
+where
+    F: Future<Output = Result<T, ClaimError>>,
+{
+    let wanted = CancellationToken::new();
+    let mut prepared = Box::pin(prepare(wanted.clone()));
+    let reason = tokio::select! {
+        prepared = &mut prepared => return prepared,
+        () = cancel.cancelled() => ClaimError::ShuttingDown,
+        () = answer.closed() => ClaimError::GivenUp,
+    };
+    wanted.cancel();
+    prepared.await.or(Err(reason))
+}
+
 /// Waits for what kybernate-runc says of the restore. When it had gone before it was `told` of the
 /// dump, it restores nothing and says nothing.
 async fn said(told: bool, settled: oneshot::Receiver<String>, limit: Duration) -> Option<String> {
@@ -283,12 +309,54 @@ async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
     Conclusion::failed(problem, None)
 }
 
-async fn prepare(
-    app: &Arc<App>,
-    driver: &Driver,
-    claim: &Claim,
-    pod: &Pod,
-) -> Result<Prepared, ClaimError> {
+/// What may be restored, as far as it is judged without touching anything.
+struct Accepted {
+    admitted: Admitted,
+    staged: Use,
+    summary: Summary,
+}
+
+async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepared, ClaimError> {
+    let Driven { app, driver, claim, pod } = driven;
+    let began = Instant::now();
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(ACCEPT_LIMIT, accept(driven)) => accepted,
+        () = wanted.cancelled() => return Err(ClaimError::GivenUp),
+    };
+    let accepted = accepted.map_err(|_elapsed| ClaimError::Late)??;
+    let Accepted { admitted: Admitted { store, checkpoint }, staged, summary } = accepted;
+    driver.step("restore");
+    let work = work(app, driver).await?;
+    let root_mode = summary.root_mode;
+    let criu_config = criu_config(app, driver, claim, summary).await?;
+    let tars = Tars { store: &store, staged: Some(&staged) };
+    let filled = fill::fill(tars, &checkpoint, &claim.live, &wanted).await?;
+    let sizes = Sizes::of(&checkpoint.config.sizes);
+    let limit = left(app.config.pods.restore_limit, began.elapsed());
+    let limit = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX);
+    let text = |path: &Path| path.display().to_string();
+    let note = pod.note().to_owned();
+    let answer = api::ClaimResponse {
+        images: text(&staged.images()),
+        work: text(&work),
+        criu_config: text(&criu_config),
+        limit_seconds: limit,
+        note: text(&note),
+        fresh_because: String::new(),
+        root_mode,
+    };
+    Ok(Prepared { answer, _staged: staged, sizes, filled, note })
+}
+
+/// Returns how long CRIU may take when a claim has taken this long: whoever waits for the container
+/// waits for both, and what large mounts took is missing at the end.
+fn left(limit: Duration, spent: Duration) -> Duration {
+    limit.saturating_sub(spent.saturating_sub(ACCEPT_LIMIT)).max(Duration::from_secs(1))
+}
+
+/// Judges the staged checkpoint.
+async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
+    let Driven { app, driver, claim, pod } = driven;
     driver.commit(COMMITTED).map_err(|_cancelled| ClaimError::ShuttingDown)?;
     let order = claim.order(app, pod);
     let Some(staged) = app.staging.take(&claim.digest, driver.id()).await else {
@@ -311,25 +379,7 @@ async fn prepare(
     if !reasons.is_empty() {
         return Err(Refusal { by: RefusedBy::Identity, reasons }.into());
     }
-    driver.step("restore");
-    let work = work(app, driver).await?;
-    let root_mode = summary.root_mode;
-    let criu_config = criu_config(app, driver, claim, summary).await?;
-    let filled = fill::fill(&admitted, &claim.live).await?;
-    let sizes = Sizes::of(&checkpoint.config.sizes);
-    let limit = u32::try_from(app.config.pods.restore_limit.as_secs()).unwrap_or(u32::MAX);
-    let text = |path: &Path| path.display().to_string();
-    let note = pod.note().to_owned();
-    let answer = api::ClaimResponse {
-        images: text(&staged.images()),
-        work: text(&work),
-        criu_config: text(&criu_config),
-        limit_seconds: limit,
-        note: text(&note),
-        fresh_because: String::new(),
-        root_mode,
-    };
-    Ok(Prepared { answer, _staged: staged, sizes, filled, note })
+    Ok(Accepted { admitted, staged, summary })
 }
 
 /// Says why a checkpoint that is not staged is not restored. What a rule refuses cannot be staged
@@ -453,6 +503,45 @@ impl Claims {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_claim_and_its_restore_have_their_time_together() {
+        let seconds = Duration::from_secs;
+        for (spent, expected) in [(0, 100), (20, 100), (35, 85), (60, 60), (1000, 1)] {
+            assert_eq!(left(seconds(100), seconds(spent)), seconds(expected), "{spent}");
+        }
+        assert_eq!(left(seconds(5), seconds(60)), seconds(1));
+        // Within the two minutes that a kubelet gives, and before who asks gives up.
+        let longest = crate::wrapper::CLAIM_LIMIT;
+        assert!(longest + left(seconds(100), longest) <= seconds(120) && ACCEPT_LIMIT < longest);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_ends_by_itself() {
+        let (cancel, shutting) = (CancellationToken::new(), CancellationToken::new());
+        // What is begun is undone before the claim ends, and the reason is said.
+        let undone = Mutex::new(0);
+        let prepare = |wanted: CancellationToken| async {
+            wanted.cancelled_owned().await;
+            *undone.lock().unwrap() += 1;
+            Err::<(), _>(ClaimError::Place(io::Error::other("cut short")))
+        };
+        let (mut answer, answered) = oneshot::channel();
+        drop(answered);
+        let ended = until_given_up(&cancel, &mut answer, prepare).await.unwrap_err();
+        assert!(matches!(ended, ClaimError::GivenUp), "{ended}");
+        let (mut answer, _answered) = oneshot::channel();
+        shutting.cancel();
+        let ended = until_given_up(&shutting, &mut answer, prepare).await.unwrap_err();
+        assert!(matches!(ended, ClaimError::ShuttingDown), "{ended}");
+        assert_eq!(*undone.lock().unwrap(), 2);
+        // While somebody waits it goes on to its end, and says itself why it failed.
+        let done = until_given_up(&cancel, &mut answer, |_| async { Ok(7) }).await;
+        assert_eq!(done.unwrap(), 7);
+        let prepare = |_| async { Err::<(), _>(ClaimError::Place(io::Error::other("full"))) };
+        let failed = until_given_up(&cancel, &mut answer, prepare).await.unwrap_err();
+        assert!(matches!(failed, ClaimError::Place(_)), "{failed}");
+    }
 
     #[tokio::test]
     async fn who_was_not_told_is_not_waited_for() {

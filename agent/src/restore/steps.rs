@@ -352,6 +352,7 @@ impl Restoring<'_> {
         // An earlier container of this name may have left its files.
         let removed = tokio::task::spawn_blocking(move || stage::remove(&disk)).await;
         removed.map_err(io::Error::other).and_then(|removed| removed).map_err(BringError::Place)?;
-        Ok(volume::unpack(store, checkpoint, &directories).await?)
+        let tars = volume::Tars { store, staged: self.staged.as_ref() };
+        Ok(volume::unpack(tars, checkpoint, &directories).await?)
     }
 }

@@ -7,16 +7,20 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use fs_err as fs;
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use kybernate_packager::artifact::{Checkpoint, Volume};
 use kybernate_packager::store::{Store, StoreError, StoreErrorKind};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use tokio_util::sync::CancellationToken;
 
 use super::AllowedMount;
+use super::admission::Admitted;
 use crate::app::App;
+use crate::operations::Driver;
 use crate::stage;
+use crate::staging::Use;
 
 /// The mount that every container has, and that is always captured.
 pub(super) const SHARED_MEMORY: &str = "/dev/shm";
@@ -38,15 +42,17 @@ pub(crate) enum VolumeError {
     TooMany,
     #[error("failed to unpack the captured mount on {0:?}")]
     Unpack(String, #[source] io::Error),
+    #[error("failed to stage the captured mount on {0:?}")]
+    Fetch(String, #[source] io::Error),
 }
 
 impl VolumeError {
     /// Whether the content is to blame, and not the way to it.
-    pub(super) const fn is_integrity(&self) -> bool {
+    pub(crate) const fn is_integrity(&self) -> bool {
         match self {
             Self::Store(error) => matches!(error.kind, StoreErrorKind::Mismatch(_)),
             Self::Place(_) | Self::TooMany => true,
-            Self::Unpack(..) => false,
+            Self::Unpack(..) | Self::Fetch(..) => false,
         }
     }
 }
@@ -73,20 +79,114 @@ pub(super) fn directory(app: &App, namespace: &str, container: &str) -> PathBuf 
     app.config.volumes().join(namespace).join(container)
 }
 
+/// Where the tars of captured mounts come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tars<'a> {
+    pub(super) store: &'a Store,
+    /// The checkpoint, when it is staged.
+    pub(super) staged: Option<&'a Use>,
+}
+
+impl Tars<'_> {
+    /// Returns where a staged one is, if it is there.
+    fn file(&self, number: usize) -> Option<PathBuf> {
+        self.staged.map(|staged| staged.volumes().join(name(number)))
+    }
+}
+
+/// Returns the name of the file that a captured mount is in, by its place in the checkpoint.
+fn name(number: usize) -> String {
+    format!("{number}.tar")
+}
+
+/// Returns how many bytes the captured mounts have.
+pub(crate) fn bytes(checkpoint: &Checkpoint) -> u64 {
+    let parts = checkpoint.volumes.iter().flat_map(|volume| &volume.parts);
+    parts.fold(0, |sum, part| sum.saturating_add(part.size))
+}
+
+/// Fetches the captured mounts, each into a file of `directory`.
+pub(crate) async fn fetch(
+    admitted: &Admitted,
+    directory: &Path,
+    driver: &Driver,
+) -> Result<(), VolumeError> {
+    let Admitted { store, checkpoint } = admitted;
+    driver.progress.expect(bytes(checkpoint));
+    for (number, volume) in checkpoint.volumes.iter().enumerate() {
+        let progress = driver.progress.clone();
+        let stream = volume.read(store).inspect_ok(move |chunk| {
+            progress.advance(u64::try_from(chunk.len()).unwrap_or(u64::MAX));
+        });
+        let wanted = CancellationToken::new();
+        let _ends = wanted.clone().drop_guard();
+        let mut bytes = read(stream, &wanted);
+        let (directory, working) = (directory.to_owned(), driver.works());
+        let written = tokio::task::spawn_blocking(move || {
+            let _working = working;
+            stage::make(&directory)?;
+            let mut file = fs::File::create(directory.join(name(number)))?;
+            io::copy(&mut bytes, &mut file).map(drop)
+        });
+        let written = written.await.map_err(io::Error::other).and_then(|written| written);
+        written.map_err(|error| of(error, |error| VolumeError::Fetch(place(volume), error)))?;
+    }
+    Ok(())
+}
+
+fn place(volume: &Volume) -> String {
+    volume.destination.clone()
+}
+
+/// Returns what went wrong with the store, or else what `otherwise` makes of it.
+fn of(error: io::Error, otherwise: impl FnOnce(io::Error) -> VolumeError) -> VolumeError {
+    error.downcast::<StoreError>().map_or_else(otherwise, VolumeError::Store)
+}
+
+/// Reads a stream from a thread that may block, until it is not wanted any more.
+fn read(
+    stream: impl Stream<Item = Result<Bytes, StoreError>> + Send + 'static,
+    wanted: &CancellationToken,
+) -> impl io::Read + Send + 'static {
+    let stream = stream.map_err(io::Error::other).take_until(wanted.clone().cancelled_owned());
+    While { bytes: SyncIoBridge::new(StreamReader::new(stream.boxed())), wanted: wanted.clone() }
+}
+
+/// Bytes that are read as long as somebody wants them.
+#[derive(Debug)]
+struct While<R> {
+    bytes: R,
+    wanted: CancellationToken,
+}
+
+impl<R: io::Read> io::Read for While<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(into)?;
+        // Also when it ends: it may end for that.
+        if self.wanted.is_cancelled() {
+            return Err(io::Error::other("nobody waits for it any more"));
+        }
+        Ok(count)
+    }
+}
+
 /// Unpacks the captured mounts and returns them as mounts.
 pub(super) async fn unpack(
-    store: &Store,
+    tars: Tars<'_>,
     checkpoint: &Checkpoint,
     directories: &Directories,
 ) -> Result<Vec<AllowedMount>, VolumeError> {
     check(checkpoint)?;
+    // Nobody fills a directory that is being removed: dropped, this ends what is read.
+    let wanted = CancellationToken::new();
+    let _ends = wanted.clone().drop_guard();
     let mut mounts = Vec::new();
     for (number, volume) in checkpoint.volumes.iter().enumerate() {
         let target = match &*volume.destination {
             SHARED_MEMORY => directories.memory.join("shm"),
             _ => directories.disk.join(number.to_string()),
         };
-        unpack_one(store, volume, &target).await?;
+        unpack_one(tars, (number, volume), &target, &wanted).await?;
         mounts.push(AllowedMount {
             source: target.display().to_string(),
             destination: volume.destination.clone(),
@@ -97,7 +197,7 @@ pub(super) async fn unpack(
 }
 
 /// Makes sure that each captured mount may be where it was.
-pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), VolumeError> {
+pub(crate) fn check(checkpoint: &Checkpoint) -> Result<(), VolumeError> {
     if checkpoint.volumes.len() > VOLUMES_MAX {
         return Err(VolumeError::TooMany);
     }
@@ -121,29 +221,29 @@ fn is_place(destination: &str) -> bool {
             && !KERNEL.iter().any(|top| path.starts_with(top)))
 }
 
-/// Unpacks a captured mount into a directory, which is there or not.
+/// Unpacks a captured mount, and its number in the checkpoint, into a directory, which is there or not.
+/// Ends with an error when it is not wanted any more, and not before nobody writes there.
 pub(super) async fn unpack_one(
-    store: &Store,
-    volume: &Volume,
+    tars: Tars<'_>,
+    (number, volume): (usize, &Volume),
     target: &Path,
+    wanted: &CancellationToken,
 ) -> Result<(), VolumeError> {
-    // Nobody fills a directory that is being removed: dropped, this ends what is read.
-    let wanted = CancellationToken::new();
-    let _ends = wanted.clone().drop_guard();
-    let stream = volume.read(store).map_err(io::Error::other);
-    let stream = stream.take_until(wanted.clone().cancelled_owned()).boxed();
-    let bytes = SyncIoBridge::new(StreamReader::new(stream));
-    let target = target.to_owned();
-    let unpacked = tokio::task::spawn_blocking(move || extract(bytes, &target, &wanted)).await;
-    let unpacked = unpacked.map_err(io::Error::other).and_then(|unpacked| unpacked);
-    unpacked.map_err(|error| match error.downcast::<StoreError>() {
-        Ok(error) => VolumeError::Store(error),
-        Err(error) => VolumeError::Unpack(volume.destination.clone(), error),
-    })
+    let staged = tars.file(number);
+    let bytes = read(volume.read(tars.store), wanted);
+    let (target, wanted) = (target.to_owned(), wanted.clone());
+    let unpacked = tokio::task::spawn_blocking(move || match staged.map(fs::File::open) {
+        None => extract(bytes, &target),
+        // An earlier agent has staged the dump alone.
+        Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => extract(bytes, &target),
+        Some(file) => extract(While { bytes: io::BufReader::new(file?), wanted }, &target),
+    });
+    let unpacked = unpacked.await.map_err(io::Error::other).and_then(|unpacked| unpacked);
+    unpacked.map_err(|error| of(error, |error| VolumeError::Unpack(place(volume), error)))
 }
 
 /// Unpacks files, directories and links; nothing leads out of `target`, and devices are left out.
-fn extract(bytes: impl io::Read, target: &Path, wanted: &CancellationToken) -> io::Result<()> {
+fn extract(bytes: impl io::Read, target: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     stage::make(target)?;
     // As containerd makes its own /dev/shm.
@@ -153,9 +253,6 @@ fn extract(bytes: impl io::Read, target: &Path, wanted: &CancellationToken) -> i
     archive.set_preserve_ownerships(true);
     for entry in archive.entries()? {
         let mut entry = entry?;
-        if wanted.is_cancelled() {
-            return Err(io::Error::other("nobody waits for it any more"));
-        }
         let kind = entry.header().entry_type();
         if kind.is_dir() && entry.path_bytes().iter().all(|byte| b"./".contains(byte)) {
             top(target, entry.header())?;
@@ -264,6 +361,37 @@ mod tests {
         }
     }
 
+    /// Zeros, of which the last is read when nobody wants them.
+    struct Zeros(CancellationToken, usize);
+
+    impl io::Read for Zeros {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.1 += into.len();
+            if self.1 > 1 << 20 {
+                self.0.cancel();
+            }
+            into.fill(0);
+            Ok(into.len())
+        }
+    }
+
+    #[test]
+    fn a_large_file_is_given_up_in_its_middle() {
+        use std::io::Read as _;
+        let top = tempfile::tempdir().unwrap();
+        let wanted = CancellationToken::new();
+        let mut header = tar::Header::new_gnu();
+        header.set_path("large").unwrap();
+        header.set_size(1 << 40);
+        header.set_mode(0o600);
+        header.set_cksum();
+        let bytes = header.as_bytes().chain(Zeros(wanted.clone(), 0));
+        let target = top.path().join("volume");
+        let error = extract(While { bytes, wanted }, &target).unwrap_err();
+        assert!(kybernate_spec::chain(&error).to_string().contains("nobody waits"), "{error}");
+        assert!(fs::metadata(target.join("large")).unwrap().len() < 4 << 20);
+    }
+
     #[test]
     fn nothing_leads_out_of_the_volume() {
         let top = tempfile::tempdir().unwrap();
@@ -282,7 +410,7 @@ mod tests {
 
         let target = top.path().join("volume");
         // Either way out is fine, as long as nothing escapes.
-        let _outcome = extract(&*tar, &target, &CancellationToken::new());
+        let _outcome = extract(&*tar, &target);
         assert!(!top.path().join("escaped").exists());
     }
 }

@@ -5,6 +5,8 @@
 //!   sha256-HEX                 a whole checkpoint: it was renamed when everything in it was synced
 //!     record.json  0600        this; its modification time is the last use
 //!     images/                  CRIU's images
+//!     volumes/                 captured mounts, if there are any: 0.tar, 1.tar, as the checkpoint
+//!                              lists them
 //!   new-OPERATION              one that is being staged; removed when an agent starts
 //!   old-HEX                    one that is being removed; removed when an agent starts
 //! ```
@@ -18,6 +20,8 @@ use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
+
+use super::shelf::{IMAGES, VOLUMES};
 
 /// Name of the record's file.
 const FILE: &str = "record.json";
@@ -34,11 +38,14 @@ pub(super) struct Record {
     /// What its files take.
     pub(super) bytes: u64,
     images: Vec<Image>,
+    /// Earlier agents staged none.
+    #[serde(default)]
+    volumes: Vec<Image>,
     #[serde(skip)]
     pub(super) used_at: jiff::Timestamp,
 }
 
-/// One file. CRIU reads it and nobody writes to it: another time or length means that somebody did.
+/// One file. CRIU, or a restore, reads it and nobody writes to it: another time or length means that somebody did.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Image {
     name: String,
@@ -48,11 +55,17 @@ struct Image {
 }
 
 impl Record {
-    /// Describes a dump that is there whole.
-    pub(super) fn describe(images: &Path, digest: Digest, reference: String) -> io::Result<Self> {
-        let (images, bytes) = look(images)?;
+    /// Describes a checkpoint that is there whole.
+    pub(super) fn describe(
+        directory: &Path,
+        digest: Digest,
+        reference: String,
+    ) -> io::Result<Self> {
+        let (images, image_bytes) = look(&directory.join(IMAGES))?;
+        let (volumes, volume_bytes) = look_if_there(&directory.join(VOLUMES))?;
+        let bytes = image_bytes.saturating_add(volume_bytes);
         let used_at = jiff::Timestamp::now();
-        Ok(Self { digest, references: vec![reference], bytes, images, used_at })
+        Ok(Self { digest, references: vec![reference], bytes, images, volumes, used_at })
     }
 
     /// Returns the same under these names.
@@ -84,17 +97,11 @@ impl Record {
         Ok(record)
     }
 
-    /// Makes sure that the images are as they were.
-    pub(super) fn check(&self, images: &Path) -> io::Result<()> {
-        let (found, _) = look(images)?;
-        let differs = |image: &&Image| found.binary_search(image).is_err();
-        if let Some(image) = self.images.iter().find(differs) {
-            return Err(changed(images, &image.name));
-        }
-        match found.iter().find(|image| self.images.binary_search(image).is_err()) {
-            Some(image) => Err(changed(images, &image.name)),
-            None => Ok(()),
-        }
+    /// Makes sure that the files are as they were.
+    pub(super) fn check(&self, directory: &Path) -> io::Result<()> {
+        let (images, volumes) = (directory.join(IMAGES), directory.join(VOLUMES));
+        same(&images, &self.images, &look(&images)?.0)?;
+        same(&volumes, &self.volumes, &look_if_there(&volumes)?.0)
     }
 
     /// Notes a use, as the modification time of the record: no byte is written.
@@ -104,7 +111,26 @@ impl Record {
     }
 }
 
-/// Lists the files of a dump, sorted, with what they take on the disk.
+/// Makes sure that two lists of one directory are the same.
+fn same(directory: &Path, noted: &[Image], found: &[Image]) -> io::Result<()> {
+    let differs = |one: &[Image], other: &[Image]| {
+        one.iter().find(|image| other.binary_search(image).is_err()).cloned()
+    };
+    match differs(noted, found).or_else(|| differs(found, noted)) {
+        Some(image) => Err(changed(directory, &image.name)),
+        None => Ok(()),
+    }
+}
+
+/// Does the same as [`look`] for a directory that need not be there.
+fn look_if_there(directory: &Path) -> io::Result<(Vec<Image>, u64)> {
+    match fs::symlink_metadata(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((Vec::new(), 0)),
+        _ => look(directory),
+    }
+}
+
+/// Lists the files of a directory, sorted, with what they take on the disk.
 fn look(images: &Path) -> io::Result<(Vec<Image>, u64)> {
     if !own(images)?.is_dir() {
         return Err(io::Error::other(format!("{} is no directory", images.display())));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::shelf::IMAGES;
+use super::shelf::{IMAGES, VOLUMES};
 use super::{Granted, Order, Reservation, StagingError, Tier, Wish};
 use crate::app::App;
 use crate::operations::{Conclusion, Driver, RefusedBy, Sizes};
@@ -13,6 +13,7 @@ use crate::process::memory_available;
 use crate::restore::admission::admit;
 use crate::restore::bring::{BringError, Refusing, make, see_through};
 use crate::restore::materialise::{self, materialise};
+use crate::restore::volume::{self, VolumeError};
 
 /// Why a staging cannot be cancelled any more.
 const COMMITTED: &str = "it is being given its place: evict it instead";
@@ -27,6 +28,8 @@ enum RunError {
     Bring(BringError),
     #[error(transparent)]
     Staging(#[from] StagingError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
 }
 
 impl<E> From<E> for RunError
@@ -46,6 +49,7 @@ impl Refusing for RunError {
                 Some(RefusedBy::Policy)
             }
             Self::Staging(_) => None,
+            Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
         }
     }
 }
@@ -75,11 +79,13 @@ impl Staged<'_> {
         let (app, driver, tier) = (self.app, self.driver, self.order.tier);
         driver.note(|record| record.tier = Some(tier));
         let admitted = admit(app, driver, &self.order.admission).await?;
-        let done = Conclusion::done(Sizes::of(&admitted.checkpoint.config.sizes));
+        let checkpoint = &admitted.checkpoint;
+        volume::check(checkpoint)?;
+        let done = Conclusion::done(Sizes::of(&checkpoint.config.sizes));
         let wish = Wish {
             tier,
-            digest: admitted.checkpoint.stored.descriptor.digest.clone(),
-            bytes: materialise::bytes(&admitted.checkpoint),
+            digest: checkpoint.stored.descriptor.digest.clone(),
+            bytes: materialise::bytes(checkpoint).saturating_add(volume::bytes(checkpoint)),
             operation: driver.id().to_owned(),
             reference: self.order.admission.reference(),
         };
@@ -90,6 +96,8 @@ impl Staged<'_> {
         }
         let directory = self.place(&wish).await?;
         materialise(&admitted, &directory.join(IMAGES), driver, None).await?;
+        // A pod's container is given seconds: what is copied into it must be here by then.
+        volume::fetch(&admitted, &directory.join(VOLUMES), driver).await?;
         driver.step("publish");
         driver.commit(COMMITTED)?;
         if let Some(reservation) = &self.reservation {

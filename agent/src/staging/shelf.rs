@@ -16,6 +16,9 @@ use crate::{private, process, stage};
 /// Name of the directory with CRIU's images in a checkpoint's.
 pub(super) const IMAGES: &str = "images";
 
+/// Name of the directory with captured mounts.
+pub(super) const VOLUMES: &str = "volumes";
+
 /// How the names of what is not finished begin: being made, and being removed.
 const NEW: &str = "new-";
 const OLD: &str = "old-";
@@ -118,7 +121,7 @@ impl Shelf {
     /// Makes sure that a checkpoint is as it was staged, and notes that it is used.
     pub(super) fn check(&self, digest: &Digest) -> io::Result<()> {
         let directory = self.path(digest);
-        Record::read(&directory)?.check(&directory.join(IMAGES))?;
+        Record::read(&directory)?.check(&directory)?;
         Record::touch(&directory)
     }
 
@@ -130,7 +133,7 @@ impl Shelf {
 
     /// Writes the record of what was made in `temporary` and brings all of it to the disk.
     pub(super) fn seal(temporary: &Path, digest: Digest, reference: String) -> io::Result<Record> {
-        let record = Record::describe(&temporary.join(IMAGES), digest, reference)?;
+        let record = Record::describe(temporary, digest, reference)?;
         record.write(temporary)?;
         // One call for all files: a tmpfs has nothing to do.
         rustix::fs::syncfs(fs::File::open(temporary)?.file())?;
@@ -170,7 +173,7 @@ fn find(entry: &fs::DirEntry) -> io::Result<Record> {
     if entry.file_name().to_str() != Some(&*name(&record.digest)) {
         return Err(wrong("has the record of something else"));
     }
-    record.check(&path.join(IMAGES))?;
+    record.check(&path)?;
     Ok(record)
 }
 

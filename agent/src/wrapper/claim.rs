@@ -16,8 +16,9 @@ use tower::service_fn;
 
 use super::settings::Settings;
 
-/// How long the agent may take to judge: it reads what it has already, and asks containerd.
-const CLAIM_LIMIT: Duration = Duration::from_secs(20);
+/// How long the agent may take: it judges, which has a limit of its own, and copies captured mounts
+/// from where they are staged. When we do not wait any more it takes them away again.
+pub(crate) const CLAIM_LIMIT: Duration = Duration::from_mins(1);
 
 /// How long it may take to note how a restore went.
 const SETTLE_LIMIT: Duration = Duration::from_secs(3);

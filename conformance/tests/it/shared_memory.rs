@@ -1,6 +1,7 @@
 //! A /dev/shm from outside, as the containers of a pod have it: the node's CRI plugin mounts one for
 //! all of them in place of the default. CRIU leaves such a mount out; we do not.
 
+use std::path::Path;
 use std::time::Duration;
 
 use containerd_client::Client;
@@ -12,6 +13,7 @@ use kybernate_conformance::scenario::Scenario;
 use serde_json::{Value, json};
 
 use crate::harness::{checkpoint, restore, said, start};
+use crate::pods;
 
 /// What the pod's mount is of, on the node.
 const SOURCE: &str = "/run/pod/shm";
@@ -21,12 +23,24 @@ const COUNT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Starts a container that counts in a mapped file of a /dev/shm from outside.
 fn run_in_a_pod(scenario: &Scenario, node: &Node, id: &str) {
-    node.run(&["mkdir", "-p", SOURCE]).unwrap();
-    node.run(&["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "shm", SOURCE]).unwrap();
+    mount(node);
     let image = scenario.image();
     node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    create(node, id, &image, &[]);
+    node.run(&["ctr", "task", "start", "-d", id]).unwrap();
+}
+
+/// Makes the pod's mount.
+fn mount(node: &Node) {
+    node.run(&["mkdir", "-p", SOURCE]).unwrap();
+    node.run(&["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "shm", SOURCE]).unwrap();
+}
+
+/// Creates a container with the pod's mount.
+fn create(node: &Node, id: &str, image: &str, options: &[&str]) {
     let words = ["/workload", "hold", "map", "/dev/shm/count"];
-    node.run(&[&["ctr", "container", "create", &image, id], &words[..]].concat()).unwrap();
+    let created = [&["ctr", "container", "create"], options, &[image, id], &words].concat();
+    node.run(&created).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     // `ctr` adds mounts and takes none away.
     runtime.block_on(edit(node, id, |spec| {
@@ -37,7 +51,6 @@ fn run_in_a_pod(scenario: &Scenario, node: &Node, id: &str) {
             "options": ["rbind", "rprivate", "rw"],
         });
     }));
-    node.run(&["ctr", "task", "start", "-d", id]).unwrap();
 }
 
 /// Changes the specification of a container that has no task yet.
@@ -117,5 +130,66 @@ fn files_in_a_dev_shm_from_outside_move_too() {
     counts_on(b, "again", count);
     let volumes = b.run(&["ls", "/run/kybernate/volumes/default"]).unwrap();
     assert_eq!(volumes, "again\n");
+    scenario.end().unwrap();
+}
+
+fn holds(path: &Path, text: &str) -> bool {
+    let content = fs_err::read(path).unwrap();
+    content.windows(text.len()).any(|one| one == text.as_bytes())
+}
+
+/// Takes away what a registry has that holds this text, and returns how many files that were.
+fn lose(directory: &Path, text: &str) -> usize {
+    let mut lost = 0;
+    for entry in fs_err::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            lost += lose(&path, text);
+        } else if path.is_file() && holds(&path, text) {
+            fs_err::remove_file(path).unwrap();
+            lost += 1;
+        }
+    }
+    lost
+}
+
+#[test]
+fn a_pods_container_gets_what_was_staged() {
+    let mut scenario = start();
+    drop(scenario.agent_b.take());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, pods::CONFIG).unwrap());
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    run_in_a_pod(&scenario, a, "shm");
+    sh(a, "shm", "echo kept in a pod > /dev/shm/note");
+    let before = counts_on(a, "shm", 0);
+    let reference = scenario.reference("pod/job:v1");
+    let pinned = format!("{reference}@{}", checkpoint(&scenario, a, "shm", &reference));
+    let output = scenario.kyb(b, &["stage", &pinned, "--tier", "ram", "--plain-http"]).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    // kybernate-runc has no time for it any more.
+    assert_eq!(lose(&scenario.registry_root(), "kept in a pod"), 1);
+
+    mount(b);
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let mut options = vec!["--runc-binary", "/srv/bin/kybernate-runc"];
+    let own =
+        ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
+    for annotation in [own[0], own[1], &wish] {
+        options.extend(["--annotation", annotation]);
+    }
+    create(b, "main", &pinned, &options);
+    // What is in use is nobody's to replace.
+    b.run(&["touch", &format!("{SOURCE}/other")]).unwrap();
+    let output = b.output(&["ctr", "task", "start", "-d", "main"]).unwrap();
+    assert!(said(&output).contains("/dev/shm is in use already"), "{}", said(&output));
+    b.run(&["rm", &format!("{SOURCE}/other")]).unwrap();
+    b.run(&["ctr", "task", "start", "-d", "main"]).unwrap();
+    assert_eq!(sh(b, "main", "cat /dev/shm/note"), "kept in a pod\n");
+    counts_on(b, "main", before);
+    // So does a container of the agent's own.
+    let output = restore(&scenario, b, &pinned, "own", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(sh(b, "own", "cat /dev/shm/note"), "kept in a pod\n");
     scenario.end().unwrap();
 }

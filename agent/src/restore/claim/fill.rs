@@ -4,22 +4,28 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use kybernate_packager::artifact::Checkpoint;
+use tokio_util::sync::CancellationToken;
 
-use super::super::admission::Admitted;
 use super::super::live::Live;
 use super::super::rules::Refusal;
-use super::super::volume::{self, SHARED_MEMORY};
+use super::super::volume::{self, SHARED_MEMORY, Tars};
 use super::ClaimError;
 use crate::container::is_empty_dir;
 use crate::operations::RefusedBy;
 
 /// Fills the pod's shared memory and its emptyDirs, which must be empty. Where the new pod has another
-/// volume, that one is what it wants. Returns what was filled.
-pub(super) async fn fill(admitted: &Admitted, live: &Live) -> Result<Vec<PathBuf>, ClaimError> {
-    let Admitted { store, checkpoint, .. } = admitted;
+/// volume, that one is what it wants. Returns what was filled; nothing of it stays after an error, as
+/// when it is not `wanted` any more.
+pub(super) async fn fill(
+    tars: Tars<'_>,
+    checkpoint: &Checkpoint,
+    live: &Live,
+    wanted: &CancellationToken,
+) -> Result<Vec<PathBuf>, ClaimError> {
     volume::check(checkpoint)?;
     let mut targets = Vec::new();
-    for volume in &checkpoint.volumes {
+    for (number, volume) in checkpoint.volumes.iter().enumerate() {
         let place = &*volume.destination;
         let target = target(live, place).map_err(|reason| refuse(&reason))?;
         let Some(target) = target else {
@@ -31,12 +37,12 @@ pub(super) async fn fill(admitted: &Admitted, live: &Live) -> Result<Vec<PathBuf
         if count.map_err(io::Error::other).and_then(|count| count).map_err(ClaimError::Place)? > 0 {
             return Err(refuse(&format!("the pod's {place} is in use already")).into());
         }
-        targets.push((volume, target));
+        targets.push(((number, volume), target));
     }
     let mut filled = Vec::new();
     for (volume, target) in targets {
         filled.push(target.clone());
-        if let Err(error) = volume::unpack_one(store, volume, &target).await {
+        if let Err(error) = volume::unpack_one(tars, volume, &target, wanted).await {
             empty_again(filled).await;
             return Err(error.into());
         }

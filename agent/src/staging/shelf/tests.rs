@@ -105,6 +105,41 @@ fn a_dump_that_was_changed_is_no_staged_checkpoint() {
 }
 
 #[test]
+fn captured_mounts_are_as_they_were_staged() {
+    type Change = fn(&Path);
+    let changes: [(&str, Change, bool); 4] = [
+        ("as it was", |_| {}, true),
+        ("written to", |volumes| fs::write(volumes.join("0.tar"), "worse").unwrap(), false),
+        ("more", |volumes| fs::write(volumes.join("1.tar"), "x").unwrap(), false),
+        ("none", |volumes| fs::remove_dir_all(volumes).unwrap(), false),
+    ];
+    for (what, change, is_whole) in changes {
+        let fixture = Fixture::new();
+        let (digest, temporary) = (Digest::of(b"with mounts"), fixture.shelf.temporary("op"));
+        stage::make(&temporary.join(IMAGES)).unwrap();
+        stage::make(&temporary.join(VOLUMES)).unwrap();
+        fs::write(temporary.join(VOLUMES).join("0.tar"), [7; 5000]).unwrap();
+        let record = Shelf::seal(&temporary, digest.clone(), "a/b:v2".to_owned()).unwrap();
+        assert!(record.bytes >= 5000, "{record:?}");
+        fixture.shelf.publish(&temporary, &digest).unwrap();
+        change(&fixture.shelf.path(&digest).join(VOLUMES));
+        assert_eq!(fixture.shelf.check(&digest).is_ok(), is_whole, "{what}");
+        assert_eq!(fixture.found().contains(&digest), is_whole, "{what}");
+    }
+}
+
+#[test]
+fn what_an_earlier_agent_staged_has_no_captured_mounts() {
+    let fixture = Fixture::new();
+    let path = fixture.shelf.path(&fixture.digest).join("record.json");
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    record.as_object_mut().unwrap().remove("volumes").unwrap();
+    fs::write(&path, record.to_string()).unwrap();
+    fixture.shelf.check(&fixture.digest).unwrap();
+    assert_eq!(fixture.found(), std::slice::from_ref(&fixture.digest));
+}
+
+#[test]
 fn links_and_other_owners_are_refused() {
     let fixture = Fixture::new();
     let elsewhere = fixture.top.path().join("elsewhere");
