@@ -317,7 +317,8 @@ impl Scenario {
     /// for its parent to ask how it ended is none any more. Not what a restored container leaves
     /// until the next restore: what its CRIU was told.
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
-        let script = "ctr container ls -q; ctr task ls; ctr snapshot ls; ctr leases ls; \
+        let script = "ctr container ls -q | sort; ctr task ls | sort; ctr snapshot ls | sort; \
+            ctr leases ls | sort; \
             find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
             -not -path '*/operations*' -not -name '*.sock' \
             -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf \

@@ -15,6 +15,7 @@ mod sys;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,8 @@ use super::Failure;
 
 /// Pause between two ticks.
 const TICK: Duration = Duration::from_millis(20);
+/// Bytes of what is said, filled up with blanks.
+const TOLD_BYTES: usize = 512;
 /// In this time each thread must have counted on. A frozen thread has the same clock as the rest.
 const THREAD_LIMIT: Duration = Duration::from_secs(20);
 /// Pause of a thread that only counts.
@@ -84,10 +87,13 @@ impl Keeper {
                 "{{\"boot\":{},\"count\":{},\"threads\":{threads},\"wrong\":\"{wrong}\"}}\n",
                 self.boot, self.count,
             );
-            // Whole, so that no reader ever sees half of it.
-            let new = self.state.join("keep.new");
-            fs::write(&new, text)?;
-            fs::rename(new, self.state.join("keep"))?;
+            // One file of one length: a checkpoint may meet it open, and where it lies on the node the
+            // source goes on with it, while a restore wants it as it was. One short write, so that
+            // readers see all of it.
+            let told = format!("{text:<TOLD_BYTES$}");
+            let mut file = OpenOptions::new();
+            file.write(true).create(true).truncate(false);
+            file.open(self.state.join("keep"))?.write_all_at(told.as_bytes(), 0)?;
             thread::sleep(TICK);
         }
     }
