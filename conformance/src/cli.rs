@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use crate::bench::{self, Plan};
 use crate::command;
 use crate::demo;
+use crate::machine;
 use crate::node::command_in;
 use crate::node::containerd::Serves;
 use crate::oci;
@@ -79,6 +80,16 @@ enum Command {
     /// Starts, asks and ends a Kubernetes cluster on the two nodes.
     #[command(subcommand)]
     Cluster(cluster::Command),
+    /// Runs a program in an emulated machine; its exit code becomes ours.
+    ///
+    /// For what the kernel here lacks: there it is Debian 13's, which tracks written pages and has
+    /// cgroups of version 2 alone, a security module and all capabilities. The machine has two
+    /// processors, some twenty times slower than here, and no network. It sees the files of this
+    /// machine; what it writes is gone with it. Node roots must have been made before (`node up`),
+    /// and nothing may be built while it runs. Installs QEMU when it is missing, and fetches the
+    /// kernel once, from the machine's own Debian mirror.
+    #[command(after_help = "Example: kybernate-conformance machine -- uname -r")]
+    Machine(machine::Args),
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -214,6 +225,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Node(NodeCommand::Exec { node, words }) => exec(node.as_str(), &words),
         Command::Node(NodeCommand::Down { which }) => down(which),
         Command::Cluster(command) => cluster::run(command),
+        Command::Machine(args) => Ok(machine::run(&args, &say)?),
     }
 }
 

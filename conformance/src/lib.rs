@@ -5,7 +5,7 @@
 //! and [`command`] are how programs are started and ended. [`image`] builds the workload's image, [`programs`] one of
 //! other people's;
 //! [`scenario`] puts registry, agents and keys together for the demo, the tests and the benchmark.
-//! [`cluster`] is Kubernetes on the nodes.
+//! [`cluster`] is Kubernetes on the nodes, [`machine`] another kernel below all of them.
 //! [`oci`] is the conformance suite for any OCI registry, [`vectors`] the one for readers of the
 //! artifact; they need none of the others.
 
@@ -15,6 +15,7 @@ pub mod cluster;
 pub mod command;
 mod demo;
 pub mod image;
+pub mod machine;
 pub mod node;
 pub mod oci;
 pub mod preflight;

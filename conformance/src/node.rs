@@ -21,8 +21,10 @@ use crate::root::{self, Release, RootError};
 
 const INIT: &str = include_str!("node/init.sh");
 /// Enters the node's cgroups before anything else, as a process that was started in it would be.
-const ENTER: &str =
-    r#"while read -r procs; do echo $$ >"$procs"; done </etc/node.cgroups; exec "$@""#;
+/// From outside, as what is there already: with `nsdelegate`, version 2 lets nobody in who is in the
+/// node's cgroup namespace, but not in its cgroup.
+const ENTER: &str = r#"node=/proc/$0/root
+    while read -r procs; do echo $$ >"$node$procs"; done <"$node/etc/node.cgroups"; exec "$@""#;
 /// A killed PID namespace is gone within milliseconds; on a machine that swaps, seconds.
 const GONE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -243,12 +245,13 @@ pub fn command_in(init: Process, words: &[&str]) -> Command {
 /// Prepares a command that runs in the node whose first process is `init`, but in the network of
 /// `network`.
 pub fn command_in_network(init: Process, network: Process, words: &[&str]) -> Command {
-    let mut command = Command::new("nsenter");
-    command.args(["-t", &init.pid.to_string(), "-m", "-u", "-i", "-p", "-C", "-r", "-w"]);
+    let pid = init.pid.to_string();
+    let mut command = Command::new("sh");
+    command.args(["-c", ENTER, &pid]);
+    command.args(["nsenter", "-t", &pid, "-m", "-u", "-i", "-p", "-C", "-r", "-w"]);
     command.arg(format!("--net=/proc/{}/ns/net", network.pid));
     command.args(["/usr/bin/env", "-i", "HOME=/root"]);
-    command.arg("PATH=/srv/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    command.args(["sh", "-c", ENTER, "sh"]).args(words);
+    command.arg("PATH=/srv/bin:/usr/sbin:/usr/bin:/sbin:/bin").args(words);
     command
 }
 

@@ -86,7 +86,7 @@ fn has_module() -> bool {
     command::run(modprobe.args(["--dry-run", "--quiet", "overlay"])).is_ok()
 }
 
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     let mut search = Command::new("sh");
     command::run(search.args(["-c", "command -v \"$1\"", "sh", program])).is_ok()
 }

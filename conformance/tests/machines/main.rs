@@ -1,0 +1,74 @@
+//! What the kernel of this machine cannot show, in an emulated one whose kernel can.
+
+#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+
+use std::ffi::OsStr;
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+use kybernate_conformance::root::{self, Release};
+
+const CLI: &str = env!("CARGO_BIN_EXE_kybernate-conformance");
+/// One at a time: each of them keeps a processor busy.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Runs a program in the machine. What it says is ours to tell when it fails.
+fn machine(words: &[&OsStr]) -> Output {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // Ends when we are killed, and the machine with it.
+    let mut machine = Command::new("setpriv");
+    machine.args(["--pdeathsig", "KILL", "--", CLI, "machine", "--"]).args(words);
+    machine.output().unwrap()
+}
+
+fn shell(script: &str) -> Output {
+    machine(&["sh", "-c", script].map(OsStr::new))
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn the_machine_has_the_kernel_of_users_nodes() {
+    root::ensure(Release::Trixie, &|text| println!("{text}")).unwrap();
+    let root = root::cache().join("roots").join(Release::Trixie.name());
+    let written = root::cache().join("written-in-the-machine");
+    let output = shell(&format!(
+        "pwd >&2
+        uname -r
+        stat -f -c %T /sys/fs/cgroup
+        cat /sys/module/apparmor/parameters/enabled
+        grep CapEff /proc/self/status
+        cd '{root}' && mount -t proc proc proc && mount -t tmpfs tmpfs tmp &&
+            mount -t tmpfs tmpfs run && mount --rbind /dev dev &&
+            chroot . criu check --feature mem_dirty_track
+        echo written >'{written}' && cat '{written}'
+        exit 7",
+        root = root.display(),
+        written = written.display(),
+    ));
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut lines = out.lines();
+    let release = lines.next().unwrap();
+    assert!(release.starts_with("6.12.") && release.contains("+deb13"), "{text}");
+    assert_eq!(
+        lines.collect::<Vec<_>>(),
+        ["cgroup2fs", "Y", "CapEff:\t000001ffffffffff", "mem_dirty_track is supported", "written"],
+        "{text}"
+    );
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), format!("{}\n", here.display()));
+    assert!(!written.exists(), "what is written there is here, too");
+}
+
+#[test]
+fn a_machine_that_dies_says_what_its_kernel_said() {
+    let output = shell("echo c >/proc/sysrq-trigger");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("the machine ended before its command"), "{text}");
+    assert!(text.contains("Kernel panic - not syncing: sysrq triggered crash"), "{text}");
+}
