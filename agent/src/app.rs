@@ -401,7 +401,12 @@ impl From<Rejection> for tonic::Status {
             )
             | Rejection::Node(_)
             | Rejection::Preflight { .. }
-            | Rejection::PreCopy(PreCopyError::NotTracked | PreCopyError::NoRounds)
+            | Rejection::PreCopy(
+                PreCopyError::NotTracked
+                | PreCopyError::Untold(_)
+                | PreCopyError::Filtered
+                | PreCopyError::Gpu,
+            )
             | Rejection::Container { .. }
             | Rejection::Evict(EvictError::InUse(..))
             | Rejection::Suspend(
@@ -428,11 +433,8 @@ impl From<Rejection> for tonic::Status {
             }
             _ => Self::new(code, message),
         };
-        let by_the_node = matches!(
-            rejection,
-            Rejection::Preflight { .. }
-                | Rejection::PreCopy(PreCopyError::NotTracked | PreCopyError::NoRounds)
-        );
+        let by_the_node = matches!(rejection, Rejection::Preflight { .. } | Rejection::PreCopy(_))
+            && code == Code::FailedPrecondition;
         if by_the_node {
             let rule = MetadataValue::from_static(RefusedBy::Compatibility.name());
             status.metadata_mut().insert(REFUSED_BY, rule);

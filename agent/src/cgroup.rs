@@ -147,10 +147,10 @@ pub(crate) fn remove(path: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves this process to the top of every hierarchy, so that whoever ends our service's cgroup
-/// does not end us. Returns how often it worked.
-pub(crate) fn leave() -> io::Result<usize> {
-    let pid = std::process::id().to_string();
+/// Moves this process or one of its children to the top of every hierarchy, so that whoever ends our
+/// service's cgroup does not end it. Returns how often it worked.
+pub(crate) fn leave(pid: u32) -> io::Result<usize> {
+    let pid = pid.to_string();
     let join = |hierarchy: &Mount| fs::write(hierarchy.point.join("cgroup.procs"), &pid).is_ok();
     Ok(hierarchies()?.filter(join).count())
 }

@@ -51,6 +51,7 @@ pub(crate) struct Order {
     time_out: Option<Duration>,
     policy: Policy,
     capture_mounts: Vec<String>,
+    memory: Memory,
     hooks: Hooks,
 }
 
@@ -70,6 +71,15 @@ impl After {
             }
         }
     }
+}
+
+/// When memory is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// In the pause.
+    Paused,
+    /// In rounds before it, and the rest in it.
+    Ahead,
 }
 
 /// What it is to be an increment of.
@@ -105,8 +115,9 @@ impl Order {
         let (after, runnable) = (request.after(), request.runnable());
         let policy = policy(request.tcp(), request.file_locks());
         let container = named(request.container)?;
-        if request.pre_copy {
-            return Err(pre_copy::refusal().into());
+        let memory = if request.pre_copy { Memory::Ahead } else { Memory::Paused };
+        if memory == Memory::Ahead {
+            pre_copy::is_tracked()?;
         }
         let location = Location::from_str(&request.reference)?;
         if location.digest().is_some() {
@@ -165,6 +176,7 @@ impl Order {
             time_out: time_out(request.timeout_seconds),
             policy,
             capture_mounts: request.capture_mounts,
+            memory,
         })
     }
 
@@ -175,6 +187,7 @@ impl Order {
             namespace: self.namespace.clone(),
             policy: self.policy,
             capture_mounts: self.capture_mounts.clone(),
+            pre_copy: self.memory == Memory::Ahead,
         }
     }
 

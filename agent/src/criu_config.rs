@@ -44,15 +44,17 @@ pub(crate) fn given(volumes: &Path, namespace: &str, container: &str) -> PathBuf
     volumes.join(namespace).join(container).join("criu.conf")
 }
 
-/// Makes CRIU of version `criu` do with TCP connections as `tcp` says, for the dump that comes.
-/// Keeping them is an option of containerd's own.
-pub(crate) fn prepare(file: &Path, tcp: TcpPolicy, criu: &[u64]) -> io::Result<()> {
-    let before = match fs::read_to_string(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        read => read?,
-    };
-    let mut text: String =
-        before.split_inclusive('\n').filter(|line| !line.contains(MARK)).collect();
+/// Makes CRIU of version `criu` do with TCP connections as `tcp` says, for the dump that comes, and dump
+/// only what was written to since the one in `parent`, which is seen from that dump's directory.
+/// Keeping connections is an option of containerd's own.
+pub(crate) fn prepare(
+    file: &Path,
+    tcp: TcpPolicy,
+    criu: &[u64],
+    parent: Option<&str>,
+) -> io::Result<()> {
+    let before = said(file)?;
+    let mut text = without_marked(&before);
     let options = CriuOptions::parse(&text);
     // A connection that comes while the container is paused is not accepted any more: it ends as
     // those do that are closed, and must not end the dump.
@@ -65,7 +67,9 @@ pub(crate) fn prepare(file: &Path, tcp: TcpPolicy, criu: &[u64]) -> io::Result<(
     let free = !tcp.keeps(&options) && !options.has("network-lock");
     let free = free && criu >= LOCK_FREE_CRIU.as_slice();
     let lock: &[&str] = if free { &["network-lock skip"] } else { &[] };
-    for option in close.iter().chain(lock) {
+    let parent = parent.map(|parent| ["track-mem".to_owned(), format!("prev-images-dir {parent}")]);
+    let parent = parent.iter().flatten().map(String::as_str);
+    for option in close.iter().chain(lock).copied().chain(parent) {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
@@ -75,14 +79,30 @@ pub(crate) fn prepare(file: &Path, tcp: TcpPolicy, criu: &[u64]) -> io::Result<(
     if text == before && file.exists() { Ok(()) } else { write(file, &text) }
 }
 
+/// Takes away what was said for one operation.
+pub(crate) fn forget(file: &Path) -> io::Result<()> {
+    let before = said(file)?;
+    let text = without_marked(&before);
+    if text == before { Ok(()) } else { write(file, &text) }
+}
+
+/// Returns what a file says; nothing, where it is missing.
+fn said(file: &Path) -> io::Result<String> {
+    match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read,
+    }
+}
+
+/// Returns what is said for every operation.
+fn without_marked(text: &str) -> String {
+    text.split_inclusive('\n').filter(|line| !line.contains(MARK)).collect()
+}
+
 /// Writes the file of a container that is created: with what CRIU is told about all containers of
 /// this node, which runc does not read for one that has a file of its own.
 pub(crate) fn write_created(file: &Path) -> io::Result<()> {
-    let told = match fs::read_to_string(DEFAULT_FILE) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        read => read?,
-    };
-    write(file, &told)
+    write(file, &said(Path::new(DEFAULT_FILE))?)
 }
 
 /// Writes the file of a container that is to be restored: with what its dump wants to be told, for
@@ -119,7 +139,7 @@ mod tests {
     fn an_option_is_there_for_one_operation_only() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("criu/job.conf");
-        let prepare = |tcp| prepare(&file, tcp, &[4, 2]).unwrap();
+        let prepare = |tcp| prepare(&file, tcp, &[4, 2], None).unwrap();
         prepare(TcpPolicy::Refuse);
         assert_eq!(fs::read_to_string(&file).unwrap(), "", "nothing to say");
         prepare(TcpPolicy::Close);
@@ -138,7 +158,7 @@ mod tests {
         let file = directory.path().join("job.conf");
         let skips = |said: &str, tcp, criu: &[u64]| {
             fs::write(&file, said).unwrap();
-            prepare(&file, tcp, criu).unwrap();
+            prepare(&file, tcp, criu, None).unwrap();
             let text = fs::read_to_string(&file).unwrap();
             assert!(text.starts_with(said), "{text}");
             text.lines().any(|line| line == format!("network-lock skip {MARK}"))
@@ -173,8 +193,24 @@ mod tests {
         assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-close #"));
         // What was for one restore chooses nothing for the next dump, which removes it.
         assert!(!CriuOptions::of(&file).has("tcp-close"));
-        prepare(&file, TcpPolicy::Keep, &[]).unwrap();
+        prepare(&file, TcpPolicy::Keep, &[], None).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
+    }
+
+    #[test]
+    fn a_parent_is_named_for_one_dump_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("job.conf");
+        fs::write(&file, "ghost-limit 4M").unwrap();
+        prepare(&file, TcpPolicy::Close, &[4, 1], Some("../round-2")).unwrap();
+        let text = fs::read_to_string(&file).unwrap();
+        let line = format!("\ntrack-mem {MARK}\nprev-images-dir ../round-2 {MARK}\n");
+        assert!(text.ends_with(&line) && text.contains("\ntcp-close "), "{text}");
+        forget(&file).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "ghost-limit 4M\n");
+        fs::remove_file(&file).unwrap();
+        forget(&file).unwrap();
+        assert!(!file.exists(), "nothing was made to be forgotten");
     }
 
     #[test]

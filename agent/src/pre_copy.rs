@@ -1,6 +1,6 @@
-//! Why memory is not copied before the pause (`--pre-copy`): rounds of CRIU's `pre-dump` need a kernel
-//! that tracks which pages a process writes to, and a runtime that lets them be taken
-//! (`spec/decisions/0036`).
+//! Whether memory can be copied before the pause (`--pre-copy`): rounds of CRIU's `pre-dump` need a
+//! kernel that tracks which pages a process writes to, and a way to tell the dump about them
+//! (`spec/decisions/0062`).
 
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 
@@ -23,23 +23,39 @@ pub enum PreCopyError {
          writes to (CONFIG_MEM_SOFT_DIRTY); leave out --pre-copy, or take an increment with --base"
     )]
     NotTracked,
-    /// containerd does not know them.
+    /// The dump cannot be told about them.
     #[error(
-        "memory cannot be copied before the pause: containerd cannot be asked for CRIU's pre-dump; \
-         leave out --pre-copy, or take an increment with --base"
+        "memory cannot be copied before the pause: container {0:?} has no CRIU configuration file of the \
+         agent's own, and containerd has no other way to tell CRIU what was copied before; give it the \
+         annotation org.criu.config=FILE when it is created, a file in the directory criu of the agent's \
+         root, or leave out --pre-copy"
     )]
-    NoRounds,
+    Untold(String),
+    /// The kernel lets nobody who is filtered look behind another's filter.
+    #[error(
+        "memory cannot be copied before the pause: the container has a seccomp filter, and so has this \
+         agent, so that CRIU beneath it may not stop what is filtered (PTRACE_O_SUSPEND_SECCOMP); take \
+         RestrictAddressFamilies, LockPersonality and RestrictRealtime out of the agent's unit, or leave \
+         out --pre-copy"
+    )]
+    Filtered,
+    /// GPU memory is moved when the pause begins.
+    #[error(
+        "memory cannot be copied before the pause: the container has memory on a GPU, and the kernel does \
+         not track that; leave out --pre-copy"
+    )]
+    Gpu,
     /// It is not known whether the kernel can.
     #[error("failed to find out whether this kernel tracks which pages a process writes to")]
     Unknown(#[source] io::Error),
 }
 
-/// Says why there can be no rounds here.
-pub(crate) fn refusal() -> PreCopyError {
+/// Makes sure that the kernel tracks which pages are written to.
+pub(crate) fn is_tracked() -> Result<(), PreCopyError> {
     match tracks_writes() {
-        Ok(true) => PreCopyError::NoRounds,
-        Ok(false) => PreCopyError::NotTracked,
-        Err(error) => PreCopyError::Unknown(error),
+        Ok(true) => Ok(()),
+        Ok(false) => Err(PreCopyError::NotTracked),
+        Err(error) => Err(PreCopyError::Unknown(error)),
     }
 }
 
@@ -79,8 +95,12 @@ mod tests {
         if let Some(built) = built_with() {
             assert_eq!(tracks, built);
         }
-        let told = refusal().to_string();
-        let (kernel, runtime) = (told.contains("CONFIG_MEM_SOFT_DIRTY"), told.contains("pre-dump"));
-        assert_eq!((kernel, runtime), (!tracks, tracks), "{told}");
+        match is_tracked() {
+            Ok(()) => assert!(tracks),
+            Err(error) => {
+                let told = error.to_string();
+                assert!(!tracks && told.contains("CONFIG_MEM_SOFT_DIRTY"), "{told}");
+            }
+        }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn dumper(pid: u32, directory: &Path) -> Option<u32> {
 }
 
 /// Returns the process that traces `pid` or one of its threads.
-fn tracer(pid: u32) -> Option<u32> {
+pub(crate) fn tracer(pid: u32) -> Option<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.filter_map(Result::ok).find_map(|thread| {
         let status = fs::read_to_string(thread.path().join("status")).ok()?;
@@ -84,6 +84,12 @@ pub(crate) fn sleeps(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let is = |key, value: &str| field(&status, key).is_some_and(|text| text.starts_with(value));
     is("State:", "S") && field(&status, "TracerPid:") == Some("0")
+}
+
+/// Whether a process runs under a seccomp filter (`proc_pid_status(5)`).
+pub(crate) fn is_filtered(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    field(&status, "Seccomp:") == Some("2")
 }
 
 /// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`, field 22): no

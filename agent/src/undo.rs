@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
+use crate::criu_config;
 use crate::gpu::{GpuError, Gpus, Held};
 use crate::hooks::{Hook, Hooks};
 use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, State};
@@ -273,6 +274,10 @@ async fn undo_one(
             let patience = Instant::now() + DUMP_PATIENCE;
             let settled = suspend::settle(namespace, container, *pid, directory, patience).await?;
             return Ok(Undone::when(settled));
+        }
+        Made::Told(file) => {
+            let file = file.clone();
+            tokio::task::spawn_blocking(move || criu_config::forget(&file)).await??;
         }
         // They are undone by what is known of the operation.
         Made::Hooked(_) | Made::Gpu(_) | Made::Lease(_) => {}

@@ -32,6 +32,20 @@ pub(crate) enum CheckpointError {
     Stage(#[source] io::Error),
     #[error("failed to write the container's CRIU configuration")]
     CriuConfig(#[source] io::Error),
+    /// Memory was to be copied before the pause.
+    #[error("copying memory before the pause failed: CRIU's pre-dump ended with {status}{log}")]
+    PreCopy {
+        status: std::process::ExitStatus,
+        /// What CRIU's log has to say about it, if anything.
+        log: String,
+    },
+    #[error("failed to have CRIU copy memory before the pause")]
+    PreDump(#[source] io::Error),
+    #[error(
+        "CRIU held the container for longer than its deadline while it copied memory before the pause: \
+         leave out --pre-copy, or take a longer --pause-deadline"
+    )]
+    HeldTooLong,
     #[error("the dump failed{log}")]
     Dump {
         /// What CRIU's log has to say about it, if anything.

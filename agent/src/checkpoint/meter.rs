@@ -36,7 +36,7 @@ pub(super) async fn measure<T>(
 }
 
 /// Returns how many bytes the files of a directory have, as far as they can be looked at.
-fn bytes(directory: PathBuf) -> u64 {
+pub(super) fn bytes(directory: PathBuf) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else { return 0 };
     let sizes = entries.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len()));
     sizes.fold(0, u64::saturating_add)

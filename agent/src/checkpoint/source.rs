@@ -19,11 +19,17 @@ use crate::criu_config;
 use crate::gpu::Held;
 use crate::node::numbers;
 use crate::operations::Kind;
+use crate::pre_copy::PreCopyError;
 use crate::preflight::{self, Check, Finding, Findings, Policy};
 use crate::process;
 use crate::runtime::{Namespace, TaskState, TaskStatus};
 use crate::stage::{self, StageError};
 use crate::suspend;
+
+/// How many times the memory all rounds before the pause may have, at most: the first has everything,
+/// each that is followed by another has less than half of the one before it, and the last may have
+/// everything again.
+const ROUNDS: u64 = 3;
 
 /// Whom to look at, and how.
 #[derive(Clone, Debug)]
@@ -33,6 +39,8 @@ pub(crate) struct Wanted {
     pub(super) policy: Policy,
     /// Places whose content goes along.
     pub(super) capture_mounts: Vec<String>,
+    /// Whether memory is copied before the pause.
+    pub(super) pre_copy: bool,
 }
 
 /// The container, and everything about it that was looked up before anything is touched.
@@ -113,6 +121,7 @@ impl Wanted {
             namespace: namespace_or_default(request.containerd_namespace)?,
             policy,
             capture_mounts: Vec::new(),
+            pre_copy: false,
         })
     }
 }
@@ -131,10 +140,30 @@ impl Source {
                 app.operations.metrics.refused(Kind::Checkpoint, check.words().id);
             }
         }
-        source.ok_or_else(|| Rejection::Preflight {
+        let source = source.ok_or_else(|| Rejection::Preflight {
             container: wanted.container.clone(),
             findings: Findings::new(findings.into_iter().filter(Finding::refuses).collect()),
-        })
+        })?;
+        if wanted.pre_copy {
+            source.takes_rounds()?;
+        }
+        Ok(source)
+    }
+
+    /// Makes sure that the dump can be told about rounds before it.
+    fn takes_rounds(&self) -> Result<(), PreCopyError> {
+        // It stands still anyway, and has nothing on a GPU.
+        if self.suspended {
+            return Ok(());
+        }
+        if !self.gpu.is_empty() {
+            return Err(PreCopyError::Gpu);
+        }
+        if process::is_filtered(std::process::id()) && process::is_filtered(self.pid) {
+            return Err(PreCopyError::Filtered);
+        }
+        let told = self.criu_config.is_some();
+        if told { Ok(()) } else { Err(PreCopyError::Untold(self.container.id.clone())) }
     }
 }
 
@@ -270,7 +299,7 @@ async fn measure(
         execs: namespace.execs(&wanted.container).await?,
         gpus: app.gpus.clone(),
     };
-    let app = Arc::clone(app);
+    let (app, pre_copy) = (Arc::clone(app), wanted.pre_copy);
     let measured = tokio::task::spawn_blocking(move || {
         let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
         let freezer = Freezer::of(task.pid)?;
@@ -282,7 +311,8 @@ async fn measure(
         let written = upper.bytes;
         // What it has written is there twice in the end: as a tar, and compressed.
         let room = mounts.iter().map(|mount| mount.bytes).chain([written, written]);
-        let room = room.fold(memory, u64::saturating_add);
+        let rounds = if pre_copy { memory.saturating_mul(ROUNDS) } else { 0 };
+        let room = room.fold(memory.saturating_add(rounds), u64::saturating_add);
         let stage = stage::choose(&app.config, room);
         let mut findings = preflight::look(&subject);
         let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);

@@ -15,7 +15,9 @@ use kybernate_spec::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::ahead;
+mod early;
+
+use self::early::COPY_LIMIT;
 use super::away::Away;
 use super::base::{self, Opened};
 use super::capture::{Draft, Tree, capture};
@@ -39,9 +41,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// Why a checkpoint cannot be cancelled any more.
 const COMMITTED: &str = "its artifact is stored and is being tagged";
-
-/// How long files may be copied before the pause.
-const COPY_LIMIT: Duration = Duration::from_hours(24);
 
 /// How long a killed source may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -224,8 +223,9 @@ impl Taking<'_> {
     /// Captures everything. A source that is to run on runs then, but for its GPU memory.
     async fn paused_steps(&mut self) -> Result<Captured, CheckpointError> {
         self.draft = self.copy_ahead().await?.map(Arc::new);
+        let round = self.copy_memory().await?;
         self.driver.step("dump");
-        self.tell_criu().await?;
+        self.tell_criu(round.as_deref()).await?;
         self.is_the_same().await?;
         let Paused { pid, directory, .. } = self.paused();
         if self.source.suspended {
@@ -244,6 +244,10 @@ impl Taking<'_> {
         } else {
             self.capture().await?
         };
+        if round.is_some() {
+            // The source may be dumped by others, who have no such round. What fails is tried again.
+            self.forget_round().await;
+        }
         self.order.hooks.while_paused(self.driver, self.source.pid).await?;
         if self.order.after == After::LeaveRunning {
             self.driver.step("resume");
@@ -301,34 +305,6 @@ impl Taking<'_> {
         Ok(packed)
     }
 
-    /// Copies what the container has written while it still runs, where that is much and can be done.
-    /// It is held for a moment first (`ahead`). Whatever goes wrong, nothing is missing later.
-    async fn copy_ahead(&mut self) -> Result<Option<Draft>, CheckpointError> {
-        if !ahead::is_worthwhile(self.app, self.source).await {
-            return Ok(None);
-        }
-        self.driver.step("copy");
-        self.is_the_same().await?;
-        let Paused { pid, directory, .. } = self.paused();
-        let born = self.source.born;
-        self.driver.will_make(Made::Paused { pid, born, directory }).await?;
-        let since = ahead::moment(&self.source.freezer).await;
-        self.running().await?;
-        let Some(since) = since else { return Ok(None) };
-        let draft = self.directory.join("draft");
-        if let Some(guardian) = &mut self.guardian {
-            // The container runs: only what comes after has a deadline.
-            guardian.extend(COPY_LIMIT).await?;
-        }
-        let copied = ahead::copy(self.source, since, &draft, &self.stop);
-        let progress = &self.driver.progress;
-        let copied = measure(&self.directory, self.source.estimate.written, progress, copied).await;
-        if let Some(guardian) = &mut self.guardian {
-            guardian.extend(self.order.deadline).await?;
-        }
-        Ok(copied)
-    }
-
     /// Returns whose GPU memory the agent itself moves.
     fn gpu(&self) -> &Held {
         const NOBODY: &Held = &Held { processes: Vec::new(), uses: Vec::new(), storage: None };
@@ -363,12 +339,20 @@ impl Taking<'_> {
         if task.is_some_and(runs) { Ok(()) } else { Err(CheckpointError::StartedAnew) }
     }
 
-    /// Writes what containerd cannot tell CRIU, where the container has a file for that.
-    async fn tell_criu(&self) -> Result<(), CheckpointError> {
+    /// Writes what containerd cannot tell CRIU, where the container has a file for that. `round` is the
+    /// last that memory was copied in.
+    async fn tell_criu(&self, round: Option<&str>) -> Result<(), CheckpointError> {
         let Some(file) = self.source.criu_config.clone() else { return Ok(()) };
+        if round.is_some() {
+            // No other dump is to look for it.
+            self.driver.will_make(Made::Told(file.clone())).await?;
+        }
         let (tcp, criu) = (self.order.policy.tcp, self.source.criu.clone());
-        let written =
-            tokio::task::spawn_blocking(move || criu_config::prepare(&file, tcp, &criu)).await;
+        let parent = round.map(early::beside);
+        let written = tokio::task::spawn_blocking(move || {
+            criu_config::prepare(&file, tcp, &criu, parent.as_deref())
+        });
+        let written = written.await;
         written.map_err(io::Error::other).and_then(|done| done).map_err(CheckpointError::CriuConfig)
     }
 

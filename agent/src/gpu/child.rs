@@ -104,7 +104,7 @@ fn answer(request: &Request) -> Result<Reply, Failure> {
 /// Leaves the agent's cgroup: whatever ends its service does not end us then. Returns why that is not
 /// so.
 fn left_behind() -> Option<String> {
-    let why = match cgroup::leave() {
+    let why = match cgroup::leave(std::process::id()) {
         Ok(0) => "none can be written to".to_owned(),
         Ok(_) => return None,
         Err(error) => error.to_string(),

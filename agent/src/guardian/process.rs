@@ -71,7 +71,7 @@ fn detach() -> io::Result<()> {
 }
 
 fn guard(args: &GuardianArgs) -> io::Result<()> {
-    match cgroup::leave() {
+    match cgroup::leave(std::process::id()) {
         Ok(0) | Err(_) => tracing::warn!("the guardian stays in the agent's cgroup"),
         Ok(_) => {}
     }
@@ -107,7 +107,8 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
                 }
                 None => {
                     tracing::warn!(container = args.container, "the agent is dead");
-                    break deadline;
+                    // It may have been given more while the container ran.
+                    break deadline.min(Instant::now() + Duration::from_millis(args.deadline_ms));
                 }
             },
             () = tokio::time::sleep_until(deadline) => {

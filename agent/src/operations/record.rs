@@ -157,6 +157,8 @@ pub(crate) enum Made {
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
+    /// CRIU is told something for one dump in this file.
+    Told(PathBuf),
     /// The GPU memory of the source is in its processes, or in files.
     Gpu(Held),
     /// The directory with a container's captured mounts.
@@ -225,6 +227,7 @@ impl Made {
             Self::Directory(_) => "its staging directory was removed".to_owned(),
             Self::Paused { .. } => "the source runs".to_owned(),
             Self::Dumped { .. } => "the source is suspended as it was".to_owned(),
+            Self::Told(_) => "the container's CRIU configuration is as it was".to_owned(),
             Self::Gpu(_) => "the source has its GPU memory back".to_owned(),
             Self::Volume(_) => "the directory of its volumes was removed".to_owned(),
             Self::Lease(id) => format!("lease {id:?} was ended"),

@@ -21,6 +21,7 @@ mod looking;
 mod nodes;
 mod oci;
 mod pods;
+mod pre_copies;
 mod preflights;
 mod provisions;
 mod refusals;

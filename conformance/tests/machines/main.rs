@@ -1,12 +1,18 @@
 //! What the kernel of this machine cannot show, in an emulated one whose kernel can.
 
-#![expect(clippy::unwrap_used, reason = "a failed step here is a failed test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a failed step here is a failed test, and its words are wanted"
+)]
 
 use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
 use kybernate_conformance::root::{self, Release};
+use serde_json::Value;
 
 const CLI: &str = env!("CARGO_BIN_EXE_kybernate-conformance");
 /// One at a time: each of them keeps a processor busy.
@@ -27,6 +33,45 @@ fn shell(script: &str) -> Output {
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
+}
+
+/// Builds the end-to-end tests with all the programs they run, and returns where they are.
+fn end_to_end_tests() -> PathBuf {
+    // All targets: the same features as this test was built with, so nothing is built twice.
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--workspace", "--all-targets", "--locked", "--message-format=json"]);
+    if CLI.contains("/release/") {
+        cargo.arg("--release");
+    }
+    let built = cargo.output().unwrap();
+    assert!(built.status.success(), "the programs do not build: {}", said(&built));
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let of = |message: &Value| {
+        let found = message.get("manifest_path")? == manifest
+            && message.pointer("/target/name")? == "it"
+            && message.pointer("/target/kind/0")? == "test";
+        found.then(|| message.get("executable")?.as_str().map(PathBuf::from))?
+    };
+    let text = String::from_utf8(built.stdout).unwrap();
+    let mut messages = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    messages.find_map(|message| of(&message)).unwrap()
+}
+
+/// Runs end-to-end tests in the machine, in one boot, by their names as `it --list` has them. They
+/// must exist and succeed.
+fn in_the_machine(names: &[&str]) {
+    let tests = end_to_end_tests();
+    // It has no network to make them.
+    for release in [Release::Trixie, Release::Forky] {
+        root::ensure(release, &|text| println!("{text}")).unwrap();
+    }
+    let words = [&["--exact", "--nocapture", "--test-threads=1"], names].concat();
+    let words = words.into_iter().map(OsStr::new);
+    let output = machine(&[tests.as_os_str()].into_iter().chain(words).collect::<Vec<_>>());
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    let passed = format!("{} passed; 0 failed; 0 ignored", names.len());
+    assert!(text.contains(&passed), "not all of {names:?} were run: {text}");
 }
 
 #[test]
@@ -71,4 +116,9 @@ fn a_machine_that_dies_says_what_its_kernel_said() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("the machine ended before its command"), "{text}");
     assert!(text.contains("Kernel panic - not syncing: sysrq triggered crash"), "{text}");
+}
+
+#[test]
+fn memory_is_copied_before_the_pause() {
+    in_the_machine(&["pre_copies::memory_is_copied_before_the_pause_where_the_kernel_tracks_it"]);
 }

@@ -83,8 +83,9 @@ pub(super) struct Checkpoint {
     policy: Policy,
     #[command(flatten)]
     connection: Connection,
-    /// Copy memory before the pause, so that it is shorter. Agents refuse it and say why: the kernel
-    /// has to track which pages are written to, and containerd to take part.
+    /// Copy memory before the pause, in rounds, so that it is shorter. The kernel has to track which
+    /// pages are written to, and the container to have a CRIU configuration file of the agent's own;
+    /// else the agent refuses, and says why.
     #[arg(long)]
     pre_copy: bool,
     /// Take along what is mounted here from the node, PATH in the container. It is the container's own

@@ -1,0 +1,100 @@
+//! Memory that is copied before the pause (`--pre-copy`). A kernel that does not track which pages are
+//! written to lets only the refusal be seen; the emulated machine's kernel does (`tests/machines`).
+
+use fs_err as fs;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
+use serde_json::Value;
+
+use crate::harness::{refused_here, restore, said, start};
+
+/// Of it, the workload writes to little.
+const MIB: u32 = 48;
+
+/// Gives a container a CRIU configuration file that is the agent's to write.
+const OWN_OPTIONS: &[&str] = &["--annotation", "org.criu.config=/var/lib/kybernate/criu/job.conf"];
+
+/// Writes down, in the pause, how much memory each round and the dump have.
+const HOOKS: &str = r#"
+[[hooks]]
+name = "look"
+when = "while_paused"
+command = ["/bin/sh", "-c", "find /run/kybernate /var/lib/kybernate -path '*/stage/*' -name 'pages-*.img' -printf '%p %s\\n' >/root/pages"]
+"#;
+
+fn tracks(node: &Node) -> bool {
+    node.output(&["criu", "check", "--feature", "mem_dirty_track"]).unwrap().status.success()
+}
+
+fn words<'a>(reference: &'a str, key: &'a str) -> [&'a str; 7] {
+    ["checkpoint", "job", reference, "--plain-http", "--pre-copy", "--sign-key", key]
+}
+
+/// Returns how many bytes of memory the files below a directory of the last checkpoint had.
+fn had(node: &Node, directory: &str) -> u64 {
+    let text = fs::read_to_string(node.path("/root/pages")).unwrap();
+    let within = text.lines().filter(|line| line.contains(&format!("/{directory}/")));
+    within.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+/// Takes `job`, and makes sure that its pause was for little.
+fn take(scenario: &Scenario, node: &Node, reference: &str) -> Value {
+    let key = format!("node-{}", node.name());
+    // The first dump makes the file that its CRIU is told by.
+    let traces =
+        || scenario.traces(node).unwrap().replace("/var/lib/kybernate/criu/job.conf\n", "");
+    let before = traces();
+    let taken = scenario.kyb_json(node, &words(reference, &key)).unwrap();
+    let (first, dump) = (had(node, "round-1"), had(node, "images"));
+    println!("{}: {first} bytes before the pause, {dump} in it: {taken}", node.name());
+    assert!(first > u64::from(MIB) << 20, "the first round has not everything: {first}");
+    assert!(dump > 0 && dump * 4 < first, "the pause was for {dump} of {first} bytes");
+    assert!(taken["timesMicroseconds"].to_string().contains("pre-copy"), "{taken}");
+    assert_eq!(traces(), before, "something is left");
+    scenario.wait_for_ticks(node, "job").unwrap()
+}
+
+#[test]
+fn memory_is_copied_before_the_pause_where_the_kernel_tracks_it() {
+    let mut scenario = start();
+    scenario.agent_a.take().unwrap().kill();
+    scenario.agent_b.take().unwrap().kill();
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOOKS).unwrap());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, HOOKS).unwrap());
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let first = scenario.reference("pre-copied/job:v1");
+    if !tracks(a) {
+        println!("NOT SHOWN: this kernel does not track written pages, so that none is copied");
+        scenario.run_workload(a, "job", 1, OWN_OPTIONS).unwrap();
+        let output = scenario.kyb(a, &words(&first, "node-a")).unwrap();
+        refused_here(&output, "CONFIG_MEM_SOFT_DIRTY");
+        scenario.end().unwrap();
+        return;
+    }
+    // Nobody could tell its CRIU what was copied.
+    scenario.run_workload(a, "job", 1, &[]).unwrap();
+    let output = scenario.kyb(a, &words(&first, "node-a")).unwrap();
+    refused_here(&output, "org.criu.config");
+    scenario.remove(a, "job").unwrap();
+
+    scenario.run_workload(a, "job", MIB, OWN_OPTIONS).unwrap();
+    let seen = take(&scenario, a, &first);
+    let told = fs::read_to_string(a.path("/var/lib/kybernate/criu/job.conf")).unwrap();
+    assert!(!told.contains("round"), "another dump would look for it: {told}");
+    // What was restored is taken once more.
+    let second = scenario.reference("pre-copied/job:v2");
+    for reference in [&first, &second] {
+        let output = restore(&scenario, b, reference, "job", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        let after = scenario.wait_for_ticks(b, "job").unwrap();
+        assert_eq!(after["boot_id_of_process"], seen["boot_id_of_process"]);
+        for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+            assert_eq!(after[fact], true, "{after}");
+        }
+        if reference == &first {
+            take(&scenario, b, &second);
+        }
+        scenario.remove(b, "job").unwrap();
+    }
+    scenario.end().unwrap();
+}
