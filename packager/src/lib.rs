@@ -12,6 +12,7 @@ pub mod agent_api;
 pub mod artifact;
 mod bundle;
 mod checked;
+pub mod claim;
 pub mod compat;
 pub mod copy;
 pub mod criu;

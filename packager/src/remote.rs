@@ -30,6 +30,7 @@ use kybernate_spec::{
 use self::blobs::Begun;
 use self::documents::Documents;
 use self::notes::Notes;
+pub(crate) use self::referrers::fallback_tag;
 use self::scheme::Scheme;
 use crate::checked::{checked, length};
 use crate::outline::Outline;

@@ -12,7 +12,7 @@ use crate::key::{KeyError, SigningKey};
 use crate::store::{BlobSource, BlobStream, Store, StoreError};
 
 /// The content of the empty descriptor.
-const EMPTY: &[u8] = b"{}";
+pub(crate) const EMPTY: &[u8] = b"{}";
 
 /// File name of the bundle; oras skips layers without one.
 const TITLE: &str = "signature.sigstore.json";
@@ -70,7 +70,12 @@ pub async fn sign(
     Ok(descriptor)
 }
 
-async fn put(store: &Store, descriptor: &Descriptor, content: Bytes) -> Result<(), StoreError> {
+/// Stores a small blob, unless it is there.
+pub(crate) async fn put(
+    store: &Store,
+    descriptor: &Descriptor,
+    content: Bytes,
+) -> Result<(), StoreError> {
     if store.has_blob(descriptor).await? {
         return Ok(());
     }

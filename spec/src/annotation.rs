@@ -30,6 +30,15 @@ pub const DESTINATION: &str = "io.kybernate.volume.destination";
 /// Which part of a volume's tar a layer is, from 0; absent where it is the whole of it.
 pub const PART: &str = "io.kybernate.volume.part";
 
+/// The node of whoever has taken a checkpoint for itself.
+pub const CLAIM_NODE: &str = "io.kybernate.claim.node";
+/// Its namespace in Kubernetes, or containerd's.
+pub const CLAIM_NAMESPACE: &str = "io.kybernate.claim.namespace";
+/// The UID of its pod, or the container's id without one.
+pub const CLAIM_OWNER: &str = "io.kybernate.claim.owner";
+/// The container's name.
+pub const CLAIM_CONTAINER: &str = "io.kybernate.claim.container";
+
 /// What a Sigstore bundle holds.
 pub const BUNDLE_CONTENT: &str = "dev.sigstore.bundle.content";
 /// The predicate type within a Sigstore bundle.

@@ -36,6 +36,9 @@ pub const PAGE_HASHES: &str = "application/vnd.kybernate.checkpoint.pagehash.v1"
 /// The content of one captured mount.
 pub const VOLUME: &str = "application/vnd.kybernate.checkpoint.volume.v1.tar";
 
+/// The artifact type of what says who has taken a checkpoint for itself.
+pub const CLAIM: &str = "application/vnd.kybernate.claim.v1+json";
+
 /// A Sigstore bundle, as cosign 3 writes it.
 pub const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 /// The payload of the bundle's DSSE envelope.

@@ -9,7 +9,8 @@ use kybernate_spec::RepositoryName;
 use oci_client::errors::OciDistributionError;
 use oci_client::secrets::RegistryAuth;
 use reqwest::header::{
-    ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LINK, RETRY_AFTER,
+    ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, IF_NONE_MATCH, LINK,
+    RETRY_AFTER,
 };
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 
@@ -132,6 +133,27 @@ impl Documents {
         .await
     }
 
+    /// Stores a document where none is to be (RFC 9110, 13.1.2). Returns false when there is one, which
+    /// may be this, stored by a request whose reply was lost.
+    pub(super) async fn put_new(
+        &self,
+        path: &str,
+        media_type: &str,
+        content: Bytes,
+    ) -> Result<bool, StoreErrorKind> {
+        let url = self.address(path)?;
+        persist(async || {
+            let request = self.http.put(url.clone()).header(CONTENT_TYPE, media_type);
+            let request = request.header(IF_NONE_MATCH, "*").body(content.clone());
+            let reply = self.exchange(request, &url, Access::Push).await?;
+            if reply.status() == StatusCode::PRECONDITION_FAILED {
+                return Ok(false);
+            }
+            self.check(reply).await.map(|_reply| true)
+        })
+        .await
+    }
+
     /// Removes what is at `path`.
     pub(super) async fn delete(&self, path: &str) -> Result<(), StoreErrorKind> {
         let url = self.address(path)?;
@@ -224,9 +246,20 @@ impl Documents {
         .await
     }
 
+    /// Sends a request to `url`, and returns the reply when it tells of success.
+    async fn send(
+        &self,
+        request: RequestBuilder,
+        url: &Url,
+        access: Access,
+    ) -> Result<Response, StoreErrorKind> {
+        let reply = self.exchange(request, url, access).await?;
+        self.check(reply).await
+    }
+
     /// Sends a request to `url`; again when the registry says with a 401 that it wants another
     /// token, or one at all.
-    async fn send(
+    async fn exchange(
         &self,
         request: RequestBuilder,
         url: &Url,
@@ -245,10 +278,10 @@ impl Documents {
             if is_new || is_old {
                 self.tokens.forget().await;
                 let request = self.sign(again, url, access).await?;
-                return self.check(within_stall(request.send()).await?).await;
+                return within_stall(request.send()).await;
             }
         }
-        self.check(reply).await
+        Ok(reply)
     }
 }
 

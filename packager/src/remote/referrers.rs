@@ -93,7 +93,7 @@ impl Remote {
 }
 
 /// `<algorithm>-<digits>`, cut to the length a tag may have.
-pub(super) fn fallback_tag(subject: &Digest) -> String {
+pub(crate) fn fallback_tag(subject: &Digest) -> String {
     let digits: String = subject.hex().chars().take(64).collect();
     format!("{}-{digits}", subject.algorithm())
 }

@@ -1,6 +1,7 @@
 //! Lists of tags, and the end of tags and manifests (distribution specification, "Listing Tags"
 //! and "Deleting").
 
+use bytes::Bytes;
 use kybernate_spec::{Digest, Tag};
 use serde::Deserialize;
 
@@ -29,6 +30,19 @@ impl Remote {
     /// referrers are left out.
     pub async fn tags(&self) -> Result<Vec<Tag>, StoreError> {
         self.list_tags().await.map_err(|kind| self.error("list the tags of", "", kind))
+    }
+
+    /// Stores a manifest under a tag or digest that is to be new. Returns whether the registry took it:
+    /// it may have one, and a registry that does not keep the condition takes it all the same.
+    pub(crate) async fn put_new(
+        &self,
+        name: &str,
+        media_type: &str,
+        content: Bytes,
+    ) -> Result<bool, StoreError> {
+        let path = format!("manifests/{name}");
+        let put = self.shared.documents.put_new(&path, media_type, content).await;
+        put.map_err(|kind| self.error("store as new", name, kind))
     }
 
     /// Removes a tag, and nothing else.

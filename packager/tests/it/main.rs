@@ -6,6 +6,7 @@
 
 mod agent;
 mod artifact;
+mod claims;
 mod commands;
 mod compat;
 mod copying;
