@@ -7,6 +7,9 @@ use kybernate_packager::runtime_spec::SourceSpec;
 
 use crate::app::Rejection;
 
+/// Of a pod: `restore-as.kybernate.io/CONTAINER: clone|move`.
+pub(crate) const RESTORE_AS: &str = "restore-as.kybernate.io/";
+
 /// Label of Kubernetes with the pod's namespace.
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// Label of Kubernetes with the container's name in its pod.

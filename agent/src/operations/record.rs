@@ -132,6 +132,8 @@ pub enum RefusedBy {
     Identity,
     /// A rule of this node's configuration, or of what a request may ask for.
     Policy,
+    /// Somebody else has it, and it goes on in one place only.
+    Claim,
 }
 
 /// Something an operation made and has to take away again when it fails.
@@ -203,6 +205,7 @@ impl RefusedBy {
             Self::Compatibility => "compatibility",
             Self::Identity => "identity",
             Self::Policy => "policy",
+            Self::Claim => "claim",
         }
     }
 }

@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::REFUSED_BY;
 use kybernate_packager::artifact::Checkpoint;
+use kybernate_packager::claim::Claimant;
 use kybernate_spec::{Digest, Location, chain};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
 mod fill;
+mod taken;
 
 use super::admission::{AdmissionError, Admitted, admit};
 use super::bring::is_temporary;
@@ -67,6 +69,8 @@ struct Open {
     settled: oneshot::Sender<String>,
     /// Cancelled when all that was prepared for it is gone.
     ended: CancellationToken,
+    /// Of the pod's container, whatever its id is this time.
+    note: PathBuf,
 }
 
 /// containerd's namespace and id of the new container.
@@ -97,6 +101,8 @@ pub(crate) enum ClaimError {
     Operations(#[from] OperationsError),
     #[error("failed to prepare the restore")]
     Place(#[source] io::Error),
+    #[error(transparent)]
+    Taken(#[from] kybernate_packager::claim::ClaimError),
     #[error("the registry or containerd did not answer within {} s", ACCEPT_LIMIT.as_secs())]
     Late,
     #[error("kybernate-runc does not wait for it any more")]
@@ -115,6 +121,7 @@ impl ClaimError {
             Self::Refused(refusal) => Some(refusal.by),
             Self::Pod(error) => error.is_refusal().then_some(RefusedBy::Policy),
             Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
+            Self::Taken(error) => error.is_refusal().then_some(RefusedBy::Claim),
             _ => None,
         }
     }
@@ -165,6 +172,8 @@ pub(crate) async fn claim(
     let busy = app.reserve(&claim.namespace, &claim.container)?;
     let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
     let policy = pod.policy(&claim.live)?;
+    let claimant = pod.claimant(&claim.live, &app.config.node)?;
+    let alone = taken::alone(app, &pod, claimant.as_ref()).await?;
     let looked = pod.clone();
     let restart = tokio::task::spawn_blocking(move || looked.restart(policy)).await;
     if let Restart::Fresh(fresh_because) =
@@ -183,9 +192,15 @@ pub(crate) async fn claim(
         };
         let ended = CancellationToken::new();
         let _ending = ended.clone().drop_guard();
-        let call = Driven { app: &app, driver: &driver, claim: &claim, pod: &pod };
+        let call = Driven {
+            app: &app,
+            driver: &driver,
+            claim: &claim,
+            pod: &pod,
+            claimant: claimant.as_ref(),
+        };
         let conclusion = drive(call, answer, ended, &cancel).await;
-        drop(busy);
+        drop((busy, alone));
         driver.close(conclusion).await;
     });
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
@@ -195,10 +210,15 @@ pub(crate) async fn claim(
 /// and has been cleaned up after by who asks now.
 async fn supersede(app: &App, key: &Key) {
     let Some(open) = app.claims.open().remove(key) else { return };
+    replace(open, &key.1).await;
+}
+
+/// Has a claim end whose container is created once more.
+async fn replace(open: Open, container: &str) {
     // It may have settled just now.
     drop(open.settled.send("kybernate-runc was killed".to_owned()));
     if tokio::time::timeout(END_LIMIT, open.ended.cancelled()).await.is_err() {
-        tracing::warn!(container = key.1, "an earlier claim does not end");
+        tracing::warn!(container, "an earlier claim does not end");
     }
 }
 
@@ -220,6 +240,8 @@ struct Driven<'a> {
     driver: &'a Driver,
     claim: &'a Claim,
     pod: &'a Pod,
+    /// Who takes the checkpoint, when nobody else is to have it.
+    claimant: Option<&'a Claimant>,
 }
 
 /// Prepares, answers, and waits for the end.
@@ -240,7 +262,8 @@ async fn drive(
         }
         Ok(prepared) => {
             let (sender, settled) = oneshot::channel();
-            app.claims.open().insert(claim.key(), Open { settled: sender, ended });
+            let note = prepared.note.clone();
+            app.claims.open().insert(claim.key(), Open { settled: sender, ended, note });
             let limit = app.config.pods.restore_limit + GRACE;
             let told = answer.send(Ok(prepared.answer.clone())).is_ok();
             let problem = tokio::select! {
@@ -251,6 +274,9 @@ async fn drive(
             conclude(&prepared, problem).await
         }
     };
+    if conclusion.state != State::Done {
+        taken::let_go(driven).await;
+    }
     if conclusion.state == State::Done {
         let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
         if let Err(error) = kept {
@@ -317,7 +343,7 @@ struct Accepted {
 }
 
 async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepared, ClaimError> {
-    let Driven { app, driver, claim, pod } = driven;
+    let Driven { app, driver, claim, pod, .. } = driven;
     let began = Instant::now();
     let accepted = tokio::select! {
         accepted = tokio::time::timeout(ACCEPT_LIMIT, accept(driven)) => accepted,
@@ -356,7 +382,7 @@ fn left(limit: Duration, spent: Duration) -> Duration {
 
 /// Judges the staged checkpoint.
 async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
-    let Driven { app, driver, claim, pod } = driven;
+    let Driven { app, driver, claim, pod, .. } = driven;
     driver.commit(COMMITTED).map_err(|_cancelled| ClaimError::ShuttingDown)?;
     let order = claim.order(app, pod);
     let Some(staged) = app.staging.take(&claim.digest, driver.id()).await else {
@@ -379,6 +405,7 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     if !reasons.is_empty() {
         return Err(Refusal { by: RefusedBy::Identity, reasons }.into());
     }
+    taken::take(driven, &admitted).await?;
     Ok(Accepted { admitted, staged, summary })
 }
 

@@ -11,10 +11,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use kybernate_packager::claim::Claimant;
 use kybernate_spec::chain;
 
 use super::live::Live;
 use crate::app::App;
+use crate::container::RESTORE_AS;
 use crate::runtime::RuntimeError;
 use crate::stage;
 
@@ -36,6 +38,8 @@ pub(super) struct Pod {
     namespace: String,
     /// Name of the container in its pod.
     container: String,
+    /// UID of the pod; the container's id without one.
+    uid: String,
     note: PathBuf,
     /// Whether it may be one that ended and is created again, under another id, as pods' are.
     starts_again: bool,
@@ -67,6 +71,8 @@ pub(crate) enum PodError {
     Name(String, String),
     #[error("the annotation {0} is {1:?}: it is fresh, restore or fail")]
     Policy(String, String),
+    #[error("the annotation {0} is {1:?}: it is clone or move")]
+    As(String, String),
     #[error("it was restored before, and its pod wants it to fail then")]
     Again,
     #[error("failed to look up whether it was restored before")]
@@ -98,6 +104,7 @@ impl Pod {
             return Ok(Self {
                 namespace,
                 container,
+                uid: id.to_owned(),
                 note: directory.join(id),
                 starts_again: false,
             });
@@ -107,7 +114,7 @@ impl Pod {
             return Err(PodError::Name(told.to_owned(), container));
         }
         let note = directory.join(format!("{uid}.{container}"));
-        Ok(Self { namespace: pod, container, note, starts_again: true })
+        Ok(Self { namespace: pod, container, uid, note, starts_again: true })
     }
 
     /// Returns the namespace that trust rules are about.
@@ -128,6 +135,21 @@ impl Pod {
             Some("restore") => Ok(OnRestart::Restore),
             Some("fail") => Ok(OnRestart::Fail),
             Some(other) => Err(PodError::Policy(key, other.to_owned())),
+        }
+    }
+
+    /// Returns who takes the checkpoint, when it goes on in one place only.
+    pub(super) fn claimant(&self, live: &Live, node: &str) -> Result<Option<Claimant>, PodError> {
+        let key = format!("{RESTORE_AS}{}", self.container);
+        match live.annotation(&key) {
+            None | Some("clone") => Ok(None),
+            Some("move") => Ok(Some(Claimant {
+                node: node.to_owned(),
+                namespace: self.namespace.clone(),
+                owner: self.uid.clone(),
+                container: self.container.clone(),
+            })),
+            Some(other) => Err(PodError::As(key, other.to_owned())),
         }
     }
 
@@ -200,6 +222,7 @@ mod tests {
         let mut pod = Pod {
             namespace: "team".to_owned(),
             container: "web".to_owned(),
+            uid: "uid".to_owned(),
             note: note.clone(),
             starts_again: true,
         };
@@ -221,6 +244,28 @@ mod tests {
         // Without a pod, the same id is another container.
         pod.starts_again = false;
         assert_eq!(restart(&pod, "fresh").unwrap(), Restart::Restore);
+    }
+
+    #[test]
+    fn a_checkpoint_is_taken_for_a_move_alone() {
+        let pod = Pod {
+            namespace: "team".to_owned(),
+            container: "web".to_owned(),
+            uid: "uid".to_owned(),
+            note: "/none".into(),
+            starts_again: true,
+        };
+        let claimant = |annotations: serde_json::Value| {
+            let spec = serde_json::json!({ "annotations": annotations }).to_string();
+            pod.claimant(&Live::parse(spec.as_bytes()).unwrap(), "b")
+        };
+        let key = "restore-as.kybernate.io/web";
+        assert_eq!(claimant(serde_json::json!({})).unwrap(), None);
+        assert_eq!(claimant(serde_json::json!({ key: "clone" })).unwrap(), None);
+        let moved = claimant(serde_json::json!({ key: "move" })).unwrap().unwrap();
+        assert_eq!((&*moved.owner, &*moved.node, &*moved.container), ("uid", "b", "web"));
+        let wrong = claimant(serde_json::json!({ key: "both" })).unwrap_err();
+        assert!(wrong.to_string().contains(key), "{wrong}");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde_json::{Map, Value};
 
+use crate::container::RESTORE_AS;
+
 /// Set by containerd's CRI plugin: whether it is the pod's sandbox or one of its containers.
 const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
 /// Set by containerd's CRI plugin: the container's name in the pod.
@@ -77,6 +79,9 @@ impl Bundle {
                 return Err(format!("the annotation {key} is {other:?}: it is fail or cold"));
             }
         };
+        // A fresh start beside a workload that was moved is what a pod that moves does not want.
+        let moves = self.annotation(&format!("{RESTORE_AS}{name}")) == Some("move");
+        let on_failure = if moves { OnFailure::Fail } else { on_failure };
         Ok(Some(Wish { reference: reference.to_owned(), on_failure }))
     }
 
@@ -172,6 +177,10 @@ mod tests {
         let wish = bundle(annotations.clone()).1.wish().unwrap().unwrap();
         let expected = Wish { reference: "host/app@sha256:0".into(), on_failure: OnFailure::Cold };
         assert_eq!(wish, expected);
+
+        annotations["restore-as.kybernate.io/web"] = json!("move");
+        let wish = bundle(annotations.clone()).1.wish().unwrap().unwrap();
+        assert_eq!(wish.on_failure, OnFailure::Fail, "it starts beside what was moved");
 
         annotations["on-failure.kybernate.io/web"] = json!("maybe");
         let wrong = bundle(annotations.clone()).1.wish().unwrap_err();

@@ -59,6 +59,8 @@ pub(crate) enum Rule {
     Identity,
     /// The node's configuration does not allow it.
     Policy,
+    /// Somebody else has it, and it goes on in one place only.
+    Claim,
 }
 
 impl Failure {
@@ -168,6 +170,7 @@ impl fmt::Display for Rule {
             Self::Compatibility => "compatibility",
             Self::Identity => "identity",
             Self::Policy => "policy",
+            Self::Claim => "claim",
         })
     }
 }
@@ -175,8 +178,14 @@ impl fmt::Display for Rule {
 impl Rule {
     /// Reads the name that an agent gives a rule.
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let rules =
-            [Self::Signature, Self::Integrity, Self::Compatibility, Self::Identity, Self::Policy];
+        let rules = [
+            Self::Signature,
+            Self::Integrity,
+            Self::Compatibility,
+            Self::Identity,
+            Self::Policy,
+            Self::Claim,
+        ];
         rules.into_iter().find(|rule| rule.to_string() == name)
     }
 }

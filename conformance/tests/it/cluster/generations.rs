@@ -16,9 +16,34 @@ pub(super) struct Second {
     of_b: (String, Value),
 }
 
+/// Says that a pod is the only one that goes on from its checkpoint.
+const MOVES: (&str, &str) = ("restore-as.kybernate.io/main", "move");
+
 /// Starts the pod that goes on on the node where it was taken.
 pub(super) fn begin(story: &Story) {
-    story.apply(&[Wanted { node: "a", ..Wanted::restored("home", &story.pinned) }]);
+    let home = Wanted { node: "a", ..Wanted::restored("home", &story.pinned) };
+    story.apply(&[home.with(MOVES.0, MOVES.1)]);
+}
+
+/// A pod of the other node that wants what was moved already, or else to start cold.
+fn moves_too<'a>(name: &'a str, story: &'a Story) -> Wanted<'a> {
+    let wanted = Wanted::restored(name, &story.pinned).with(MOVES.0, MOVES.1);
+    wanted.with("on-failure.kybernate.io/main", "cold")
+}
+
+/// A workload that was moved is nobody else's, until somebody says that it is gone.
+fn it_is_moved_once(story: &Story) {
+    let words = ["refused (claim)", "it was moved already", "on node \"a\""];
+    let told = story.wait_told("default", "twice", &words);
+    assert!(!told.contains("Started container") && !told.contains("Container started"), "{told}");
+    story.delete("default", &["twice"]);
+    let (name, digest) = story.pinned.split_once("@sha256:").unwrap();
+    let (repository, _tag) = name.rsplit_once(':').unwrap();
+    let claim = format!("{repository}:sha256-{digest}.claim");
+    story.scenario.testbed.b.run(&["crane", "delete", "--insecure", &claim]).unwrap();
+    story.apply(&[moves_too("late", story)]);
+    story.goes_on("late", &story.before);
+    story.delete("default", &["late"]);
 }
 
 impl Second {
@@ -34,6 +59,7 @@ impl Second {
         let of_a = story.goes_on("home", &story.before);
         let home = story.take(a, &story.container("home"), "pods/source:a", &[]);
         story.goes_on("home", &of_a);
+        story.apply(&[moves_too("twice", story)]);
         story.stage(b, &home);
         story.delete("default", &["home"]);
 
@@ -64,5 +90,6 @@ impl Second {
         story.take(b, &story.container("b-b"), "pods/source:bb", &[]);
         kubelet::it_comes_in(story, "b-b", &third);
         story.delete("default", &["a-b", "b-b"]);
+        it_is_moved_once(story);
     }
 }

@@ -1,0 +1,72 @@
+//! A checkpoint that moves, and who has it: a pod that says so takes it in its registry, so that no other
+//! pod gets it, on whatever node (`spec/decisions/0064`).
+
+use std::sync::Arc;
+
+use kybernate_packager::claim::{ClaimError as TakenError, Claimant, claim, release};
+use kybernate_packager::store::{ConnectOptions, Store};
+use kybernate_spec::chain;
+
+use super::{ACCEPT_LIMIT, Admitted, Driven, replace};
+use crate::app::{App, Busy, Rejection};
+use crate::restore::pod::Pod;
+
+/// In place of containerd's namespace: what is reserved is a pod's container, by its note.
+const PODS: &str = "pods that move:";
+
+/// Makes sure that a pod's container is restored once at a time, under whatever id: a kubelet tries
+/// again with another one, and an attempt that has failed may be about to let go of what both call
+/// their own.
+pub(super) async fn alone(
+    app: &Arc<App>,
+    pod: &Pod,
+    claimant: Option<&Claimant>,
+) -> Result<Option<Busy>, Rejection> {
+    if claimant.is_none() {
+        return Ok(None);
+    }
+    let earlier = {
+        let mut open = app.claims.open();
+        let key = open.iter().find(|(_, one)| one.note == pod.note()).map(|(key, _)| key.clone());
+        key.and_then(|key| open.remove(&key))
+    };
+    if let Some(earlier) = earlier {
+        replace(earlier, &pod.note().display().to_string()).await;
+    }
+    app.reserve(PODS, &pod.note().display().to_string()).map(Some)
+}
+
+/// Takes the checkpoint for a pod that wants nobody else to have it.
+pub(super) async fn take(driven: Driven<'_>, admitted: &Admitted) -> Result<(), TakenError> {
+    let Some(claimant) = driven.claimant else { return Ok(()) };
+    driven.driver.step("claim");
+    claim(&admitted.store, &admitted.checkpoint.stored.descriptor, claimant).await
+}
+
+/// Lets others have the checkpoint of a container that was not restored, now or before.
+pub(super) async fn let_go(driven: Driven<'_>) {
+    let Driven { app, driver, claim, pod, claimant } = driven;
+    let (Some(claimant), note) = (claimant, pod.note().to_owned()) else { return };
+    let runs = tokio::task::spawn_blocking(move || note.exists()).await;
+    if runs.unwrap_or(true) {
+        return;
+    }
+    let connect =
+        ConnectOptions { plain_http: app.config.is_plain_http(&claim.location), notes: None };
+    let released = async {
+        let store = Store::open(&claim.location, &connect).await?;
+        let index = store.manifest(&claim.digest).await?.descriptor;
+        release(&store, &index, claimant).await
+    };
+    match tokio::time::timeout(ACCEPT_LIMIT, released).await {
+        Ok(Ok(_)) => {}
+        // It stays with this pod, which may try again.
+        Ok(Err(error)) => {
+            let error = chain(&error).to_string();
+            tracing::warn!(operation.id = driver.id(), error, "a checkpoint stays taken");
+            let told = format!("the checkpoint stays taken by this pod: {error}");
+            driver.note(|record| record.warnings.push(told));
+        }
+        Err(_late) => tracing::warn!(operation.id = driver.id(), "a checkpoint stays taken"),
+    }
+}
