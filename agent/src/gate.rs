@@ -27,7 +27,7 @@ mod judge;
 mod summary;
 
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
-pub(crate) use self::judge::{APPARMOR, Expected, SELINUX, judge, judge_alone};
+pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, SELINUX, judge, judge_alone};
 #[cfg(test)]
 pub(crate) use self::summary::MountFact;
 pub(crate) use self::summary::Summary;

@@ -86,6 +86,8 @@ struct Allowances {
     devices: Vec<String>,
     capabilities: Vec<String>,
     host_namespaces: Vec<String>,
+    /// A network namespace of this node that it joins, by its path.
+    network: Option<String>,
     no_seccomp: bool,
     new_privileges: bool,
     unknown_facts: bool,
@@ -179,21 +181,44 @@ impl Allowances {
                 return invalid(format!("{name:?} is no capability, as CAP_SYS_PTRACE is one"));
             }
         }
-        for name in &allow.host_namespaces {
-            if !["network", "pid", "ipc", "uts"].contains(&&**name) {
-                return invalid(format!("{name:?} is no namespace: network, pid, ipc or uts"));
-            }
-        }
+        let (host_namespaces, network) = namespaces(allow.host_namespaces)?;
         Ok(Self {
             mounts,
             devices: allow.devices,
             capabilities: allow.capabilities,
-            host_namespaces: allow.host_namespaces,
+            host_namespaces,
+            network,
             no_seccomp: allow.no_seccomp,
             new_privileges: allow.new_privileges,
             unknown_facts: allow.unknown_facts,
         })
     }
+}
+
+/// Tells namespaces of the host from a network that is named by its path.
+fn namespaces(named: Vec<String>) -> Result<(Vec<String>, Option<String>), Rejection> {
+    let (mut of_host, mut networks) = (Vec::new(), Vec::new());
+    for name in named {
+        match name.strip_prefix("network:") {
+            Some(path) if path.starts_with('/') && !path.split('/').any(|part| part == "..") => {
+                networks.push(path.to_owned());
+            }
+            Some(path) => {
+                let text = format!("{path:?} is no absolute path of a network namespace");
+                return Err(Rejection::Invalid(text));
+            }
+            None if ["network", "pid", "ipc", "uts"].contains(&&*name) => of_host.push(name),
+            None => {
+                let text =
+                    format!("{name:?} is no namespace: network, network:PATH, pid, ipc or uts");
+                return Err(Rejection::Invalid(text));
+            }
+        }
+    }
+    if networks.len() + usize::from(of_host.iter().any(|name| name == "network")) > 1 {
+        return Err(Rejection::Invalid("it can be in one network only".to_owned()));
+    }
+    Ok((of_host, networks.pop()))
 }
 
 #[cfg(test)]

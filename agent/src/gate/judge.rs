@@ -35,6 +35,8 @@ pub(crate) struct Expected {
     pub(crate) writable: BTreeSet<String>,
     /// Namespaces of this node that the container joins.
     pub(crate) host_namespaces: BTreeSet<String>,
+    /// Networks and PID namespaces that the runtime has it join, by their paths.
+    pub(crate) joined_namespaces: BTreeSet<String>,
     /// CRIU's plugins that bring back what they have saved: these and no others.
     pub(crate) plugins: BTreeSet<String>,
 }
@@ -52,6 +54,11 @@ impl Expected {
         self.lsm_profile.as_ref().filter(|_| self.lsm == SELINUX)
     }
 }
+
+/// The namespaces that runc hands over to CRIU, and by which names (`criuNsToKey`). Those of other kinds
+/// CRIU joins by itself, wherever the dumped processes were.
+pub(crate) const HANDED_OVER: [(&str, &str); 2] =
+    [("network", "extRootNetNS"), ("pid", "extRootPidNS")];
 
 /// Images that would reach beyond the container, by how their names begin.
 const FORBIDDEN: &[&str] =
@@ -207,6 +214,40 @@ fn judge_shared(summary: &Summary, expected: &Expected, reasons: &mut BTreeSet<S
         if !summary.host_namespaces.contains(name) {
             reasons.insert(format!("its processes had a {name} namespace of their own"));
         }
+    }
+    for (name, key) in HANDED_OVER {
+        judge_joined(name, key, summary, expected, reasons);
+    }
+}
+
+/// CRIU takes what it is handed over where the dump says so, and nowhere else: otherwise it makes a
+/// new one, whatever the new container is to join.
+fn judge_joined(
+    name: &str,
+    key: &str,
+    summary: &Summary,
+    expected: &Expected,
+    reasons: &mut BTreeSet<String>,
+) {
+    let joins = expected.joined_namespaces.contains(name);
+    match summary.external_namespaces.get(name) {
+        Some(other) if other != key => {
+            reasons.insert(format!(
+                "it asks for a {name} namespace by the name {other:?}, which runc does not know"
+            ));
+        }
+        Some(_) if !joins => {
+            reasons.insert(format!(
+                "its {name} namespace was given to it, as a Pod's is, and the new container joins none \
+                 (allow.host_namespaces, --allow-host-namespace {name}:PATH)"
+            ));
+        }
+        None if joins && !summary.host_namespaces.contains(name) => {
+            reasons.insert(format!(
+                "its {name} namespace was its own, and the new container joins another one"
+            ));
+        }
+        _ => {}
     }
 }
 

@@ -14,7 +14,7 @@ use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
 use super::common::Inside;
-use super::images::{DESCRIPTORS, Descriptor, FILES, File};
+use super::images::{DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -44,6 +44,8 @@ pub(crate) struct Summary {
     pub(crate) identities: BTreeSet<ThreadIdentity>,
     /// Namespaces the processes share with the host the dump was taken on.
     pub(crate) host_namespaces: BTreeSet<String>,
+    /// Namespaces that whoever restores hands over, and by which names CRIU asks for them.
+    pub(crate) external_namespaces: BTreeMap<String, String>,
     /// Whether some process is in other namespaces than the first.
     pub(crate) nested_namespaces: bool,
     pub(crate) mounts: Vec<MountFact>,
@@ -114,6 +116,8 @@ pub(crate) struct Builder {
     inventory: Option<Inventory>,
     cores: BTreeMap<u32, Core>,
     ids: BTreeMap<u32, Ids>,
+    /// Names of namespaces that come from outside, by their kind and number.
+    external: BTreeMap<(&'static str, u32), String>,
     filters: Option<Vec<Filter>>,
 }
 
@@ -136,6 +140,13 @@ const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 pub(crate) fn is_judged(name: &str) -> bool {
     matches!(name, "inventory.img" | "pstree.img" | "files.img" | "seccomp.img")
         || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
+        || namespace(name).is_some()
+}
+
+/// Returns which namespace an image is about, if it can come from outside.
+fn namespace(name: &str) -> Option<(&'static str, u32)> {
+    let of = |prefix, kind| numbered(name, prefix).map(|number| (kind, number));
+    of("netns", "network").or_else(|| of("pidns", "pid"))
 }
 
 /// Returns the number in a name as CRIU writes it: `core-1.img`, but not `core-01.img`, which would
@@ -206,6 +217,13 @@ impl Builder {
         } else if numbered(name, "mountpoints").is_some() {
             self.summary.mount_namespaces += 1;
             self.mounts(content)?;
+        } else if let Some((kind, number)) = namespace(name) {
+            let external = match kind {
+                "network" => one::<Network>(content, NETWORK)?.external,
+                _ => one::<Pids>(content, PIDS)?.external,
+            };
+            self.external.extend(external.map(|key| ((kind, number), key)));
+            bounded(self.external.len(), "namespaces")?;
         } else {
             match name {
                 "inventory.img" => self.inventory = Some(one(content, Magic::INVENTORY)?),
@@ -381,6 +399,11 @@ impl Builder {
                 // Without a number there is nothing new to be made.
                 if ours.is_none() || ours == theirs {
                     self.summary.host_namespaces.insert((*name).to_owned());
+                } else if let Some(key) =
+                    ours.and_then(|number| self.external.get(&(*name, number)))
+                {
+                    // One that is the host's CRIU does not look at.
+                    self.summary.external_namespaces.insert((*name).to_owned(), key.clone());
                 }
             }
         }

@@ -13,6 +13,7 @@ use kybernate_packager::criu::{Inventory, Magic, Plugins, Process};
 use kybernate_packager::runtime_spec::defaults;
 
 mod labels;
+mod namespaces;
 
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;

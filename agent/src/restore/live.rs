@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use fs_err as fs;
 use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
-use crate::gate::{APPARMOR, Expected, SELINUX, Summary};
+use crate::gate::{APPARMOR, Expected, HANDED_OVER, SELINUX, Summary};
 
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
@@ -70,9 +71,17 @@ impl Live {
             }
             external_mounts.extend(places);
         }
-        // In those of its pod it may or may not have been at home: runc joins them itself.
-        let joined = self.namespaces(|found| found.is_some_and(|path| !path.is_empty()));
-        let joined = joined.filter(|name| summary.host_namespaces.contains(name));
+        // In those of its pod it may or may not have been at home: CRIU joins them itself, but for two
+        // kinds. Of these it stays where it is, in the node's, when the dump was there, and a pod may
+        // have that by its path.
+        let is_joined = |path: Option<&str>| path.is_some_and(|path| !path.is_empty());
+        let is_handed = |name: &String| HANDED_OVER.iter().any(|(handed, _)| handed == name);
+        let nodes: BTreeSet<String> =
+            self.namespaces(|path| path.is_some_and(is_the_nodes)).collect();
+        let joined = self.namespaces(is_joined);
+        let joined = joined.filter(|name| {
+            summary.host_namespaces.contains(name) && (!is_handed(name) || nodes.contains(name))
+        });
         Expected {
             capabilities: self.strings("/process/capabilities/bounding", None).collect(),
             no_new_privileges: self.flag("/process/noNewPrivileges"),
@@ -86,6 +95,7 @@ impl Live {
             read_only,
             writable,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
+            joined_namespaces: self.namespaces(is_joined).filter(is_handed).collect(),
             plugins: BTreeSet::new(),
         }
     }
@@ -155,6 +165,16 @@ impl Live {
     }
 }
 
+/// Whether a path leads to the namespace that this process is in, as containerd is and runc.
+fn is_the_nodes(path: &str) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let number = |path: &str| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let found = number(path);
+    found.is_some()
+        && ["net", "pid"].iter().any(|kind| number(&format!("/proc/self/ns/{kind}")) == found)
+}
+
 fn text(value: &Value, key: &str) -> Option<String> {
     value.get(key)?.as_str().map(str::to_owned)
 }
@@ -189,7 +209,7 @@ mod tests {
             "linux": {
                 "namespaces": [
                     { "type": "pid" }, { "type": "mount" },
-                    { "type": "network", "path": "/proc/7/ns/net" },
+                    { "type": "network", "path": "/run/netns/none-such" },
                     { "type": "ipc", "path": "/proc/7/ns/ipc" },
                 ],
                 "maskedPaths": ["/proc/version", "/proc/none-such"],
@@ -205,7 +225,7 @@ mod tests {
     fn a_pods_container_gives_what_its_specification_says() {
         let live = pod();
         let summary = Summary {
-            host_namespaces: ["network", "user"].map(str::to_owned).into(),
+            host_namespaces: ["network", "ipc", "user"].map(str::to_owned).into(),
             ..Summary::default()
         };
         let expected = live.expected(&summary, 0, &[]);
@@ -215,14 +235,38 @@ mod tests {
         assert_eq!(names(&expected.external_mounts), "/dev/shm /etc/hosts");
         assert_eq!(names(&expected.masked), "/proc/version");
         assert_eq!(names(&expected.read_only), "/etc/hosts /proc/sys /sys");
-        // uts is not listed, so it is the host's; the network is its pod's, and the dump was in one.
-        assert_eq!(names(&expected.host_namespaces), "network uts");
+        // uts is not listed, so it is the host's; ipc is its pod's, which CRIU joins. The network is its
+        // pod's, in which CRIU would not put what was in the host's.
+        assert_eq!(names(&expected.host_namespaces), "ipc uts");
+        assert_eq!(names(&expected.joined_namespaces), "network");
 
         let allowed = live.allowances();
         assert_eq!(allowed.devices, ["/dev/fuse"]);
         assert_eq!(allowed.host_namespaces, ["uts"]);
         assert_eq!(live.bound("/dev/shm"), Some("/run/sandbox/shm".into()));
         assert_eq!(live.annotation("io.kubernetes.cri.container-name"), Some("web"));
+    }
+
+    #[test]
+    fn a_pod_may_have_the_nodes_own_network() {
+        let expected = |path: &str, dumped: &[&str]| {
+            let network = json!({ "type": "network", "path": path });
+            let spec = json!({ "linux": { "namespaces": [network, { "type": "pid" }] } });
+            let host_namespaces = dumped.iter().map(ToString::to_string).collect();
+            let summary = Summary { host_namespaces, ..Summary::default() };
+            Live::parse(spec.to_string().as_bytes()).unwrap().expected(&summary, 0, &[])
+        };
+        let is_given = |found: &Expected| {
+            let has = |names: &BTreeSet<String>| names.contains("network");
+            (has(&found.host_namespaces), has(&found.joined_namespaces))
+        };
+        // As containerd's CRI plugin writes it for a pod with hostNetwork.
+        let own = "/proc/self/ns/net";
+        assert_eq!(is_given(&expected(own, &["network"])), (true, true));
+        assert_eq!(is_given(&expected(own, &[])), (false, true));
+        for other in ["/proc/self/ns/uts", "/nowhere"] {
+            assert_eq!(is_given(&expected(other, &["network"])), (false, true), "{other}");
+        }
     }
 
     #[test]

@@ -54,7 +54,10 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
     let namespaces = ["pid", "ipc", "uts", "mount", "network"]
         .iter()
         .filter(|name| !from.allow.host_namespaces.iter().any(|host| host == *name))
-        .map(|name| json!({ "type": name }));
+        .map(|name| match &from.allow.network {
+            Some(path) if *name == "network" => json!({ "type": name, "path": path }),
+            _ => json!({ "type": name }),
+        });
     let annotations = match from.criu_config {
         Some(file) => json!({ "org.criu.config": file }),
         None => json!({}),
@@ -119,6 +122,7 @@ pub(super) fn expected(
         read_only,
         writable: BTreeSet::new(),
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
+        joined_namespaces: allow.network.iter().map(|_| "network".to_owned()).collect(),
         plugins: BTreeSet::new(),
     }
 }
@@ -264,6 +268,13 @@ mod tests {
         let runs: Vec<&Value> =
             mounts.iter().filter(|mount| at(mount, "/destination") == "/run").collect();
         assert_eq!(runs.len(), 1, "an allowed mount takes the place of a default one");
+        let network = Some("/run/netns/pod".to_owned());
+        let joins = check(&Allowances { network, ..Allowances::default() }, &[]);
+        let namespaces = at(&joins, "/linux/namespaces").to_string();
+        assert!(
+            namespaces.contains(r#"{"path":"/run/netns/pod","type":"network"}"#),
+            "{namespaces}"
+        );
         assert_eq!(at(runs[0], "/options/2"), "ro");
     }
 

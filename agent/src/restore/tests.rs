@@ -28,6 +28,25 @@ fn what_makes_no_sense_is_told() {
     assert!(allow(|a| a.capabilities.push("root".to_owned())).unwrap_err().contains("capability"));
     assert!(allow(|a| a.devices.push("/dev/../etc".to_owned())).unwrap_err().contains("device"));
     assert!(allow(|a| a.host_namespaces.push("user".to_owned())).unwrap_err().contains("user"));
+    for (names, reason) in [
+        (&["network:netns/pod"][..], "no absolute path"),
+        (&["network:/run/../x"], "no absolute path"),
+        (&["pid:/proc/1/ns/pid"], "is no namespace"),
+        (&["network", "network:/run/netns/pod"], "one network only"),
+        (&["network:/run/netns/a", "network:/run/netns/b"], "one network only"),
+    ] {
+        let names = names.iter().map(ToString::to_string).collect();
+        let told = allow(|a| a.host_namespaces = names).unwrap_err();
+        assert!(told.contains(reason), "{told}");
+    }
     let mount = api::Mount { source: "etc".to_owned(), ..api::Mount::default() };
     assert!(allow(|a| a.mounts.push(mount)).unwrap_err().contains("absolute"));
+}
+
+#[test]
+fn a_network_may_be_named_by_its_path() {
+    let names = ["uts", "network:/run/netns/pod"].map(str::to_owned);
+    let order = allow(|a| a.host_namespaces = names.to_vec()).unwrap();
+    assert_eq!(order.allow.network.as_deref(), Some("/run/netns/pod"));
+    assert_eq!(order.allow.host_namespaces, ["uts"]);
 }

@@ -18,6 +18,7 @@ mod increments;
 mod interchange;
 mod journeys;
 mod looking;
+mod networks;
 mod nodes;
 mod oci;
 mod pods;

@@ -31,7 +31,11 @@ pub(crate) fn stage() -> Staged {
 
 /// Stages a checkpoint of a workload that was started with more options of `ctr run`.
 fn stage_with(options: &[&str]) -> Staged {
-    let mut scenario = start();
+    stage_on(start(), options)
+}
+
+/// Does the same with a scenario that was prepared for that.
+pub(crate) fn stage_on(mut scenario: Scenario, options: &[&str]) -> Staged {
     drop(scenario.agent_b.take());
     scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);

@@ -13,10 +13,21 @@ pub(super) struct Offer {
     /// Use a device of the host.
     #[arg(long = "allow-device", value_name = "PATH")]
     pub(super) devices: Vec<String>,
-    /// Join a namespace of the host: network, pid, ipc or uts.
-    #[arg(long = "allow-host-namespace", value_name = "NAMESPACE",
-        value_parser = ["network", "pid", "ipc", "uts"])]
+    /// Join a namespace of the host: network, pid, ipc or uts; or the network namespace at PATH, which
+    /// what was dumped in a Pod's needs.
+    #[arg(long = "allow-host-namespace", value_name = "NAMESPACE|network:PATH",
+        value_parser = namespace)]
     pub(super) host_namespaces: Vec<String>,
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    let path = text.strip_prefix("network:");
+    if path.is_some_and(|path| path.starts_with('/'))
+        || ["network", "pid", "ipc", "uts"].contains(&text)
+    {
+        return Ok(text.to_owned());
+    }
+    Err("it must be network, pid, ipc, uts or network:/path/of/a/namespace".to_owned())
 }
 
 fn mount(text: &str) -> Result<Mount, String> {

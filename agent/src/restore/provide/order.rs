@@ -83,6 +83,7 @@ impl Order {
             "devices": allow.devices,
             "capabilities": allow.capabilities,
             "hostNamespaces": allow.host_namespaces,
+            "network": allow.network,
             "newPrivileges": allow.new_privileges,
         });
         Digest::of(text.to_string().as_bytes())

@@ -7,7 +7,8 @@ use rustix::process::Signal;
 
 use super::locks;
 use super::victims::{catch, running, signal};
-use crate::pods::{ROOT_MODE, Staged, root, stage};
+use crate::harness::start;
+use crate::pods::{ROOT_MODE, Staged, root, stage, stage_on};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
 
@@ -29,7 +30,7 @@ fn hang_in(staged: &Staged, create: &mut Command) -> Child {
 }
 
 /// Nothing of a restore is left on the node, and the name can be used again.
-fn is_clean(staged: &Staged, what: &str) {
+fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
     let (b, scenario) = (staged.node(), &staged.scenario);
     assert_eq!(running(b, "criu"), [], "{what}");
     let script = "ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \
@@ -37,7 +38,10 @@ fn is_clean(staged: &Staged, what: &str) {
     let left = b.output(&["sh", "-c", script]).unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "{what}");
     b.output(&["ctr", "container", "rm", "main"]).unwrap();
-    let output = staged.create("main", &staged.pinned, &[&staged.wish()]);
+    let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
+    let mut create =
+        staged.command_of("main", &staged.pinned, &[&staged.wish()], network, &workload);
+    let output = create.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{what}: {}", crate::harness::said(&output));
     let after = scenario.wait_for_ticks(b, "main").unwrap();
     assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"], "{what}");
@@ -51,7 +55,7 @@ fn a_pods_restore_that_hangs_is_ended_and_leaves_nothing() {
     let output = create.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("took longer than 5 s"), "{text}");
-    is_clean(&staged, "CRIU hangs");
+    is_clean(&staged, "CRIU hangs", &[]);
 
     // containerd kills a runtime that takes too long for it, and nobody else.
     let create = hang(&staged);
@@ -61,19 +65,22 @@ fn a_pods_restore_that_hangs_is_ended_and_leaves_nothing() {
     let output = create.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && !text.contains("took longer"), "{text}");
-    is_clean(&staged, "the wrapper is killed");
+    is_clean(&staged, "the wrapper is killed", &[]);
     staged.scenario.end().unwrap();
 }
 
 #[test]
 fn what_starts_cold_after_a_failed_restore_answers() {
     const PORT: u16 = 7000;
-    let staged = stage();
-    let b = staged.node();
     // The network of a pod, which outlives its containers.
-    b.run(&["sh", "-c", "ip netns add pod && ip -n pod link set lo up"]).unwrap();
-    let annotations = [&staged.wish(), "on-failure.kybernate.io/main=cold"];
+    let scenario = start();
+    for node in [&scenario.testbed.a, &scenario.testbed.b] {
+        node.run(&["sh", "-c", "ip netns add pod && ip -n pod link set lo up"]).unwrap();
+    }
     let network = ["--with-ns", "network:/run/netns/pod"];
+    let staged = stage_on(scenario, &network);
+    let b = staged.node();
+    let annotations = [&staged.wish(), "on-failure.kybernate.io/main=cold"];
     let server = ["busybox", "httpd", "-f", "-p", "7000", "-h", "/bin"];
     let mut create = staged.command_of("main", &staged.pinned, &annotations, &network, &server);
     let create = hang_in(&staged, &mut create);
@@ -89,7 +96,7 @@ fn what_starts_cold_after_a_failed_restore_answers() {
     let mode = b.run(&["stat", "-L", "-c", "%a", &root(b, "main")]).unwrap();
     assert_ne!(mode.trim(), ROOT_MODE, "it is the dump's");
     staged.scenario.remove(b, "main").unwrap();
+    is_clean(&staged, "it started cold", &network);
     b.run(&["ip", "netns", "del", "pod"]).unwrap();
-    is_clean(&staged, "it started cold");
     staged.scenario.end().unwrap();
 }

@@ -1,0 +1,130 @@
+//! Whose network a restored container is in: what its own specification says, and never another one.
+
+use std::process::{Output, Stdio};
+
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
+
+use crate::failures::victims::running;
+use crate::harness::{checkpoint, refused, restore, said, start};
+use crate::pods::CONFIG;
+use crate::workloads::Place;
+
+const GIVEN: &str = "/run/netns/given";
+const OTHER: &str = "/run/netns/other";
+/// As containerd's CRI plugin says it for a pod with hostNetwork: the node's own, by its path.
+const HOST: [&str; 2] = ["--with-ns", "network:/proc/1/ns/net"];
+
+/// Makes network namespaces on a node that outlive containers, as pods' do.
+fn give(node: &Node, names: &[&str]) {
+    for name in names {
+        node.run(&["ip", "netns", "add", name]).unwrap();
+    }
+}
+
+/// Returns the number of the network namespace that a container's first process is in.
+fn network(node: &Node, id: &str) -> u64 {
+    let place = Place { node, namespace: "default", id, state: "/state" };
+    at(node, &format!("/proc/{}/ns/net", place.pid().unwrap()))
+}
+
+/// Returns the number of a namespace by its path in a node.
+fn at(node: &Node, path: &str) -> u64 {
+    let text = node.run(&["stat", "-L", "-c", "%i", path]).unwrap();
+    text.trim().parse().unwrap()
+}
+
+/// The node's own: that of its first process.
+fn own(node: &Node) -> u64 {
+    at(node, "/proc/1/ns/net")
+}
+
+#[test]
+fn a_network_that_was_given_is_given_again() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    give(a, &["given"]);
+    give(b, &["other"]);
+    let with = format!("network:{GIVEN}");
+    scenario.run_workload(a, "job", 16, &["--with-ns", &with]).unwrap();
+    assert_eq!(network(a, "job"), at(a, GIVEN));
+    let reference = scenario.reference("networks/given:v1");
+    checkpoint(&scenario, a, "job", &reference);
+    refused(&scenario, b, &reference, &[], "--allow-host-namespace network:PATH");
+    refused(&scenario, b, &reference, &["--allow-host-namespace", "network"], "network");
+    let allow = format!("network:{OTHER}");
+    let output = restore(&scenario, b, &reference, "job", &["--allow-host-namespace", &allow]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(b, "job").unwrap();
+    assert_eq!(network(b, "job"), at(b, OTHER));
+
+    // What had its own has its own again, and is not put into another's.
+    scenario.remove(a, "job").unwrap();
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let reference = scenario.reference("networks/own:v1");
+    checkpoint(&scenario, a, "job", &reference);
+    let allow = ["--allow-host-namespace", &allow];
+    refused(&scenario, b, &reference, &allow, "its network namespace was its own");
+    let output = restore(&scenario, b, &reference, "own", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let found = network(b, "own");
+    assert!(found != at(b, OTHER) && found != own(b));
+    scenario.end().unwrap();
+}
+
+/// Creates a container with a wish as containerd's CRI plugin does, in a network.
+fn create(node: &Node, pinned: &str, network: &[&str]) -> Output {
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let words = ["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
+    let annotations = [
+        "--annotation",
+        "io.kubernetes.cri.container-type=container",
+        "--annotation",
+        "io.kubernetes.cri.container-name=main",
+        "--annotation",
+        &wish,
+    ];
+    let program = [pinned, "main", "/workload", "run", "--state", "/state", "--mib", "16"];
+    let words = [&words[..], &annotations, network, &program].concat();
+    node.command(&words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Stages what was dumped in the node's own network on node b, and returns its name.
+fn stage_host(scenario: &Scenario) -> String {
+    let b = &scenario.testbed.b;
+    scenario.run_workload(b, "job", 16, &HOST).unwrap();
+    assert_eq!(network(b, "job"), own(b));
+    let reference = scenario.reference("networks/host:v1");
+    let digest = checkpoint(scenario, b, "job", &reference);
+    scenario.remove(b, "job").unwrap();
+    let pinned = format!("{reference}@{digest}");
+    let words = ["stage", &pinned, "--tier", "ram", "--plain-http"];
+    let output = scenario.kyb(b, &words).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    pinned
+}
+
+#[test]
+fn the_nodes_own_network_comes_to_those_alone_that_have_it() {
+    let mut scenario = start();
+    scenario.agent_b.take().unwrap().kill();
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
+    give(&scenario.testbed.b, &["other"]);
+    let pinned = stage_host(&scenario);
+    let b = &scenario.testbed.b;
+    // A pod with a network of its own, and a container with one that nobody else has.
+    for network in [&["--with-ns", "network:/run/netns/other"][..], &[]] {
+        let output = create(b, &pinned, network);
+        let text = said(&output);
+        assert!(!output.status.success(), "{network:?}: {text}");
+        assert!(text.contains("were in the host's network namespace"), "{network:?}: {text}");
+        assert_eq!(running(b, "criu"), []);
+        b.output(&["ctr", "container", "rm", "main"]).unwrap();
+    }
+    let output = create(b, &pinned, &HOST);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(b, "main").unwrap();
+    assert_eq!(network(b, "main"), own(b));
+    scenario.end().unwrap();
+}
