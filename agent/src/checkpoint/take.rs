@@ -1,5 +1,6 @@
 //! The steps of a checkpoint, in the order of `ARCHITECTURE.md`, "A checkpoint is taken".
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -470,8 +471,10 @@ impl Taking<'_> {
     /// Decodes the dump, and makes sure that some container may be restored from it: the preflight
     /// looked at a container that ran on, and nobody may stop a source for what the gate refuses.
     async fn restorable(&self) -> Result<Summary, CheckpointError> {
-        let summary = gate::inspect(&self.images()).await?;
-        let reasons = gate::judge_alone(&summary);
+        let images = self.images();
+        let summary = gate::inspect(&images).await?;
+        let mut reasons = gate::judge_alone(&summary);
+        reasons.extend(gate::lacking(&summary, &images, BTreeMap::new()).await?);
         if reasons.is_empty() { Ok(summary) } else { Err(CheckpointError::Unrestorable(reasons)) }
     }
 

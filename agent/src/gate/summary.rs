@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::common::Inside;
 use super::images::{DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids};
+use super::pages;
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -59,6 +60,8 @@ pub(crate) struct Summary {
     pub(crate) external_files: BTreeSet<String>,
     /// The labels that `SELinux` is told to give to open sockets.
     pub(crate) socket_labels: BTreeSet<String>,
+    /// How many bytes must be in which file of pages, by its number.
+    pub(crate) memory: BTreeMap<u32, u64>,
     /// Names of all files of the dump.
     pub(crate) names: BTreeSet<String>,
 }
@@ -140,6 +143,7 @@ const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 pub(crate) fn is_judged(name: &str) -> bool {
     matches!(name, "inventory.img" | "pstree.img" | "files.img" | "seccomp.img")
         || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
+        || pages::is_pagemap(name)
         || namespace(name).is_some()
 }
 
@@ -224,6 +228,13 @@ impl Builder {
             };
             self.external.extend(external.map(|key| ((kind, number), key)));
             bounded(self.external.len(), "namespaces")?;
+        } else if pages::is_pagemap(name) {
+            let (number, bytes) = pages::needed(content)?;
+            let memory = &mut self.summary.memory;
+            // Each is read from the beginning of its file.
+            let most = memory.entry(number).or_default();
+            *most = bytes.max(*most);
+            bounded(memory.len(), "files of pages")?;
         } else {
             match name {
                 "inventory.img" => self.inventory = Some(one(content, Magic::INVENTORY)?),

@@ -14,6 +14,7 @@ use kybernate_packager::runtime_spec::defaults;
 
 mod labels;
 mod namespaces;
+mod pages;
 
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;

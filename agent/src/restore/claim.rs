@@ -402,8 +402,11 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     let hierarchies = hierarchies.map_err(ClaimError::Place)?;
     let expected = claim.live.expected(&summary, lsm, &hierarchies);
     let reasons = gate::judge(&summary, &Expected { plugins: gpu.plugins(), ..expected });
-    if !reasons.is_empty() {
-        return Err(Refusal { by: RefusedBy::Identity, reasons }.into());
+    let lacking = gate::lacking(&summary, &staged.images(), BTreeMap::new()).await?;
+    for (by, reasons) in [(RefusedBy::Identity, reasons), (RefusedBy::Integrity, lacking)] {
+        if !reasons.is_empty() {
+            return Err(Refusal { by, reasons }.into());
+        }
     }
     taken::take(driven, &admitted).await?;
     Ok(Accepted { admitted, staged, summary })

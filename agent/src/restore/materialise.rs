@@ -1,6 +1,7 @@
 //! Puts a dump where CRIU can read it: the one way its bytes come onto this node, for a restore and
 //! for what is staged for one.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -87,8 +88,10 @@ pub(super) async fn on_demand(
     let summary = match summary {
         Some(summary) if pages.is_all() => summary,
         // Files that CRIU understands have come with the pages.
-        _ => inspect(&images, Some(expected)).await?,
+        _ => look(&images, Some(expected)).await?,
     };
+    let later = pages.files().iter().map(|file| (file.name.clone(), file.length));
+    whole(&summary, &images, later.collect()).await?;
     judged.cancel();
     if pages.files().is_empty() {
         return Ok((summary, None));
@@ -141,9 +144,29 @@ pub(crate) async fn inspect(
     images: &Path,
     expected: Option<&Expected>,
 ) -> Result<Summary, MaterialiseError> {
+    let summary = look(images, expected).await?;
+    whole(&summary, images, BTreeMap::new()).await?;
+    Ok(summary)
+}
+
+/// Decodes and judges a dump of which all is there but, maybe, its memory.
+async fn look(images: &Path, expected: Option<&Expected>) -> Result<Summary, MaterialiseError> {
     let summary = gate::inspect(images).await?;
     judge(&summary, expected)?;
     Ok(summary)
+}
+
+/// Makes sure that the memory is all there, in `images` or in `others`, which CRIU reads elsewhere.
+async fn whole(
+    summary: &Summary,
+    images: &Path,
+    others: BTreeMap<String, u64>,
+) -> Result<(), MaterialiseError> {
+    let reasons = gate::lacking(summary, images, others).await?;
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal { by: RefusedBy::Integrity, reasons }.into())
 }
 
 fn judge(summary: &Summary, expected: Option<&Expected>) -> Result<(), Refusal> {

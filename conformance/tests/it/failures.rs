@@ -18,6 +18,7 @@ mod network;
 mod pods;
 mod pushes;
 mod restores;
+mod short;
 pub(crate) mod victims;
 
 use self::halt::{hold, let_go, start_holding};

@@ -12,8 +12,7 @@ use crate::pods::{ROOT_MODE, Staged, root, stage, stage_on};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
 
-/// Begins to restore a container and freezes CRIU in the middle, which never ends then, as with a
-/// file that is too short.
+/// Begins to restore a container and freezes CRIU in the middle, which never ends then.
 fn hang(staged: &Staged) -> Child {
     hang_in(staged, &mut staged.command("main", &staged.pinned, &[&staged.wish()]))
 }
