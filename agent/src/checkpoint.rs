@@ -16,6 +16,7 @@ mod capture;
 mod error;
 mod facts;
 pub(crate) mod gpu;
+mod maker;
 mod mapped;
 mod meter;
 mod mounts;

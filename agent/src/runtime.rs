@@ -29,7 +29,7 @@ mod task;
 
 pub(crate) use self::content::{ContentSource, WriteContentError};
 pub(crate) use self::image::{Collect, Image};
-pub(crate) use self::options::SPEC_TYPE;
+pub(crate) use self::options::{RuntimeOptions, SPEC_TYPE};
 pub(crate) use self::snapshot::Mount;
 pub(crate) use self::task::{TaskState, TaskStatus};
 

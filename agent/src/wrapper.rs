@@ -5,7 +5,8 @@
 //! line it looks at four commands and leaves the rest to the real runtime, which it becomes:
 //!
 //! - `create` of a pod's container whose pod says `restore.kybernate.io/CONTAINER: REFERENCE@DIGEST`
-//!   becomes `restore`, with a dump that the node's agent has staged and judged;
+//!   becomes `restore`, with a dump that the node's agent has staged and judged: runc's, since only that
+//!   restores;
 //! - `start` of such a container does nothing: it runs;
 //! - `kill` and `delete` first end what a killed restore has left.
 //!

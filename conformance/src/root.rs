@@ -25,8 +25,8 @@ const COMMON: &[&str] = &[
 ];
 /// What other people look into artifacts with; Debian has them from forky on.
 const TOOLS: &[&str] = &["cosign", "crane", "oras", "skopeo", "umoci"];
-/// What other people take checkpoints with.
-const OTHERS: &[&str] = &["podman"];
+/// What other people take checkpoints with, and run containers with.
+const OTHERS: &[&str] = &["crun", "podman"];
 /// What runs services by their units, inside of a node. Debian 13's is the last one that runs on
 /// cgroups of version 1.
 const MANAGER: &[&str] = &["systemd"];

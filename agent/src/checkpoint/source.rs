@@ -10,6 +10,7 @@ use kybernate_packager::agent_api as api;
 use kybernate_packager::runtime_spec::SourceSpec;
 
 use super::capture::{Contents, Tree};
+use super::maker::Maker;
 use super::mounts::{self, CapturedMount};
 use super::{gpu, policy};
 use crate::app::{App, Rejection};
@@ -101,6 +102,7 @@ struct Place {
     captured: Vec<CapturedMount>,
     /// What comes from GPUs.
     gpu_bytes: u64,
+    maker: Maker,
 }
 
 /// What was read of its processes and of the room for them.
@@ -208,6 +210,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         captured: captured.clone(),
         gpu_bytes: gpu::bytes(&gpu),
         told: told.clone(),
+        maker: Maker::of(&container, &wanted.namespace),
     };
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
@@ -282,7 +285,7 @@ async fn measure(
     from: Place,
 ) -> Result<io::Result<Measured>, Rejection> {
     let report = app.report().await;
-    let Place { told, upper, captured, gpu_bytes } = from;
+    let Place { told, upper, captured, gpu_bytes, maker } = from;
     let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
     let mut bound = spec.mount_points();
     bound.retain(|destination| spec.is_mounted_on(destination));
@@ -315,6 +318,7 @@ async fn measure(
         let room = room.fold(memory.saturating_add(rounds), u64::saturating_add);
         let stage = stage::choose(&app.config, room);
         let mut findings = preflight::look(&subject);
+        findings.extend(maker.finding());
         let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);
         findings.extend(unfit.map(|subject| Finding::new(Check::UnfitFile, subject)));
         let estimate = Estimate { memory, written, room };

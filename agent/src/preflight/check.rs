@@ -24,6 +24,7 @@ pub(crate) enum Severity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Check {
     NotRunning,
+    Runtime,
     SharedPidNamespace,
     Snapshotter,
     Terminal,
@@ -176,8 +177,9 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 41] = [
+    pub(crate) const ALL: [Self; 42] = [
         Self::NotRunning,
+        Self::Runtime,
         Self::SharedPidNamespace,
         Self::Snapshotter,
         Self::Terminal,
@@ -247,9 +249,12 @@ impl Check {
             | Self::InetSocket
             | Self::SocketFamily
             | Self::ExternalUnixSocket => self.socket(),
-            Self::Device | Self::Gpu | Self::GpuDriver | Self::Mount | Self::HiddenMount => {
-                self.surroundings()
-            }
+            Self::Runtime
+            | Self::Device
+            | Self::Gpu
+            | Self::GpuDriver
+            | Self::Mount
+            | Self::HiddenMount => self.surroundings(),
             _ => self.file(),
         }
     }
@@ -399,6 +404,12 @@ impl Check {
 
     const fn surroundings(self) -> Words {
         match self {
+            Self::Runtime => refuse(
+                "runtime",
+                "another runtime than runc made it, and only runc dumps and restores here",
+                "run it with runc: BinaryName in the options of containerd's runtime, or `runtime` in \
+                 /etc/kybernate/runc.toml",
+            ),
             Self::Device => refuse(
                 "device",
                 "CRIU cannot dump an open device of this kind, or no restore takes it back, as a TUN or \

@@ -20,6 +20,17 @@ pub(crate) struct RuncOptions {
     pub(crate) criu_work_path: String,
 }
 
+/// What a container's runtime was told when it was made.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RuntimeOptions {
+    /// The runtime's program, when it is not runc.
+    #[prost(string, tag = "6")]
+    pub(crate) binary_name: String,
+    /// Where it keeps containers, a directory for each namespace.
+    #[prost(string, tag = "7")]
+    pub(crate) root: String,
+}
+
 /// Options of a dump.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct CheckpointOptions {
@@ -51,6 +62,14 @@ struct ProcessDetails {
 pub(crate) fn exec_name(details: &Any) -> Option<String> {
     let details = <ProcessDetails as prost::Message>::decode(&*details.value).ok()?;
     Some(details.exec_id).filter(|name| !name.is_empty())
+}
+
+impl RuntimeOptions {
+    /// Reads them; `None` when they are another shim's.
+    pub(crate) fn of(options: &Any) -> Option<Self> {
+        let ours = options.type_url.ends_with(OPTIONS_TYPE);
+        ours.then(|| <Self as prost::Message>::decode(&*options.value).ok()).flatten()
+    }
 }
 
 impl RuncOptions {

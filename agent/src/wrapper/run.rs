@@ -1,7 +1,7 @@
-//! Runs the real runtime's restore, with a bound: CRIU can hang for ever on a short file, and what
-//! it has begun outlives a runtime that is killed.
+//! Runs runc's restore, with a bound: CRIU can hang for ever, and what it has begun outlives a runtime
+//! that is killed.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -9,11 +9,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fs_err as fs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::call::{Call, Create};
 use super::claim::Dump;
+use super::settings::FILE;
 use crate::cgroup::{self, Freezer};
 use crate::orphan::{self, CRIU_ROOT};
 use crate::{criu_log, process};
@@ -29,6 +31,8 @@ const DELETE_LIMIT: Duration = Duration::from_secs(20);
 pub(super) enum RunError {
     #[error("failed to run {0}")]
     Start(String, #[source] io::Error),
+    #[error("only runc restores, and {0} is none: name a runc as `runtime` in {FILE}")]
+    NotRunc(String),
     #[error("the restore failed{log}")]
     Failed {
         /// What CRIU's log has to say about it, if anything.
@@ -45,24 +49,51 @@ pub(super) fn restore(
     create: &Create,
     dump: &Dump,
 ) -> Result<(), RunError> {
+    let name = || runtime.display().to_string();
+    if !is_runc(runtime).map_err(|error| RunError::Start(name(), error))? {
+        return Err(RunError::NotRunc(name()));
+    }
     let mut command = Command::new(runtime);
-    command.args(call.globals).args(words(runtime, create, dump));
+    command.args(call.globals).args(words(create, dump));
     let log = || criu_log::telling(&dump.work.join("restore.log"));
     match bounded(&mut command, dump.limit) {
         Ok(Some(true)) => Ok(()),
         Ok(Some(false)) => Err(RunError::Failed { log: log() }),
         Ok(None) => Err(RunError::Late { limit: dump.limit, log: log() }),
-        Err(error) => Err(RunError::Start(runtime.display().to_string(), error)),
+        Err(error) => Err(RunError::Start(name(), error)),
     }
 }
 
-/// Returns the words of the runtime's `restore`. CRIU's own options come from its configuration.
-fn words(runtime: &Path, create: &Create, dump: &Dump) -> Vec<OsString> {
-    let mut words: Vec<OsString> = ["restore", "--detach"].map(OsString::from).into();
-    // The shim takes orphans; crun has no such option.
-    if runtime.file_name().is_some_and(|name| name == "runc") {
-        words.push("--no-subreaper".into());
+/// Whether a program is runc, whatever it is called here: some call others by that name, and others
+/// pass everything on to it.
+fn is_runc(runtime: &Path) -> io::Result<bool> {
+    let real = fs::canonicalize(runtime)?;
+    if let Some(known) = known(&real) {
+        return Ok(known);
     }
+    let told = Command::new(runtime).arg("--version").stdin(Stdio::null()).output()?;
+    Ok(names_runc(&String::from_utf8_lossy(&told.stdout)))
+}
+
+/// Whether a file is runc; `None` when it has to be asked.
+fn known(file: &Path) -> Option<bool> {
+    match file.file_name().and_then(OsStr::to_str) {
+        Some("runc") => Some(true),
+        Some("crun") => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether what a program says of its version is runc's, maybe after its own.
+fn names_runc(version: &str) -> bool {
+    version.lines().any(|line| line.starts_with("runc version "))
+}
+
+/// Returns the words of runc's `restore`. CRIU's own options come from its configuration.
+fn words(create: &Create, dump: &Dump) -> Vec<OsString> {
+    // The shim takes orphans.
+    let mut words: Vec<OsString> =
+        ["restore", "--detach", "--no-subreaper"].map(OsString::from).into();
     if create.no_pivot {
         words.push("--no-pivot".into());
     }
@@ -180,17 +211,31 @@ mod tests {
     }
 
     #[test]
-    fn each_runtime_gets_the_options_it_has() {
-        let line = |runtime: &str| {
-            let words = words(Path::new(runtime), &create(), &dump());
-            words.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
-        };
+    fn runc_gets_the_options_it_has() {
+        let line = words(&create(), &dump()).join(OsStr::new(" ")).into_string().unwrap();
         let rest = "--image-path /d/images --work-path /d/work --bundle /b --pid-file /b/pid c";
-        assert_eq!(
-            line("/usr/bin/runc"),
-            format!("restore --detach --no-subreaper --no-pivot {rest}")
-        );
-        assert_eq!(line("/usr/bin/crun"), format!("restore --detach --no-pivot {rest}"));
+        assert_eq!(line, format!("restore --detach --no-subreaper --no-pivot {rest}"));
+    }
+
+    #[test]
+    fn runc_is_known_by_what_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = |name: &str| directory.path().join(name);
+        for (name, known) in [("runc", true), ("crun", false)] {
+            fs::create_dir(place(name)).unwrap();
+            let real = place(name).join(name);
+            fs::write(&real, "").unwrap();
+            // Neither can be asked. The other's name makes no difference.
+            let called = place(if known { "called-crun" } else { "called-runc" });
+            std::os::unix::fs::symlink(&real, &called).unwrap();
+            assert_eq!(is_runc(&called).unwrap(), known, "{name}");
+        }
+        assert!(is_runc(&place("nowhere")).is_err());
+        // This program has no version.
+        assert!(!is_runc(Path::new("/bin/true")).unwrap());
+        assert!(names_runc("runc version 1.3.0\ncommit: x\n"));
+        assert!(names_runc("A runtime version 1.14\n\nrunc version 1.1.7\n"));
+        assert!(!names_runc("youki version 0.5\n") && !names_runc("crun version 1.21\n"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use kybernate_packager::agent_api::AGENT_SOCKET;
 use serde::Deserialize;
 
 /// Where the file is. containerd starts us with nothing but runc's command line.
-const FILE: &str = "/etc/kybernate/runc.toml";
+pub(super) const FILE: &str = "/etc/kybernate/runc.toml";
 
 /// The runtimes that are looked for, in this order.
 const RUNTIMES: [&str; 2] = ["runc", "crun"];

@@ -26,6 +26,7 @@ mod pre_copies;
 mod preflights;
 mod provisions;
 mod refusals;
+mod runtimes;
 mod shared_memory;
 mod stagings;
 mod suspensions;
