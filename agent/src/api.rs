@@ -122,7 +122,7 @@ impl Agent for Service {
         self.asker(&request, "Suspend").may(Right::Suspend, place)?;
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
-        let done = self.app.suspend(&wanted).await?;
+        let done = self.app.change(wanted, suspend::Change::Suspend).await?;
         let (parts, since, already) = (done.parts(), done.since(), done.already);
         Ok(Response::new(api::SuspendResponse { parts, since, already }))
     }
@@ -135,7 +135,7 @@ impl Agent for Service {
         self.asker(&request, "Resume").may(Right::Suspend, place)?;
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
-        let done = self.app.resume(&wanted).await?;
+        let done = self.app.change(wanted, suspend::Change::Resume).await?;
         let (parts, since, already) = (done.parts(), done.since(), done.already);
         Ok(Response::new(api::ResumeResponse { parts, since, already }))
     }

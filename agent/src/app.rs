@@ -272,22 +272,19 @@ impl App {
         })
     }
 
-    /// Suspends a container in place.
-    pub(crate) async fn suspend(
+    /// Suspends a container in place, or resumes it; to the end, also when nobody waits for it any
+    /// more.
+    pub(crate) async fn change(
         self: &Arc<Self>,
-        wanted: &suspend::Wanted,
+        wanted: suspend::Wanted,
+        what: suspend::Change,
     ) -> Result<suspend::Done, Rejection> {
-        let _busy = self.reserve(&wanted.namespace, &wanted.container)?;
-        Ok(suspend::suspend(self, wanted).await?)
-    }
-
-    /// Resumes a suspended container.
-    pub(crate) async fn resume(
-        self: &Arc<Self>,
-        wanted: &suspend::Wanted,
-    ) -> Result<suspend::Done, Rejection> {
-        let _busy = self.reserve(&wanted.namespace, &wanted.container)?;
-        Ok(suspend::resume(self, wanted).await?)
+        let busy = self.reserve(&wanted.namespace, &wanted.container)?;
+        let app = Arc::clone(self);
+        let done = self.tasks.to_the_end(|cancel| async move {
+            suspend::change(&app, &wanted, what, busy, cancel).await
+        });
+        Ok(done.await.ok_or(Rejection::ShuttingDown)??)
     }
 
     /// Returns what this node is.
@@ -418,12 +415,19 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
             Rejection::Busy(_) => Code::Aborted,
-            Rejection::ShuttingDown => Code::Unavailable,
+            Rejection::ShuttingDown | Rejection::Suspend(SuspendError::Unfinished(_)) => {
+                Code::Unavailable
+            }
             Rejection::Runtime(_)
             | Rejection::Operations(_)
             | Rejection::PreCopy(PreCopyError::Unknown(_))
             | Rejection::Evict(EvictError::Staging(_))
-            | Rejection::Suspend(SuspendError::Ledger(_) | SuspendError::Runtime(_))
+            | Rejection::Suspend(
+                SuspendError::Ledger(_)
+                | SuspendError::Runtime(_)
+                | SuspendError::Freezer(_)
+                | SuspendError::Revive(_),
+            )
             | Rejection::Cancel(CancelError::Operations(_)) => Code::Internal,
         };
         let message = bounded(chain(&rejection).to_string());

@@ -71,7 +71,7 @@ enum Step {
 
 /// Why a container could not be brought back.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ReviveError {
+pub enum ReviveError {
     /// containerd would not, and the freezer could not be used.
     #[error("failed to thaw container {container:?}")]
     Freezer {
@@ -171,7 +171,8 @@ impl Paused {
                 }
                 Ok(Step::Runs)
             }
-            Some(TaskStatus::Paused) => self.resume().await,
+            // One under way is waited for: the shim does one thing after the other.
+            Some(TaskStatus::Pausing | TaskStatus::Paused) => self.resume().await,
             // containerd says so, too, when the shim does not answer: it does when CRIU has ended.
             Some(TaskStatus::Created | TaskStatus::Unknown) => {
                 if late {

@@ -33,6 +33,8 @@ const FREEZE_AGAIN: Duration = Duration::from_millis(100);
 pub(crate) enum TaskStatus {
     Created,
     Running,
+    /// The runtime is at it.
+    Pausing,
     Paused,
     Stopped,
     Unknown,
@@ -51,6 +53,7 @@ impl TaskStatus {
         match self {
             Self::Created => "created",
             Self::Running => "running",
+            Self::Pausing => "pausing",
             Self::Paused => "paused",
             Self::Stopped => "stopped",
             Self::Unknown => "unknown",
@@ -64,7 +67,8 @@ impl From<&Process> for TaskState {
             Status::Created => TaskStatus::Created,
             Status::Running => TaskStatus::Running,
             Status::Stopped => TaskStatus::Stopped,
-            Status::Paused | Status::Pausing => TaskStatus::Paused,
+            Status::Paused => TaskStatus::Paused,
+            Status::Pausing => TaskStatus::Pausing,
             Status::Unknown => TaskStatus::Unknown,
         };
         Self { status, pid: process.pid, exit_status: process.exit_status }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use kybernate_spec::chain;
 use serde::{Deserialize, Serialize};
 
 use super::Wanted;
@@ -24,15 +25,31 @@ const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// A container that this agent, or an earlier one, has suspended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Suspended {
-    namespace: String,
-    container: String,
+    pub(super) namespace: String,
+    pub(super) container: String,
     /// Its first process, and when that began: another one of this name is not suspended.
-    pid: u32,
+    pub(super) pid: u32,
     started: Option<u64>,
     pub(crate) since: jiff::Timestamp,
+    /// How far it is. What earlier agents wrote down they had done, as far as they knew.
+    #[serde(default)]
+    pub(super) phase: Phase,
     /// Whose GPU memory was moved.
     #[serde(default)]
     pub(crate) gpu: Held,
+}
+
+/// How far a suspension is. What was begun is brought to its end, also by the next agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Phase {
+    /// containerd is being asked to pause it, or is about to be.
+    Suspending,
+    /// It is paused.
+    #[default]
+    Suspended,
+    /// containerd is being asked to resume it, or is about to be.
+    Resuming,
 }
 
 /// Everything that is suspended.
@@ -57,6 +74,7 @@ pub struct LedgerError {
 }
 
 impl Suspended {
+    /// One that is begun.
     pub(crate) fn new(
         wanted: &Wanted,
         pid: u32,
@@ -64,7 +82,18 @@ impl Suspended {
         since: jiff::Timestamp,
     ) -> Self {
         let Wanted { namespace, container } = wanted.clone();
-        Self { namespace, container, pid, started, since, gpu: Held::default() }
+        let phase = Phase::Suspending;
+        Self { namespace, container, pid, started, since, phase, gpu: Held::default() }
+    }
+
+    /// The same, as far as this.
+    pub(super) fn at(self, phase: Phase) -> Self {
+        Self { phase, ..self }
+    }
+
+    /// Whether this is its first process.
+    pub(super) fn is(&self, pid: u32) -> bool {
+        self.pid == pid && self.started == process::started(pid)
     }
 
     /// The same, with GPU memory that was moved.
@@ -99,8 +128,7 @@ impl Ledger {
 
     /// Whether the container with this first process was suspended here.
     pub(crate) fn is(&self, wanted: &Wanted, pid: u32) -> bool {
-        let known = self.get(wanted);
-        known.is_some_and(|known| known.pid == pid && known.started == process::started(pid))
+        self.get(wanted).is_some_and(|known| known.is(pid))
     }
 
     /// Writes one down.
@@ -111,6 +139,15 @@ impl Ledger {
         written.map_err(|source| self.error("keep", source))?;
         self.known().insert(key(&one.wanted()), one);
         Ok(())
+    }
+
+    /// Writes down how far one is that is written down. Where that cannot be done, this agent knows
+    /// it all the same, and the next one looks for itself.
+    pub(super) async fn note(&self, one: Suspended) {
+        if let Err(error) = self.add(one.clone()).await {
+            tracing::error!(error = %chain(&error), container = one.container, "not noted");
+            self.known().insert(key(&one.wanted()), one);
+        }
     }
 
     /// Forgets one, if it is there.
@@ -229,6 +266,29 @@ mod tests {
         next.forget(&wanted("web")).await.unwrap();
         next.forget(&wanted("web")).await.unwrap();
         assert_eq!(Ledger::open(&directory).unwrap().all().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn how_far_it_is_is_known_to_the_next_agent_and_earlier_ones_had_done_it() {
+        let top = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(top.path()).unwrap();
+        let phase = || Ledger::open(top.path()).unwrap().get(&wanted("web")).unwrap().phase;
+        ledger.add(suspended("web")).await.unwrap();
+        assert_eq!(phase(), Phase::Suspending);
+        for next in [Phase::Suspended, Phase::Resuming] {
+            ledger.note(suspended("web").at(next)).await;
+            assert_eq!((phase(), ledger.get(&wanted("web")).unwrap().phase), (next, next));
+        }
+        let file = top.path().join("default/web.json");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("\"phase\": \"resuming\",", "")).unwrap();
+        assert_eq!(phase(), Phase::Suspended);
+
+        // A file in its place, as good as a full disk.
+        fs::remove_dir_all(top.path().join("default")).unwrap();
+        fs::write(top.path().join("default"), "").unwrap();
+        ledger.note(suspended("web")).await;
+        assert_eq!(ledger.get(&wanted("web")).unwrap().phase, Phase::Suspending);
     }
 
     #[tokio::test]

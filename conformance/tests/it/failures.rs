@@ -19,6 +19,7 @@ mod pods;
 mod pushes;
 mod restores;
 mod short;
+mod suspends;
 pub(crate) mod victims;
 
 use self::halt::{hold, let_go, start_holding};

@@ -12,7 +12,9 @@ use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::victims::{END_LIMIT, catch, dither, guards, processes, running, signal};
+use super::victims::{
+    END_LIMIT, catch, dither, guards, processes, running, signal, start_containerd,
+};
 use super::{first, has_tag, is, locks};
 use crate::harness::{said, start};
 
@@ -299,7 +301,7 @@ impl<'a> Place<'a> {
         self.dumped |= self.dump.says("Dumping finished");
         match victim {
             Victim::Agent => self.start_agent(),
-            Victim::Containerd => self.start_containerd(),
+            Victim::Containerd => start_containerd(self.node),
             _ => {}
         }
         true
@@ -331,18 +333,11 @@ impl<'a> Place<'a> {
         match victim {
             _ if self.agent.is_none() => self.start_agent(),
             Victim::ContainerdForGood if program.iter().all(|process| !process.runs()) => {
-                self.start_containerd();
+                start_containerd(self.node);
             }
             Victim::HungContainerd => signal(program, Signal::CONT),
             _ => {}
         }
-    }
-
-    fn start_containerd(&self) {
-        let script = "containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &";
-        self.node.run(&["sh", "-c", script]).unwrap();
-        let answers = || self.node.run(&["ctr", "--connect-timeout", "1s", "version"]).is_ok();
-        assert!(wait_until(END_LIMIT, answers), "containerd does not start again");
     }
 
     fn start_agent(&mut self) {
@@ -549,7 +544,7 @@ fn kyb_does_not_wait_for_containerd_when_the_time_is_over() {
     // It is the agent's to see to.
     let list = || scenario.kyb_json(node, &["ps", "--operations", "--state", "running"]).unwrap();
     assert_eq!(list()["operations"].as_array().map(Vec::len), Some(1), "{}", list());
-    place.start_containerd();
+    start_containerd(node);
     let ended = wait_until(END_LIMIT, || list()["operations"].as_array().is_none_or(Vec::is_empty));
     assert!(ended, "{}", list());
     place.runs_on("when containerd is back");

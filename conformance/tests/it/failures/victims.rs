@@ -5,6 +5,7 @@ use std::hash::BuildHasher as _;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Process;
 use rustix::process::Signal;
@@ -54,6 +55,14 @@ pub(crate) fn running(node: &Node, name: &str) -> Vec<Process> {
 pub(crate) fn guards(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).contains("\0guardian\0")
+}
+
+/// Starts the containerd of a node that was killed, and waits until it answers.
+pub(super) fn start_containerd(node: &Node) {
+    let script = "containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &";
+    node.run(&["sh", "-c", script]).unwrap();
+    let answers = || node.run(&["ctr", "--connect-timeout", "1s", "version"]).is_ok();
+    assert!(wait_until(END_LIMIT, answers), "containerd does not start again");
 }
 
 pub(crate) fn signal(processes: &[Process], signal: Signal) {

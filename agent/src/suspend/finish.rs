@@ -1,0 +1,229 @@
+//! Brings what was begun to its end, whoever has died on the way: an agent that had asked
+//! containerd, or containerd, and with it the runc that its shim had started.
+//!
+//! A runc that is killed may have frozen the container before: the shim goes on to call that
+//! running, and would not resume it. A shim that was asked does what it was asked for also when
+//! nobody is left who did, and maybe late. So what is written down is looked at and asked for until
+//! it is so. The shim does one thing after the other: whatever comes late finds it done.
+
+use std::io;
+use std::time::Duration;
+
+use kybernate_spec::chain;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Phase, RESUME_LIMIT, SuspendError, Suspended, not_running};
+use crate::app::App;
+use crate::cgroup::Freezer;
+use crate::patience::Pauses;
+use crate::revive::{Paused, Revived};
+use crate::runtime::{Namespace, TaskStatus};
+
+/// How long whoever asked waits for a containerd that does not answer.
+const ASKED_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long containerd may take to say how a container is. While a shim does not answer, it takes
+/// two seconds to say that it does not know.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often in a row the runtime may refuse to freeze what runs. The first time, it may have been
+/// somebody else's death that was told.
+const REFUSALS_MAX: u32 = 2;
+
+/// How long something is gone on with.
+#[derive(Debug)]
+pub(super) struct Effort<'a> {
+    /// When whoever asked is told that it takes longer; `None` when nobody waits.
+    end: Option<Instant>,
+    cancel: &'a CancellationToken,
+    pauses: Pauses,
+}
+
+/// How a container is that is written down.
+#[derive(Debug)]
+enum Look {
+    Runs,
+    Paused(Freezer),
+    /// It is frozen, and containerd takes it for running.
+    Stuck(Freezer),
+    Ended(&'static str),
+    /// Nobody knows, or somebody is still at it.
+    Unknown,
+}
+
+impl<'a> Effort<'a> {
+    /// For whoever asks for it just now.
+    pub(super) fn first(cancel: &'a CancellationToken) -> Self {
+        let end = Some(Instant::now() + ASKED_LIMIT);
+        Self { end, cancel, pauses: Pauses::default() }
+    }
+
+    /// For what was asked for before.
+    pub(super) fn later(cancel: &'a CancellationToken) -> Self {
+        Self { end: None, cancel, pauses: Pauses::default() }
+    }
+
+    /// Waits until it is time to try again; an error when that is left to others.
+    async fn once_more(&mut self, known: &Suspended) -> Result<(), SuspendError> {
+        let late = self.end.is_some_and(|end| Instant::now() >= end);
+        let waited = tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => false,
+            () = self.pauses.pause() => !late,
+        };
+        if waited { Ok(()) } else { Err(SuspendError::Unfinished(known.container.clone())) }
+    }
+}
+
+/// Freezes a container that is written down.
+pub(super) async fn suspend(
+    app: &App,
+    known: &Suspended,
+    mut effort: Effort<'_>,
+) -> Result<(), SuspendError> {
+    let namespace = app.containerd.namespace(&known.namespace);
+    let (mut taken, mut refusals) = (false, 0);
+    loop {
+        match look(&namespace, known).await {
+            Look::Paused(freezer) => {
+                if !freezer.is_frozen().unwrap_or(true) {
+                    freezer.freeze().map_err(SuspendError::Freezer)?;
+                }
+                return Ok(());
+            }
+            Look::Ended(status) => {
+                app.suspended.forget(&known.wanted()).await?;
+                return Err(not_running(&known.wanted(), status));
+            }
+            Look::Stuck(freezer) => thaw(known, &freezer),
+            Look::Unknown => {}
+            Look::Runs => {
+                if !std::mem::replace(&mut taken, true) {
+                    take_gpu(app, known, effort.end.is_none()).await?;
+                }
+                let Err(error) = namespace.pause(&known.container).await else { return Ok(()) };
+                tracing::warn!(error = %chain(&error), container = known.container, "not frozen");
+                refusals += u32::from(!error.is_away());
+                if refusals >= REFUSALS_MAX && matches!(look(&namespace, known).await, Look::Runs) {
+                    give_up(app, known).await?;
+                    return Err(error.into());
+                }
+            }
+        }
+        effort.once_more(known).await?;
+    }
+}
+
+/// Lets a container run that is written down.
+pub(super) async fn resume(
+    app: &App,
+    known: &Suspended,
+    mut effort: Effort<'_>,
+) -> Result<(), SuspendError> {
+    let namespace = app.containerd.namespace(&known.namespace);
+    let ended = loop {
+        match look(&namespace, known).await {
+            Look::Ended(status) => break Some(status),
+            Look::Runs => break None,
+            Look::Stuck(freezer) => thaw(known, &freezer),
+            Look::Paused(freezer) => {
+                let paused = Paused {
+                    namespace: namespace.clone(),
+                    container: known.container.clone(),
+                    pid: known.pid,
+                    freezer,
+                    // No dump is under way.
+                    directory: app.config.suspended(),
+                    cut_short: false,
+                };
+                match paused.revive(Instant::now() + RESUME_LIMIT).await? {
+                    Revived::Running => break None,
+                    Revived::Gone => break Some("stopped"),
+                    // containerd goes on to believe in the pause.
+                    Revived::Thawed => {}
+                }
+            }
+            Look::Unknown => {}
+        }
+        effort.once_more(known).await?;
+    };
+    if let Some(status) = ended {
+        app.suspended.forget(&known.wanted()).await?;
+        return Err(not_running(&known.wanted(), status));
+    }
+    Ok(())
+}
+
+async fn look(namespace: &Namespace, known: &Suspended) -> Look {
+    let looked = tokio::time::timeout(LOOK_LIMIT, namespace.task(&known.container)).await;
+    let task = match looked {
+        Ok(Ok(Some(task))) => task,
+        Ok(Ok(None)) => return Look::Ended("not started"),
+        Ok(Err(error)) => {
+            tracing::debug!(error = %chain(&error), "a container is not known to be suspended");
+            return Look::Unknown;
+        }
+        Err(_elapsed) => return Look::Unknown,
+    };
+    match task.status {
+        // containerd says so, too, when the shim does not answer.
+        TaskStatus::Created | TaskStatus::Pausing | TaskStatus::Unknown => Look::Unknown,
+        TaskStatus::Stopped => Look::Ended("stopped"),
+        TaskStatus::Running | TaskStatus::Paused if !known.is(task.pid) => {
+            Look::Ended("another one by now")
+        }
+        TaskStatus::Running => match Freezer::of(known.pid) {
+            Ok(freezer) if freezer.is_frozen().unwrap_or(false) => Look::Stuck(freezer),
+            _ => Look::Runs,
+        },
+        TaskStatus::Paused => match Freezer::of(known.pid) {
+            Ok(freezer) => Look::Paused(freezer),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Look::Ended("stopped"),
+            Err(error) => {
+                tracing::warn!(%error, container = known.container, "its freezer is not found");
+                Look::Unknown
+            }
+        },
+    }
+}
+
+/// Thaws what containerd takes for running: only then can it be frozen by containerd, or run.
+fn thaw(known: &Suspended, freezer: &Freezer) {
+    let container = &known.container;
+    tracing::warn!(container, "it is frozen, and containerd does not know: thawing it");
+    if let Err(error) = freezer.thaw() {
+        tracing::warn!(%error, container, "failed to thaw it");
+    }
+}
+
+/// Moves its GPU memory away, which has to be done before it is paused: the driver works in its
+/// threads.
+async fn take_gpu(app: &App, known: &Suspended, again: bool) -> Result<(), SuspendError> {
+    let taken = async {
+        if again {
+            // Whoever tried before may have got half-way.
+            app.gpus.bring_back(&known.gpu).await?;
+        }
+        app.gpus.take(&known.gpu).await
+    };
+    if let Err(error) = taken.await {
+        give_up(app, known).await?;
+        return Err(SuspendError::Gpu(error));
+    }
+    Ok(())
+}
+
+/// Puts back what was begun. GPU memory that does not come back stays written down: a resume tries
+/// again.
+async fn give_up(app: &App, known: &Suspended) -> Result<(), SuspendError> {
+    match app.gpus.bring_back(&known.gpu).await {
+        Ok(()) => Ok(app.suspended.forget(&known.wanted()).await?),
+        Err(error) => {
+            let container = &known.container;
+            tracing::error!(error = %chain(&error), container, "its GPU memory is still away");
+            app.suspended.note(known.clone().at(Phase::Resuming)).await;
+            Ok(())
+        }
+    }
+}
