@@ -41,6 +41,9 @@ pub(crate) const CRIU_ROOT: &str = "criu-root";
 /// runc's program, when it is not inside of a container yet.
 const RUNC: &str = "runc\n";
 
+/// Our wrapper around it.
+const WRAPPER: &str = "kybernate-runc\n";
+
 /// The shim's program, as far as the kernel remembers its name.
 const SHIM: &str = "containerd-shim";
 
@@ -105,6 +108,20 @@ fn shims(namespace: &str, id: &str) -> io::Result<Vec<u32>> {
         }
     }
     Ok(found)
+}
+
+/// Whether a kybernate-runc is creating a container. It ends by itself, or with its shim.
+pub(crate) fn is_created(namespace: &str, id: &str) -> io::Result<bool> {
+    for entry in fs::read_dir("/proc")? {
+        let process = entry?.path();
+        let comm = fs::read(process.join("comm")).unwrap_or_default();
+        let line = fs::read(process.join("cmdline")).unwrap_or_default();
+        let creates = || line.split(|byte| *byte == 0).any(|word| word == b"create");
+        if comm == WRAPPER.as_bytes() && creates() && works_on(&line, namespace, id) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether a shim's command line, `containerd-shim-runc-v2 -namespace NAME -id ID -address …`,

@@ -32,7 +32,7 @@ mod trust;
 mod user;
 pub(crate) mod volume;
 
-pub(crate) use self::claim::{Claims, claim, settle};
+pub(crate) use self::claim::{Claims, claim, finish as finish_claim, settle};
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;

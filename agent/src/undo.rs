@@ -20,7 +20,7 @@ use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, State
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
 use crate::process;
-use crate::restore::OPERATION_LABEL;
+use crate::restore::{self, OPERATION_LABEL};
 use crate::revive::{Paused, Revived};
 use crate::runtime::{Collect, Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
@@ -186,7 +186,14 @@ async fn recover_one(
     driver: &Driver,
     cancel: &CancellationToken,
 ) -> Option<Conclusion> {
-    let conclusion = record.conclusion.clone().unwrap_or_else(|| {
+    let known = match record.conclusion.clone() {
+        None => tokio::select! {
+            found = restore::finish_claim(app, driver, record) => found,
+            () = cancel.cancelled() => return None,
+        },
+        known => known,
+    };
+    let conclusion = known.unwrap_or_else(|| {
         let ended = "the agent ended in the middle of the operation".to_owned();
         driver.ends(Conclusion::failed(ended, None))
     });
@@ -281,6 +288,8 @@ async fn undo_one(
         }
         // They are undone by what is known of the operation.
         Made::Hooked(_) | Made::Gpu(_) | Made::Lease(_) => {}
+        // Whoever made it, or the next agent, has seen to it by now.
+        Made::Claimed { .. } => return Ok(Undone::NeverWas),
         Made::Image(name) => {
             let labels = found(namespace.image(name).await)?.map(|image| image.labels);
             if !is_ours(labels.as_ref(), operation) {

@@ -165,6 +165,13 @@ pub(crate) enum Made {
     Gpu(Held),
     /// The directory with a container's captured mounts.
     Volume(PathBuf),
+    /// kybernate-runc restores it.
+    Claimed {
+        /// Is there when the container runs.
+        note: PathBuf,
+        /// Directories of its pod that are filled for it.
+        filled: Vec<PathBuf>,
+    },
     /// A lease of containerd.
     Lease(String),
     /// An image of containerd.
@@ -233,6 +240,7 @@ impl Made {
             Self::Told(_) => "the container's CRIU configuration is as it was".to_owned(),
             Self::Gpu(_) => "the source has its GPU memory back".to_owned(),
             Self::Volume(_) => "the directory of its volumes was removed".to_owned(),
+            Self::Claimed { .. } => "its pod has what it had".to_owned(),
             Self::Lease(id) => format!("lease {id:?} was ended"),
             Self::Image(name) => format!("image {name:?} was removed"),
             Self::Snapshot { key, .. } => format!("snapshot {key:?} was removed"),

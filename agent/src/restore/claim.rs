@@ -19,8 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
 mod fill;
+mod left;
 mod taken;
 
+pub(crate) use self::left::finish;
 use super::admission::{AdmissionError, Admitted, admit};
 use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
@@ -355,8 +357,11 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let work = work(app, driver).await?;
     let root_mode = summary.root_mode;
     let criu_config = criu_config(app, driver, claim, summary).await?;
+    let targets = fill::targets(&checkpoint, &claim.live).await?;
+    let (note, filled) = (pod.note().to_owned(), fill::directories(&targets));
+    driver.will_make(Made::Claimed { note, filled }).await?;
     let tars = Tars { store: &store, staged: Some(&staged) };
-    let filled = fill::fill(tars, &checkpoint, &claim.live, &wanted).await?;
+    let filled = fill::fill(tars, targets, &wanted).await?;
     let sizes = Sizes::of(&checkpoint.config.sizes);
     let limit = left(app.config.pods.restore_limit, began.elapsed());
     let limit = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX);

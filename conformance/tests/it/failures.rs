@@ -11,6 +11,7 @@ use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use rustix::process::Signal;
 
 mod cancels;
+mod claims;
 mod deaths;
 pub(crate) mod halt;
 mod memory;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use kybernate_packager::artifact::Checkpoint;
+use kybernate_packager::artifact::{Checkpoint, Volume};
 use tokio_util::sync::CancellationToken;
 
 use super::super::live::Live;
@@ -14,15 +14,15 @@ use super::ClaimError;
 use crate::container::is_empty_dir;
 use crate::operations::RefusedBy;
 
-/// Fills the pod's shared memory and its emptyDirs, which must be empty. Where the new pod has another
-/// volume, that one is what it wants. Returns what was filled; nothing of it stays after an error, as
-/// when it is not `wanted` any more.
-pub(super) async fn fill(
-    tars: Tars<'_>,
-    checkpoint: &Checkpoint,
+/// A captured mount, its number in the checkpoint, and the directory of the node that it goes into.
+pub(super) type Target<'a> = ((usize, &'a Volume), PathBuf);
+
+/// Finds what is to be filled: the pod's shared memory and its emptyDirs, which must be empty. Where
+/// the new pod has another volume, that one is what it wants.
+pub(super) async fn targets<'a>(
+    checkpoint: &'a Checkpoint,
     live: &Live,
-    wanted: &CancellationToken,
-) -> Result<Vec<PathBuf>, ClaimError> {
+) -> Result<Vec<Target<'a>>, ClaimError> {
     volume::check(checkpoint)?;
     let mut targets = Vec::new();
     for (number, volume) in checkpoint.volumes.iter().enumerate() {
@@ -39,6 +39,21 @@ pub(super) async fn fill(
         }
         targets.push(((number, volume), target));
     }
+    Ok(targets)
+}
+
+/// Returns the directories of the node.
+pub(super) fn directories(targets: &[Target<'_>]) -> Vec<PathBuf> {
+    targets.iter().map(|(_, directory)| directory.clone()).collect()
+}
+
+/// Fills them, and returns what was filled; nothing of it stays after an error, as when it is not
+/// `wanted` any more.
+pub(super) async fn fill(
+    tars: Tars<'_>,
+    targets: Vec<Target<'_>>,
+    wanted: &CancellationToken,
+) -> Result<Vec<PathBuf>, ClaimError> {
     let mut filled = Vec::new();
     for (volume, target) in targets {
         filled.push(target.clone());

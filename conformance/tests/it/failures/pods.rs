@@ -13,7 +13,7 @@ use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
 
 /// Begins to restore a container and freezes CRIU in the middle, which never ends then.
-fn hang(staged: &Staged) -> Child {
+pub(super) fn hang(staged: &Staged) -> Child {
     hang_in(staged, &mut staged.command("main", &staged.pinned, &[&staged.wish()]))
 }
 
@@ -29,7 +29,7 @@ fn hang_in(staged: &Staged, create: &mut Command) -> Child {
 }
 
 /// Nothing of a restore is left on the node, and the name can be used again.
-fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
+pub(super) fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
     let (b, scenario) = (staged.node(), &staged.scenario);
     assert_eq!(running(b, "criu"), [], "{what}");
     let script = "ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \

@@ -1,0 +1,60 @@
+//! A claim whose agent has ended: kybernate-runc may go on without it, and notes when the container
+//! runs. The next agent waits for that, and does what the first one would have done then.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kybernate_spec::chain;
+
+use super::{GRACE, fill};
+use crate::app::App;
+use crate::operations::{Conclusion, Driver, Made, Record, Sizes};
+use crate::orphan;
+use crate::patience::Patience;
+use crate::restore::bring::is_temporary;
+
+/// How often it is looked whether it is still at it.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Waits until nobody works on what was claimed, and returns how the restore went when it succeeded:
+/// then what its container needs is kept. Else the pod's directories are emptied for the next one,
+/// unless the container runs in them, started afresh.
+pub(crate) async fn finish(app: &App, driver: &Driver, record: &Record) -> Option<Conclusion> {
+    let claimed = record.made.iter().find_map(|made| match made {
+        Made::Claimed { note, filled } => Some((note.clone(), filled.clone())),
+        _ => None,
+    });
+    let (note, filled) = claimed?;
+    let mut looks = Patience::new(app.config.pods.restore_limit + GRACE, LOOK_EVERY);
+    while looks.once_more().await && is_created(record).await {}
+    if tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false) {
+        let conclusion = Conclusion::done(Sizes::default());
+        let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
+        if let Err(error) = kept {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+        return Some(conclusion);
+    }
+    empty(app, record, filled).await;
+    None
+}
+
+/// Whether a kybernate-runc is creating the container.
+async fn is_created(record: &Record) -> bool {
+    let (namespace, id) = (record.namespace.clone(), record.container.clone());
+    let looked = tokio::task::spawn_blocking(move || orphan::is_created(&namespace, &id)).await;
+    looked.ok().and_then(Result::ok).unwrap_or(false)
+}
+
+async fn empty(app: &App, record: &Record, filled: Vec<PathBuf>) {
+    if filled.is_empty() {
+        return;
+    }
+    match app.containerd.namespace(&record.namespace).task(&record.container).await {
+        Ok(None) => fill::empty_again(filled).await,
+        found => {
+            let container = &record.container;
+            tracing::warn!(?found, container, "what its pod was given stays: it may be in use");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Who dies while kybernate-runc claims a staged checkpoint, or restores it: the container is
+//! created as its pod wants, and the next one is restored.
+
+use std::process::{Child, Stdio};
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::scenario::{Agent, Scenario};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::cancels::registry;
+use super::pods::{hang, is_clean};
+use super::victims::{END_LIMIT, running, signal, start_containerd};
+use crate::harness::said;
+use crate::pods::{CONFIG, Staged, stage};
+
+/// Has a failed restore start afresh.
+const COLD: &str = "on-failure.kybernate.io/main=cold";
+
+fn start_agent(scenario: &Scenario) -> Agent {
+    scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap()
+}
+
+/// Returns the operations that are open, or all.
+fn operations(staged: &Staged, more: &[&str]) -> Vec<Value> {
+    let words = [&["ps", "--operations", "--container", "main"], more].concat();
+    let told = staged.scenario.kyb_json(staged.node(), &words).unwrap();
+    told["operations"].as_array().cloned().unwrap_or_default()
+}
+
+/// Waits until no claim is open, and returns the last one.
+fn settled(staged: &Staged, what: &str) -> Value {
+    let mut open = Vec::new();
+    let closed = wait_until(END_LIMIT, || {
+        open = operations(staged, &["--state", "running"]);
+        open.is_empty()
+    });
+    assert!(closed, "{what}: {open:?} stay open");
+    operations(staged, &[]).pop().unwrap()
+}
+
+/// Begins to create a container, and holds the agent while it judges: the registry says nothing.
+fn asks(staged: &Staged, annotations: &[&str]) -> Child {
+    registry(&staged.scenario).signal(Signal::STOP);
+    let mut create = staged.command("main", &staged.pinned, annotations);
+    let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let create = create.spawn().unwrap();
+    let asked = || !operations(staged, &["--state", "running"]).is_empty();
+    assert!(wait_until(END_LIMIT, asked), "nobody asks");
+    create
+}
+
+/// What is staged can be taken away: nobody has it.
+fn is_free(staged: &Staged) {
+    let output = staged.scenario.kyb(staged.node(), &["evict", &staged.pinned]).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+#[test]
+fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
+    let mut staged = stage();
+    for annotation in [None, Some(COLD)] {
+        let wish = staged.wish();
+        let annotations: Vec<&str> = [&*wish].into_iter().chain(annotation).collect();
+        let create = asks(&staged, &annotations);
+        staged.scenario.agent_b.take().unwrap().kill();
+        registry(&staged.scenario).signal(Signal::CONT);
+        let output = create.wait_with_output().unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.success(), annotation.is_some(), "{annotation:?}: {text}");
+        let b = staged.node();
+        if annotation.is_some() {
+            let fresh = staged.scenario.wait_for_ticks(b, "main").unwrap();
+            assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
+            staged.scenario.remove(b, "main").unwrap();
+        } else {
+            assert!(text.contains("failed to restore"), "{text}");
+        }
+        staged.scenario.agent_b = Some(start_agent(&staged.scenario));
+        let last = settled(&staged, "the agent died in a claim");
+        assert_eq!(last["state"], "failed", "{last}");
+        is_clean(&staged, "the agent died in a claim", &[]);
+    }
+    is_free(&staged);
+    staged.scenario.end().unwrap();
+}
+
+#[test]
+fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
+    let mut staged = stage();
+    let create = hang(&staged);
+    staged.scenario.agent_b.take().unwrap().kill();
+    let b = staged.node();
+    fs::write(b.path("/sys/fs/cgroup/freezer/default/main/freezer.state"), "THAWED").unwrap();
+    let output = create.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let after = staged.scenario.wait_for_ticks(b, "main").unwrap();
+    assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
+
+    // The next agent learns of it, and leaves it what it needs.
+    staged.scenario.agent_b = Some(start_agent(&staged.scenario));
+    let last = settled(&staged, "the agent died in a restore");
+    assert_eq!(last["state"], "done", "{last}");
+    let b = staged.node();
+    assert!(b.path("/run/kybernate/volumes/default/main/criu.conf").exists(), "no options");
+    staged.scenario.wait_for_ticks(b, "main").unwrap();
+    staged.scenario.remove(b, "main").unwrap();
+    is_clean(&staged, "the agent died in a restore", &[]);
+    is_free(&staged);
+    staged.scenario.end().unwrap();
+}
+
+#[test]
+fn a_pods_container_can_be_created_again_when_containerd_dies_meanwhile() {
+    let staged = stage();
+    for claims in [true, false] {
+        let what =
+            if claims { "containerd died in a claim" } else { "containerd died in a restore" };
+        let create = if claims { asks(&staged, &[&staged.wish()]) } else { hang(&staged) };
+        signal(&running(staged.node(), "containerd"), Signal::KILL);
+        registry(&staged.scenario).signal(Signal::CONT);
+        let output = create.wait_with_output().unwrap();
+        assert!(!output.status.success(), "{what}: {}", said(&output));
+        start_containerd(staged.node());
+        let idle = || running(staged.node(), "kybernate-runc").is_empty();
+        assert!(wait_until(END_LIMIT, idle), "{what}: kybernate-runc is left");
+        is_clean(&staged, what, &[]);
+        let last = settled(&staged, what);
+        assert_eq!(last["state"], "done", "{what}: {last}");
+    }
+    is_free(&staged);
+    staged.scenario.end().unwrap();
+}
