@@ -43,6 +43,7 @@ mod reload;
 pub mod rescue;
 mod restore;
 mod revive;
+mod room;
 pub mod runtime;
 pub mod serve;
 mod stage;

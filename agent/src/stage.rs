@@ -80,6 +80,11 @@ pub(crate) fn mount(staging: &StagingConfig) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the agent has mounted a tmpfs there.
+pub(crate) fn is_ours(directory: &Path) -> bool {
+    tmpfs::is_ours(directory).unwrap_or(false)
+}
+
 /// Makes sure that a directory is in memory: mounts a tmpfs there that holds `bytes` unless it is,
 /// and gives one that an earlier agent mounted that size, or what lies in it.
 pub(crate) fn mount_memory(directory: &Path, bytes: u64) -> io::Result<()> {

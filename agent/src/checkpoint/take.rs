@@ -35,7 +35,7 @@ use crate::revive::{Paused, Revived};
 use crate::runtime::{TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
-use crate::{criu_config, criu_log, waiting};
+use crate::{criu_config, criu_log, room, waiting};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -77,7 +77,8 @@ pub(crate) async fn run(
     let conclusion = match taken {
         Ok(packed) => conclude(&packed, &order.naming),
         Err(error) => {
-            driver.ends(Conclusion::failed(chain(&error).to_string(), error.refused_by()))
+            let told = room::explained(app, &order.namespace, &error).await;
+            driver.ends(Conclusion::failed(told, error.refused_by()))
         }
     };
     let (namespace, container) = (&order.namespace, &order.container);

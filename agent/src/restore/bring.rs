@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::cgroup;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
+use crate::room;
 use crate::runtime::{Mount, Namespace, RuntimeError};
 use crate::stage::{self, StageError};
 use crate::staging::Use;
@@ -74,16 +75,21 @@ impl Refusing for BringError {
 /// Does the steps of an operation, unless it is given up, and takes away what is not to stay; after
 /// a failure nothing is left of it. Returns how it went; `None` when the next agent has to see to
 /// its end.
-pub(crate) async fn see_through<E: From<Stopped> + Refusing + 'static>(
+pub(crate) async fn see_through<E: From<Stopped> + Refusing + Send + Sync + 'static>(
     app: &App,
     driver: &Driver,
     cancel: &CancellationToken,
     steps: Pin<Box<impl Future<Output = Result<Conclusion, E>>>>,
 ) -> Option<Conclusion> {
     let steps = driver.unless_stopped(cancel, steps);
-    let conclusion = driver.tell_while(steps).await.unwrap_or_else(|error| {
-        driver.ends(Conclusion::failed(chain(&error).to_string(), error.refused_by()))
-    });
+    let conclusion = match driver.tell_while(steps).await {
+        Ok(conclusion) => conclusion,
+        Err(error) => {
+            let namespace = driver.to_api().containerd_namespace;
+            let told = room::explained(app, &namespace, &error).await;
+            driver.ends(Conclusion::failed(told, error.refused_by()))
+        }
+    };
     driver.rests().await;
     let api::Operation { containerd_namespace: namespace, container, .. } = driver.to_api();
     let undoing = Undoing { namespace: &namespace, container: &container, conclusion: &conclusion };

@@ -40,7 +40,7 @@ use crate::operations::{
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
 use crate::undo::{Undoing, undo};
-use crate::{cgroup, criu_config};
+use crate::{cgroup, criu_config, room};
 
 /// Why a claim cannot be cancelled.
 const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
@@ -257,7 +257,8 @@ async fn drive(
     let prepared = until_given_up(cancel, &mut answer, |wanted| prepare(driven, wanted)).await;
     let conclusion = match prepared {
         Err(error) => {
-            let conclusion = Conclusion::failed(chain(&error).to_string(), error.refused_by());
+            let told = room::explained(app, &claim.namespace, &error).await;
+            let conclusion = Conclusion::failed(told, error.refused_by());
             // Whoever asked may have gone.
             drop(answer.send(Err(error)));
             conclusion

@@ -19,6 +19,7 @@ mod network;
 mod pods;
 mod pushes;
 mod restores;
+mod room;
 mod short;
 mod suspends;
 pub(crate) mod victims;

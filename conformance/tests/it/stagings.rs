@@ -203,7 +203,9 @@ fn what_cannot_be_staged_leaves_nothing() {
     scenario.agent_b = Some(scenario.start_agent(b, small).unwrap());
     let output = ask(&scenario, &reference, "ram");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("No space left"), "{}", said(&output));
+    let text = said(&output);
+    assert!(text.contains("No space left") && text.contains("/run/small is full"), "{text}");
+    assert!(text.contains("as large as the budget of 134217728 bytes"), "{text}");
     assert_eq!(files(&scenario.testbed.b, "/run/small"), "");
     scenario.end().unwrap();
 }

@@ -1,0 +1,141 @@
+//! Memory or disk that becomes full in the middle: whoever asks learns what is full and what helps,
+//! the source runs on, nothing is left, and with room it works.
+
+use fs_err as fs;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::{Agent, Scenario};
+use rustix::process::Signal;
+
+use super::cancels::{begin, fails, registry, stage};
+use super::victims::catch;
+use crate::harness::{checkpoint, restore, said, start};
+
+/// What the place for dumps holds: more than any dump here takes.
+const MIB: u32 = 160;
+/// Fills it, but for some MiB, before a dump.
+const FILL: &str = r#"
+[[hooks]]
+name = "fill"
+when = "before"
+command = ["/bin/sh", "-c", "head -c 145M /dev/zero >PLACE/fill"]
+on_request = true
+"#;
+
+/// A node's place for dumps.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    directory: &'static str,
+    /// What the agent's configuration says besides.
+    config: &'static str,
+    /// What is said to help.
+    helps: &'static str,
+}
+
+const MEMORY: Place = Place {
+    directory: "/run/kybernate/stage",
+    config: "",
+    helps: "make what is mounted there larger",
+};
+/// Another file system than the node's, as a disk for it alone.
+const DISK: Place = Place {
+    directory: "/var/lib/kybernate/stage",
+    config: "memory_share = 0.0",
+    helps: "free room on its file system",
+};
+
+impl Place {
+    /// Gives the node a small one, and an agent that uses it.
+    fn agent(self, scenario: &Scenario, node: &Node) -> Agent {
+        let Self { directory, config, .. } = self;
+        let script = format!(
+            "umount {directory}; mkdir -p {directory} && \
+             mount -t tmpfs -o mode=0700,size={MIB}m small {directory}"
+        );
+        node.run(&["sh", "-c", &script]).unwrap();
+        let hook = FILL.replace("PLACE", directory);
+        let more = format!("pages_on_demand = false\n[staging]\n{config}\n{hook}");
+        scenario.start_agent(node, &more).unwrap()
+    }
+
+    /// Makes room again.
+    fn tidy(self, node: &Node) {
+        fs::remove_file(node.path(&format!("{}/fill", self.directory))).unwrap();
+    }
+
+    fn tells(self, text: &str) {
+        let full = format!("{} is full (", self.directory);
+        assert!(text.contains(&full) && text.contains(self.helps), "{text}");
+    }
+}
+
+/// Takes a checkpoint for which there is no room once it is under way, and then one with room.
+fn takes(scenario: &mut Scenario, place: Place, mib: u32, written: usize, tag: &str) {
+    drop(scenario.agent_a.take());
+    scenario.agent_a = Some(place.agent(scenario, &scenario.testbed.a));
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", mib, &[]).unwrap();
+    let state = "/run/containerd/io.containerd.runtime.v2.task/default/job/rootfs/state";
+    fs::write(a.path(state).join("written"), vec![7; written]).unwrap();
+    let before = scenario.traces(a).unwrap();
+    let reference = scenario.reference(&format!("room/job:{tag}"));
+    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+    let output = scenario.kyb(a, &[&words[..], &["--hook", "fill"]].concat()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{tag}: {}", said(&output));
+    place.tells(&said(&output));
+    scenario.wait_for_ticks(a, "job").unwrap();
+    place.tidy(a);
+    assert_eq!(scenario.traces(a).unwrap(), before, "{tag}: something is left");
+    checkpoint(scenario, a, "job", &reference);
+    scenario.wait_for_ticks(a, "job").unwrap();
+    scenario.remove(a, "job").unwrap();
+}
+
+#[test]
+fn a_dump_or_capture_without_room_harms_nothing() {
+    let mut scenario = start();
+    for (name, place) in [("memory", MEMORY), ("disk", DISK)] {
+        takes(&mut scenario, place, 64, 0, &format!("dump-in-{name}"));
+        takes(&mut scenario, place, 8, 48 << 20, &format!("capture-in-{name}"));
+    }
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_restore_without_room_leaves_nothing() {
+    let mut scenario = start();
+    scenario.run_workload(&scenario.testbed.a, "job", 96, &[]).unwrap();
+    let reference = scenario.reference("room/job:back");
+    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
+    for place in [MEMORY, DISK] {
+        drop(scenario.agent_b.take());
+        scenario.agent_b = Some(place.agent(&scenario, &scenario.testbed.b));
+        let b = &scenario.testbed.b;
+        // The first one leaves the image and its layers.
+        let output = restore(&scenario, b, &reference, "job", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.remove(b, "job").unwrap();
+        let before = scenario.traces(b).unwrap();
+        let kyb = begin(b, &["restore", &reference, "--name", "job"]);
+        let comes = || match place.directory {
+            "/run/kybernate/stage" => stage(b, "images/pages-1.img") > 0,
+            directory => {
+                let entries = fs::read_dir(b.path(directory)).unwrap().flatten();
+                let mut files = entries.map(|entry| entry.path().join("images/pages-1.img"));
+                files.any(|file| fs::metadata(file).is_ok_and(|file| file.len() > 0))
+            }
+        };
+        assert!(catch(comes), "no memory comes");
+        registry(&scenario).signal(Signal::STOP);
+        let fill = format!("cat /dev/zero >{}/fill", place.directory);
+        assert!(!b.output(&["sh", "-c", &fill]).unwrap().status.success(), "it has no end");
+        registry(&scenario).signal(Signal::CONT);
+        place.tells(&fails(kyb));
+        place.tidy(b);
+        assert_eq!(scenario.traces(b).unwrap(), before, "something is left");
+        let output = restore(&scenario, b, &reference, "job", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(b, "job").unwrap();
+        scenario.remove(b, "job").unwrap();
+    }
+    scenario.end().unwrap();
+}
