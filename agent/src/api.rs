@@ -147,6 +147,7 @@ impl Agent for Service {
         let asker = self.asker(&request, "GetNode");
         asker.may(Right::Read, Place::Anywhere)?;
         let report = self.app.report().await;
+        self.app.staging.look().await;
         let facts = serde_json::to_string(&report.facts);
         let keys = self.app.config.sign_keys.iter();
         Ok(Response::new(api::Node {
@@ -175,6 +176,7 @@ impl Agent for Service {
             container: request.container.clone(),
             states: request.states().collect(),
         };
+        self.app.staging.look().await;
         let mut containers = Vec::new();
         let mut containers_problem = String::new();
         if !request.operations_only {

@@ -2,7 +2,8 @@
 //!
 //! Reading order: here is what is known while the agent runs, and who may use what; `ledger` does
 //! the sums and says what has to go, `shelf` has the files, `record` what is written beside
-//! them, `order` and `run` are `Stage`, `evict` is `Evict`, `tell` what clients are told.
+//! them, `gone` finds what somebody else removed, `order` and `run` are `Stage`, `evict` is `Evict`,
+//! `tell` what clients are told.
 //!
 //! A checkpoint is staged under its digest, so whose reference led to it does not matter: a restore
 //! checks the signature for its own.
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 
 mod evict;
 mod figures;
+mod gone;
 mod ledger;
 mod order;
 mod record;
@@ -204,6 +206,8 @@ impl Staging {
     /// goes, where room has to be made.
     async fn reserve(self: &Arc<Self>, wish: &Wish) -> Result<Granted, StagingError> {
         let kept = self.kept(wish.tier)?;
+        self.look().await;
+        self.stand(wish.tier).await?;
         let mut changes = self.changes.subscribe();
         loop {
             changes.borrow_and_update();

@@ -99,7 +99,7 @@ impl Shelf {
     }
 
     /// Makes sure that the directory is ours alone, and in memory when it is to be.
-    fn prepare(&self) -> io::Result<()> {
+    pub(super) fn prepare(&self) -> io::Result<()> {
         let directory = &self.config.directory;
         private::claim(directory)?;
         if self.tier == Tier::Ram {
@@ -111,6 +111,12 @@ impl Shelf {
     /// Returns the directory of a checkpoint.
     pub(super) fn path(&self, digest: &Digest) -> PathBuf {
         self.config.directory.join(name(digest))
+    }
+
+    /// Whether a checkpoint, or its images, are known not to be there.
+    pub(super) fn is_gone(&self, digest: &Digest) -> bool {
+        let images = fs::symlink_metadata(self.path(digest).join(IMAGES));
+        images.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
     /// Returns where an operation makes one.
@@ -140,8 +146,12 @@ impl Shelf {
         Ok(record)
     }
 
-    /// Gives what was made its place.
+    /// Gives what was made its place. What is left there of an earlier one, as when somebody removed
+    /// half of it, goes first.
     pub(super) fn publish(&self, temporary: &Path, digest: &Digest) -> io::Result<()> {
+        if self.path(digest).exists() {
+            self.remove(digest)?;
+        }
         fs::rename(temporary, self.path(digest))?;
         fs::File::open(&self.config.directory)?.sync_all()
     }

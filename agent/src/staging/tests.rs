@@ -115,6 +115,44 @@ async fn a_dump_that_somebody_wrote_to_is_not_given_out() {
 }
 
 #[tokio::test]
+async fn what_somebody_removed_is_not_claimed_and_can_be_staged_again() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let top = tempfile::tempdir().unwrap();
+    let staging = open(top.path());
+    let (a, b) = (wish("a", 4096), wish("b", 4096));
+    for wish in [&a, &b] {
+        assert!(put(&staging, wish).await.unwrap());
+    }
+    let directory = top.path().join("nvme");
+    let images = staging.take(&a.digest, "one").await.unwrap().images();
+    // Half of it, and all of it.
+    for removed in [&*images, images.parent().unwrap()] {
+        fs_err::remove_dir_all(removed).unwrap();
+        staging.look().await;
+        let told = staging.to_api();
+        assert_eq!(told[0].staged.len(), 1);
+        assert_eq!(told[0].staged[0].digest, b.digest.to_string());
+        assert!(put(&staging, &a).await.unwrap());
+    }
+
+    fs_err::remove_dir_all(&directory).unwrap();
+    assert!(put(&staging, &b).await.unwrap(), "it is not there");
+    let mode = fs_err::metadata(&directory).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o700);
+    assert!(staging.take(&b.digest, "two").await.is_some());
+    assert_eq!(staging.to_api()[0].staged.len(), 1);
+
+    // What nobody can make is told of.
+    fs_err::remove_dir_all(&directory).unwrap();
+    fs_err::write(&directory, "mine").unwrap();
+    let error = put(&staging, &a).await.unwrap_err();
+    let told = chain(&error).to_string();
+    assert!(told.contains("failed to prepare the nvme tier") && told.contains("nvme"), "{told}");
+    staging.look().await;
+    assert_eq!(fs_err::read_to_string(&directory).unwrap(), "mine");
+}
+
+#[tokio::test]
 async fn a_tier_without_a_budget_is_told_of() {
     let top = tempfile::tempdir().unwrap();
     let wish = Wish { tier: Tier::Ram, ..wish("a", 1) };

@@ -256,3 +256,41 @@ fn another_budget_counts_from_the_next_start_on() {
     assert_eq!(files(&scenario.testbed.b, RAM), "");
     scenario.end().unwrap();
 }
+
+/// Whoever tidies up has no need to know the agent.
+#[test]
+fn a_tier_that_somebody_removed_is_made_again() {
+    const BOTH: &str = "[staging.ram]\nbudget = \"128MiB\"\n[staging.nvme]\nbudget = \"128MiB\"\n";
+    let (mut scenario, reference, taken) = scene();
+    drop(scenario.agent_b.take());
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, BOTH).unwrap());
+    let b = &scenario.testbed.b;
+    let removals = [
+        ("ram", "rm -rf DIR/*"),
+        ("ram", "umount DIR && rm -rf DIR"),
+        ("nvme", "rm -rf DIR"),
+        ("nvme", "rm -rf DIR/*/images"),
+    ];
+    for (name, removal) in removals {
+        stage(&scenario, &reference, name);
+        let node = scenario.kyb_json(b, &["node"]).unwrap();
+        let directory = tier(&node, name)["directory"].as_str().unwrap().to_owned();
+        b.run(&["sh", "-c", &removal.replace("DIR", &directory)]).unwrap();
+        let node = scenario.kyb_json(b, &["node"]).unwrap();
+        let (staged, used) = (&tier(&node, name)["staged"], &tier(&node, name)["usedBytes"]);
+        assert!(staged.as_array().unwrap().is_empty() && *used == 0, "{removal}: {node}");
+
+        let told = stage(&scenario, &reference, name);
+        assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > MIB << 19, "{told}");
+        let looked = b.run(&["stat", "-f", "-c", "%T", &directory]).unwrap();
+        assert_eq!(looked.trim() == "tmpfs", name == "ram", "{removal}: {looked}");
+        let looked = b.run(&["stat", "-c", "%a %u", &directory]).unwrap();
+        assert_eq!(looked.trim(), "700 0", "{removal}");
+        let (told, after) = restored(&scenario, &reference, "back");
+        assert_eq!(told["staged"], name, "{removal}: {told}");
+        assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
+        scenario.remove(b, "back").unwrap();
+        scenario.kyb_json(b, &["evict", &reference]).unwrap();
+    }
+    scenario.end().unwrap();
+}

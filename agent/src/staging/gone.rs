@@ -1,0 +1,47 @@
+//! What somebody else has removed: a tier's directory, what was mounted there, or a checkpoint.
+
+use std::io;
+use std::sync::Arc;
+
+use super::{Staging, StagingError, Tier};
+
+impl Staging {
+    /// Forgets what does not lie there any more, but for what is in use: whoever reads it finds out.
+    pub(crate) async fn look(&self) {
+        for (tier, kept) in &self.tiers {
+            let known: Vec<_> = kept
+                .ledger()
+                .entries()
+                .iter()
+                .filter(|(_, entry)| entry.users.is_empty())
+                .map(|(digest, entry)| (digest.clone(), entry.used_at))
+                .collect();
+            let files = Arc::clone(&kept.shelf);
+            let looked = tokio::task::spawn_blocking(move || {
+                known.into_iter().filter(|(digest, _)| files.is_gone(digest)).collect::<Vec<_>>()
+            });
+            for (digest, used_at) in looked.await.unwrap_or_default() {
+                // One that was staged anew meanwhile was used since.
+                let mut ledger = kept.ledger();
+                let same = ledger.entries().get(&digest).is_some_and(|one| one.used_at == used_at);
+                let left = same && ledger.leave(&digest);
+                if left {
+                    ledger.left(&digest, true);
+                }
+                drop(ledger);
+                if left {
+                    tracing::warn!(%digest, tier = tier.name(), "somebody removed what was staged");
+                    self.changed(*tier);
+                }
+            }
+        }
+    }
+
+    /// Makes a tier's directory again where somebody has removed it, or what was mounted there.
+    pub(super) async fn stand(&self, tier: Tier) -> Result<(), StagingError> {
+        let files = Arc::clone(&self.kept(tier)?.shelf);
+        let stands = tokio::task::spawn_blocking(move || files.prepare()).await;
+        let stands = stands.map_err(io::Error::other).and_then(|stands| stands);
+        stands.map_err(|source| StagingError::Io("prepare", tier.name(), source))
+    }
+}
