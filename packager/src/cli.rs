@@ -36,6 +36,7 @@ mod suspend;
 mod trust;
 mod unpack;
 mod verify;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use kybernate_spec::{Location, Tag};
@@ -75,6 +76,7 @@ enum Command {
     Checkpoint(checkpoint::Checkpoint),
     Restore(restore::Restore),
     Ps(ps::Ps),
+    Watch(watch::Watch),
     Cancel(cancel::Cancel),
     Preflight(preflight::Preflight),
     Stage(stage::Stage),
@@ -125,6 +127,7 @@ impl Cli {
             Command::Checkpoint(command) => command.run(terminal).await,
             Command::Restore(command) => command.run(terminal).await,
             Command::Ps(command) => command.run(terminal).await,
+            Command::Watch(command) => command.run(terminal).await,
             Command::Cancel(command) => command.run(terminal).await,
             Command::Preflight(command) => command.run(terminal).await,
             Command::Stage(command) => command.run(terminal).await,

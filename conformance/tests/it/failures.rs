@@ -23,6 +23,7 @@ mod room;
 mod short;
 mod suspends;
 pub(crate) mod victims;
+mod watching;
 
 use self::halt::{hold, let_go, start_holding};
 use self::victims::{END_LIMIT, running, signal};

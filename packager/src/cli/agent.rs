@@ -269,7 +269,8 @@ pub(super) fn time_out(text: &str) -> Result<u32, String> {
     }
 }
 
-fn outcome(operation: Operation) -> Result<Operation, Failure> {
+/// Tells what an operation's end means for the exit code.
+pub(super) fn outcome(operation: Operation) -> Result<Operation, Failure> {
     match operation.state() {
         OperationState::Done => Ok(operation),
         OperationState::Refused => {

@@ -117,7 +117,8 @@ fn container(one: &Container) -> Value {
     })
 }
 
-fn operation(one: &Operation) -> Value {
+/// Returns an operation as JSON has it.
+pub(super) fn operation(one: &Operation) -> Value {
     json!({
         "id": one.id,
         "container": one.container,
@@ -146,7 +147,8 @@ fn operation(one: &Operation) -> Value {
     })
 }
 
-fn kind(one: &Operation) -> String {
+/// Returns the word for what an operation does.
+pub(super) fn kind(one: &Operation) -> String {
     let name = one.kind().as_str_name();
     name.trim_start_matches("OPERATION_KIND_").to_lowercase()
 }

@@ -31,6 +31,7 @@ use crate::registry::{Registry, open};
 
 mod network;
 mod places;
+mod watching;
 
 /// What the agent answers, and what it was asked.
 #[derive(Debug, Default)]
@@ -256,9 +257,13 @@ impl Agent for Fake {
 
     async fn get_operation(
         &self,
-        _: Request<GetOperationRequest>,
+        request: Request<GetOperationRequest>,
     ) -> Result<Response<Operation>, Status> {
-        Ok(Response::new(self.0.end.clone()))
+        match &*request.into_inner().operation_id {
+            "op-1" => Ok(Response::new(began())),
+            "over" => Ok(Response::new(Operation { id: "over".to_owned(), ..self.0.end.clone() })),
+            id => Err(Status::not_found(format!("there is no operation {id:?}"))),
+        }
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<Operation>, Status> {

@@ -27,7 +27,7 @@ pub(super) fn begin(node: &Node, words: &[&str]) -> Child {
 }
 
 /// Returns the newest operation, as `kyb ps` tells it.
-fn newest(scenario: &Scenario, node: &Node) -> Value {
+pub(super) fn newest(scenario: &Scenario, node: &Node) -> Value {
     let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
     told["operations"].as_array().unwrap().last().unwrap().clone()
 }

@@ -1,0 +1,89 @@
+//! `kyb watch`
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use clap::Args;
+use kybernate_packager::agent_api::{GetOperationRequest, Operation, TagState};
+use tonic::Code;
+
+use super::Failure;
+use super::agent::{AgentSocket, outcome, refused, times};
+use super::identifier::identifier;
+use super::ps;
+use crate::terminal::Terminal;
+
+/// Watch an operation of this node's agent until it ends, whoever asked for it.
+///
+/// It ends as the command would that asked for it: with 0 when the operation is done, 1 when it
+/// failed or was cancelled, 2 when a rule refused it. With --json the operation is printed as it ended,
+/// however it did. Ctrl-C ends the watching, and the operation goes on.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  kyb watch 019aa6e3c0de5f3759df   # as kyb ps lists it")]
+pub(super) struct Watch {
+    /// The operation's id.
+    #[arg(value_name = "OPERATION", value_parser = identifier)]
+    operation: String,
+    #[command(flatten)]
+    agent: AgentSocket,
+}
+
+impl Watch {
+    pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
+        let mut client = self.agent.connect().await?;
+        let request = GetOperationRequest { operation_id: self.operation };
+        let found = client.get_operation(request).await.map_err(|status| match status.code() {
+            Code::NotFound => Failure::failed(format!(
+                "{}: `kyb ps --operations` lists those that this node's agent knows",
+                status.message()
+            )),
+            _ => refused(status),
+        })?;
+        let ended = self.agent.end_of(terminal, found.into_inner(), None).await?;
+        if terminal.is_json() {
+            let mut facts = ps::operation(&ended);
+            if let Some(facts) = facts.as_object_mut() {
+                facts.insert("base".to_owned(), none_if_empty(&ended.base).into());
+                facts.insert("pausedMicroseconds".to_owned(), ended.paused_microseconds.into());
+                facts.insert("timesMicroseconds".to_owned(), times(&ended));
+                facts.insert("warnings".to_owned(), ended.warnings.clone().into());
+            }
+            terminal.print(&facts, "").map_err(Failure::failed)?;
+            // It has been told.
+            let told =
+                |failure: Failure| Failure::Answered(failure.code(), "it is not done".into());
+            return outcome(ended).map(drop).map_err(told);
+        }
+        let text = text(&ended);
+        outcome(ended)?;
+        terminal.print(&(), &text).map_err(Failure::failed)
+    }
+}
+
+/// Says what a finished operation has come to.
+fn text(done: &Operation) -> String {
+    let mut text = format!("{} {} is done", ps::kind(done), done.id);
+    let mut line = |name: &str, value: &str| {
+        if !value.is_empty() {
+            // Writing to a string does not fail.
+            let _written = write!(text, "\n  {name:<10} {value}");
+        }
+    };
+    line("container", &done.container);
+    line("reference", &done.reference);
+    line("digest", &done.digest);
+    line("base", &done.base);
+    line("image", &done.image);
+    if done.tag() == TagState::AwaitsSigner {
+        line("tag", "not written: whoever asked for it signs and tags it");
+    }
+    if done.paused_microseconds > 0 {
+        let paused = Duration::from_micros(done.paused_microseconds);
+        line("paused", &format!("{:.2} s", paused.as_secs_f64()));
+    }
+    text
+}
+
+fn none_if_empty(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
