@@ -244,16 +244,19 @@ impl Operations {
         fits: impl Fn(&str) -> bool,
     ) -> Option<(String, Digest)> {
         let entries = self.entries();
-        let records = entries.values().rev().map(|entry| &entry.record);
-        let mut its = records.filter(|record| {
+        let its = entries.values().map(|entry| &entry.record).filter(|record| {
             matches!(record.kind, Kind::Checkpoint | Kind::Restore)
                 && record.state == State::Done
                 && record.namespace == namespace
                 && record.container == container
-                && record.finished_at.is_some_and(|finished| finished >= created)
                 && fits(&record.reference)
         });
-        its.find_map(|record| Some((record.reference.clone(), record.digest.clone()?)))
+        let ended = its.filter_map(|record| Some((record.finished_at?, record)));
+        let ended =
+            ended.filter(|(finished, record)| *finished >= created && record.digest.is_some());
+        // Of two at a time, the one that began last may have ended first.
+        let (_, last) = ended.max_by_key(|(finished, _)| *finished)?;
+        Some((last.reference.clone(), last.digest.clone()?))
     }
 
     /// Returns operations as clients are told, oldest first.

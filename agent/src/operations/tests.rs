@@ -329,3 +329,26 @@ async fn the_last_checkpoint_of_a_container_is_known() {
     let restarted = Operations::open(directory.path()).unwrap();
     assert_eq!(last(&restarted, created), Some(Digest::of(b"2")));
 }
+
+#[tokio::test]
+async fn the_last_checkpoint_is_the_one_that_ended_last() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let created = jiff::Timestamp::now();
+    let first = operations.begin(Subject::example()).await.unwrap();
+    let second = operations.begin(Subject::example()).await.unwrap();
+    for (driver, content) in [(&second, b"2"), (&first, b"1")] {
+        let digest = Digest::of(content);
+        let finish = |record: &mut Record| {
+            (record.state, record.digest) = (State::Done, Some(digest));
+        };
+        driver.finish(finish).await.unwrap();
+    }
+    // It has ended, and there is nothing to compare with.
+    let third = operations.begin(Subject::example()).await.unwrap();
+    third.finish(|record| record.state = State::Done).await.unwrap();
+    for operations in [&operations, &Operations::open(directory.path()).unwrap()] {
+        let last = operations.last_checkpoint("default", "web", created, |_| true);
+        assert_eq!(last.map(|(_, digest)| digest), Some(Digest::of(b"1")));
+    }
+}
