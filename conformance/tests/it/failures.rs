@@ -21,6 +21,7 @@ mod pushes;
 mod restores;
 mod room;
 mod short;
+mod slow;
 mod suspends;
 pub(crate) mod victims;
 mod watching;
