@@ -31,6 +31,7 @@ mod shared_memory;
 mod stagings;
 mod suspensions;
 mod traces;
+mod trust;
 mod units;
 mod vectors;
 mod workloads;
