@@ -13,7 +13,7 @@ use crate::scenario::{PASSWORD, START_TIMEOUT, ScenarioError, agent_config, keyg
 use crate::testbed::state::State;
 
 /// What an agent is told for pods.
-pub const PODS: &str = "[staging.ram]\nbudget = \"1GiB\"\n\
+pub const PODS: &str = "[staging.ram]\nbudget = \"4GiB\"\n\
                         [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
 /// Starts a program that outlives the shell; the first argument is its log.
 const DAEMON: &str = r#"log=$1; shift; "$@" >"$log" 2>&1 </dev/null &"#;

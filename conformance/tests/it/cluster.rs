@@ -1,5 +1,6 @@
 //! Pods that kubelets restore: a real cluster on the two nodes, one for all that is looked at here.
 
+mod command;
 mod generations;
 pub(crate) mod guests;
 mod kubelet;

@@ -9,6 +9,7 @@ use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use serde_json::{Map, Value, json};
 
+use self::heap::Sums;
 use super::story::{LIMIT, PODS, READY, Story, container_of};
 use crate::harness::said;
 use crate::workloads::Place;
@@ -19,6 +20,8 @@ use crate::workloads::proof::{Identity, Status, goes_on as counts_on};
 use crate::workloads::servers::{
     NGINX, NGINX_PORT, REDIS, REDIS_PORT, held, processes, requests, write,
 };
+
+mod heap;
 
 /// A pod of one container that runs one of the table's workloads.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +48,8 @@ enum Kind {
     Redis,
     /// The count of requests goes on.
     Nginx,
+    /// The sums over its memory go on.
+    Heap,
 }
 
 /// What a pod's security context says.
@@ -71,6 +76,8 @@ const fn guest(id: &'static str, rows: &'static [&'static str], rights: Rights) 
 const GUESTS: &[Guest] = &[
     guest("linux", &["linux"], Rights::Usual),
     guest("threads", &["threads"], Rights::Usual),
+    guest("bind", &["bind"], Rights::Usual),
+    Guest { kind: Kind::Heap, ..guest("heap", &["heap"], Rights::Usual) },
     guest("least", &["tmpfs", "read-only", "capabilities", "seccomp"], Rights::Least),
     guest("user", &["user"], Rights::User),
     guest("python", &["python"], Rights::Usual),
@@ -99,6 +106,7 @@ impl Guest {
         let (words, state) = match self.kind {
             Kind::Redis => (REDIS.command, ""),
             Kind::Nginx => (NGINX.command, ""),
+            Kind::Heap => (heap::COMMAND, ""),
             Kind::Counter | Kind::Database if self.rights == Rights::Least => {
                 (IN_SHARED_MEMORY, "/dev/shm/state/keep")
             }
@@ -114,7 +122,18 @@ impl Guest {
 
     /// Whether it is a container of our own image.
     fn is_own(&self) -> bool {
-        own::WORKLOADS.iter().any(|workload| self.rows.contains(&workload.id))
+        self.kind == Kind::Heap
+            || own::WORKLOADS.iter().any(|workload| self.rows.contains(&workload.id))
+    }
+
+    /// Returns what is mounted from the node, and where.
+    fn volumes(&self) -> [Value; 2] {
+        if self.id != "bind" {
+            return [json!([]), json!([])];
+        }
+        let host = json!({ "path": "/srv/share/bound", "type": "DirectoryOrCreate" });
+        let mount = json!([{ "name": "bound", "mountPath": "/bound" }]);
+        [json!([{ "name": "bound", "hostPath": host }]), mount]
     }
 
     fn security(&self) -> Value {
@@ -136,7 +155,7 @@ impl Guest {
         let mut probe = match self.kind {
             Kind::Redis => json!({ "tcpSocket": { "port": REDIS_PORT } }),
             Kind::Nginx => json!({ "httpGet": { "path": "/", "port": NGINX_PORT } }),
-            Kind::Counter | Kind::Database => return Value::Null,
+            Kind::Counter | Kind::Database | Kind::Heap => return Value::Null,
         };
         probe["periodSeconds"] = json!(1);
         probe["timeoutSeconds"] = json!(20);
@@ -149,6 +168,7 @@ impl Guest {
             annotations.insert("restore.kybernate.io/main".to_owned(), image.into());
         }
         let labels = json!({ "generation": generation });
+        let [volumes, mounts] = self.volumes();
         json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -172,7 +192,9 @@ impl Guest {
                     "securityContext": self.security(),
                     "readinessProbe": self.probe(),
                     "livenessProbe": self.probe(),
+                    "volumeMounts": mounts,
                 }],
+                "volumes": volumes,
             },
         })
     }
@@ -195,6 +217,7 @@ enum Before {
     Counts { said: Status, who: Identity },
     Redis(Load),
     Nginx { requests: u64, processes: BTreeSet<u32> },
+    Heap(Sums),
 }
 
 /// What is there again of it.
@@ -203,6 +226,7 @@ enum After {
     /// How many writes of each client.
     Redis(Vec<u64>),
     Nginx,
+    Heap(Sums),
 }
 
 const CLIENTS: usize = 4;
@@ -234,6 +258,7 @@ impl Running<'_> {
                 let asked = requests(place, 100);
                 Before::Nginx { requests: asked, processes: processes(place) }
             }
+            Kind::Heap => Before::Heap(Sums::after(place, None)),
         }
     }
 
@@ -241,7 +266,7 @@ impl Running<'_> {
         let path = self.guest.reference(story, tag);
         let path = path.split_once('/').unwrap().1;
         let more: &[&str] = match (self.guest.kind, tag) {
-            (Kind::Counter | Kind::Database, _) => &[],
+            (Kind::Counter | Kind::Database | Kind::Heap, _) => &[],
             // What is acknowledged after the cut would be lost: there must be nothing.
             (Kind::Redis, "1") => &["--tcp", "close", "--stop"],
             (Kind::Redis | Kind::Nginx, _) => &["--tcp", "close"],
@@ -273,6 +298,7 @@ impl Running<'_> {
                 assert_eq!(processes(place), had);
                 After::Nginx
             }
+            Before::Heap(begun) => After::Heap(Sums::after(place, Some(&begun))),
         }
     }
 
@@ -283,6 +309,7 @@ impl Running<'_> {
             After::Counts(last) => drop(counts_on(place, Some(last))),
             After::Redis(acknowledged) => has_writes(place, acknowledged),
             After::Nginx => assert!(requests(place, 1) > 100),
+            After::Heap(last) => drop(Sums::after(place, Some(last))),
         }
     }
 }

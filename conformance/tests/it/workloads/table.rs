@@ -29,7 +29,7 @@ fn the_readme_lists_every_workload() {
         line(workload.name, places, workload.proven, &unless.unwrap_or_default());
     }
     line(own::HUGE.name, ["a, b", ""], own::HUGE.proven, "");
-    line(own::HEAP.0, ["a, b", ""], own::HEAP.1, "");
+    line(own::HEAP.0, ["a, b", through_a_pod("heap")], own::HEAP.1, "");
     let refused = format!("on a, with Linux 6.16 and later (`{}`)", servers::REFUSED);
     for server in servers::ALL {
         line(server.name, ["b, b", through_a_pod(server.id)], server.proven, &refused);
