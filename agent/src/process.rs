@@ -54,8 +54,14 @@ pub(crate) fn tracer(pid: u32) -> Option<u32> {
 
 /// Returns the CRIU that has something in `directory` open.
 pub(crate) fn writer(directory: &Path) -> Option<u32> {
-    let processes = fs::read_dir("/proc").ok()?;
-    processes.filter_map(Result::ok).find_map(|process| {
+    writers(directory).next()
+}
+
+/// Returns every CRIU that has something in `directory` open, as its log: also whom one has made to try
+/// what the kernel can, and left when it was killed.
+pub(crate) fn writers(directory: &Path) -> impl Iterator<Item = u32> {
+    let processes = fs::read_dir("/proc").ok().into_iter().flatten();
+    processes.filter_map(Result::ok).filter_map(move |process| {
         let pid = process.file_name().to_str()?.parse().ok()?;
         if !is_criu(pid) {
             return None;

@@ -106,7 +106,12 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
                     let when = if done { Collect::Later } else { Collect::Now };
                     Ok(namespace.end_lease(id, when).await.map(|()| Undone::Gone)?)
                 }
-                made => undo_one(namespace, container, driver.id(), made).await,
+                made => {
+                    if let Made::Task { .. } = made {
+                        end_criu(driver).await?;
+                    }
+                    undo_one(namespace, container, driver.id(), made).await
+                }
             }
         };
         match undone.await {
@@ -363,6 +368,21 @@ async fn revive(
         cut_short: true,
     };
     Ok(paused.revive(Instant::now() + DUMP_PATIENCE).await? != Revived::Thawed)
+}
+
+/// Ends every CRIU that works in a directory of a restore: one whose CRIU was killed as it began may
+/// stand still for ever, in no cgroup of the container's, and holds the runtime's socket.
+async fn end_criu(driver: &Driver) -> Result<(), AnyError> {
+    let made = driver.made();
+    let ended = tokio::task::spawn_blocking(move || {
+        for made in &made {
+            if let Made::Directory(directory) = made {
+                process::writers(directory).try_for_each(process::kill)?;
+            }
+        }
+        Ok::<_, io::Error>(())
+    });
+    Ok(ended.await??)
 }
 
 /// Ends every process of a cgroup, and removes that.

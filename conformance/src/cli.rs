@@ -83,8 +83,8 @@ enum Command {
     /// Runs a program in an emulated machine; its exit code becomes ours.
     ///
     /// For what the kernel here lacks: there it is Debian 13's, which tracks written pages and has
-    /// cgroups of version 2 alone, a security module and all capabilities. The machine has two
-    /// processors, some twenty times slower than here, and no network. It sees the files of this
+    /// cgroups of version 2 alone, a security module and all capabilities. The machine has one
+    /// processor, some twenty times slower than here, and no network. It sees the files of this
     /// machine; what it writes is gone with it. Node roots must have been made before (`node up`),
     /// and nothing may be built while it runs. Installs QEMU when it is missing, and fetches the
     /// kernel once, from the machine's own Debian mirror.

@@ -120,7 +120,7 @@ impl Plan<'_> {
         namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
         let started = tokio::select! {
             started = while_it_moves(driver, namespace.start(id)) => started,
-            () = abandoned::abandoned(self.cgroup) => {
+            () = abandoned::abandoned(self.cgroup, &self.work) => {
                 return Err(LaunchError::Abandoned { log: self.log().await });
             }
         };

@@ -4,6 +4,7 @@
 //! containerd, which waits for the runtime.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,14 +23,18 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How CRIU is called.
 const CRIU: &str = "criu";
 
-/// Returns when CRIU has been gone for long, and what it has made is still in its cgroup.
-pub(super) async fn abandoned(cgroup: &str) {
+/// How the runtime is called.
+const RUNTIME: &str = "runc\n";
+
+/// Returns when a CRIU that worked in the directory `work` has been gone for long, and the runtime has
+/// not noticed.
+pub(super) async fn abandoned(cgroup: &str, work: &Path) {
     let mut looks = interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
     let mut since = None;
     loop {
         looks.tick().await;
-        let cgroup = cgroup.to_owned();
-        let looked = tokio::task::spawn_blocking(move || is_abandoned(&cgroup)).await;
+        let (cgroup, work) = (cgroup.to_owned(), work.to_owned());
+        let looked = tokio::task::spawn_blocking(move || is_abandoned(&cgroup, &work)).await;
         if !looked.unwrap_or_default() {
             since = None;
         } else if since.get_or_insert_with(Instant::now).elapsed() > GRACE {
@@ -38,14 +43,31 @@ pub(super) async fn abandoned(cgroup: &str) {
     }
 }
 
-/// Whether somebody is in a cgroup whose CRIU has ended, and was not waited for: the runtime has
-/// started both, since what CRIU makes first is its sibling.
-fn is_abandoned(cgroup: &str) -> bool {
+/// Whether a CRIU has ended, and was not waited for. The runtime has started it, and is the parent of
+/// what is in the cgroup, since what CRIU makes first is its sibling; before that, it is known by its
+/// words: whom CRIU makes to try what the kernel can is in no cgroup of the container's.
+fn is_abandoned(cgroup: &str, work: &Path) -> bool {
+    let proc = Path::new("/proc");
     // It is made a while after the restore has begun.
     let processes = Freezer::at(cgroup).and_then(|cgroup| cgroup.processes()).unwrap_or_default();
     let parents = processes.iter().filter_map(|pid| process::parent(*pid));
-    let mut runtimes = parents.filter(|parent| !processes.contains(parent));
-    runtimes.any(|runtime| has_dead_criu(Path::new("/proc"), runtime).unwrap_or_default())
+    let mut runtimes = parents.filter(|parent| !processes.contains(parent)).collect::<Vec<_>>();
+    runtimes.extend(runtime(proc, work));
+    runtimes.into_iter().any(|runtime| has_dead_criu(proc, runtime).unwrap_or_default())
+}
+
+/// Returns the runtime that has CRIU work in a directory.
+fn runtime(proc: &Path, work: &Path) -> Option<u32> {
+    let processes = fs::read_dir(proc).ok()?;
+    processes.filter_map(Result::ok).find_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok()?;
+        if fs::read(process.path().join("comm")).ok()? != RUNTIME.as_bytes() {
+            return None;
+        }
+        let line = fs::read(process.path().join("cmdline")).ok()?;
+        let mut words = line.split(|byte| *byte == 0);
+        words.any(|word| word == work.as_os_str().as_bytes()).then_some(pid)
+    })
 }
 
 /// Whether a process has a child that was CRIU (`/proc/PID/task/TID/children`, which a kernel that
@@ -87,5 +109,25 @@ mod tests {
         write("10/status", "Name:\tcriu\nState:\tZ (zombie)\n");
         assert!(tells());
         has_dead_criu(proc.path(), 9).unwrap_err();
+    }
+
+    #[test]
+    fn a_runtime_is_known_by_where_its_criu_works() {
+        let proc = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = proc.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let found = || runtime(proc.path(), Path::new("/stage/1/work"));
+        write("uptime", "1 1\n");
+        write("7/comm", "runc\n");
+        write("7/cmdline", "runc\0restore\0--work-path\0/stage/12/work\0web\0");
+        write("8/comm", "criu\n");
+        write("8/cmdline", "criu\0--work-path\0/stage/1/work\0");
+        assert_eq!(found(), None);
+        write("9/comm", "runc\n");
+        write("9/cmdline", "runc\0restore\0--work-path\0/stage/1/work\0web\0");
+        assert_eq!(found(), Some(9));
     }
 }
