@@ -294,7 +294,7 @@ async fn undo_one(
         // They are undone by what is known of the operation.
         Made::Hooked(_) | Made::Gpu(_) | Made::Lease(_) => {}
         // Whoever made it, or the next agent, has seen to it by now.
-        Made::Claimed { .. } => return Ok(Undone::NeverWas),
+        Made::Claimed { .. } | Made::Taken { .. } => return Ok(Undone::NeverWas),
         Made::Image(name) => {
             let labels = found(namespace.image(name).await)?.map(|image| image.labels);
             if !is_ours(labels.as_ref(), operation) {

@@ -10,13 +10,14 @@ use bytes::Bytes;
 use kybernate_spec::{
     Annotations, Descriptor, Digest, Manifest, Tag, TagError, annotation, media_type,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::remote::{Remote, fallback_tag};
 use crate::sign::{EMPTY, put};
 use crate::store::{Store, StoreError, StoreErrorKind};
 
 /// Who has taken a checkpoint for itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimant {
     /// The node that it runs on.
     pub node: String,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use kybernate_packager::agent_api as api;
+use kybernate_packager::claim::Claimant;
 use kybernate_packager::progress::Snapshot;
 use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
@@ -172,6 +173,12 @@ pub(crate) enum Made {
         /// Directories of its pod that are filled for it.
         filled: Vec<PathBuf>,
     },
+    /// Nobody else gets the checkpoint, in its registry.
+    Taken {
+        claimant: Claimant,
+        /// Is there when the pod's container runs, whatever its id.
+        note: PathBuf,
+    },
     /// A lease of containerd.
     Lease(String),
     /// An image of containerd.
@@ -241,6 +248,7 @@ impl Made {
             Self::Gpu(_) => "the source has its GPU memory back".to_owned(),
             Self::Volume(_) => "the directory of its volumes was removed".to_owned(),
             Self::Claimed { .. } => "its pod has what it had".to_owned(),
+            Self::Taken { .. } => "others can have the checkpoint".to_owned(),
             Self::Lease(id) => format!("lease {id:?} was ended"),
             Self::Image(name) => format!("image {name:?} was removed"),
             Self::Snapshot { key, .. } => format!("snapshot {key:?} was removed"),

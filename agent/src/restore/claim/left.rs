@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kybernate_spec::chain;
 
-use super::{GRACE, fill};
+use super::{GRACE, fill, taken};
 use crate::app::App;
 use crate::operations::{Conclusion, Driver, Made, Record, Sizes};
 use crate::orphan;
@@ -20,6 +20,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// then what its container needs is kept. Else the pod's directories are emptied for the next one,
 /// unless the container runs in them, started afresh.
 pub(crate) async fn finish(app: &App, driver: &Driver, record: &Record) -> Option<Conclusion> {
+    let finished = finish_claimed(app, driver, record).await;
+    if finished.is_none() {
+        taken::let_go_again(app, driver, record).await;
+    }
+    finished
+}
+
+async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<Conclusion> {
     let claimed = record.made.iter().find_map(|made| match made {
         Made::Claimed { note, filled } => Some((note.clone(), filled.clone())),
         _ => None,

@@ -1,14 +1,16 @@
 //! A checkpoint that moves, and who has it: a pod that says so takes it in its registry, so that no other
 //! pod gets it, on whatever node (`spec/decisions/0064`).
 
+use std::path::Path;
 use std::sync::Arc;
 
-use kybernate_packager::claim::{ClaimError as TakenError, Claimant, claim, release};
+use kybernate_packager::claim::{Claimant, claim, release};
 use kybernate_packager::store::{ConnectOptions, Store};
-use kybernate_spec::chain;
+use kybernate_spec::{Location, chain};
 
-use super::{ACCEPT_LIMIT, Admitted, Driven, replace};
+use super::{ACCEPT_LIMIT, Admitted, ClaimError, Driven, replace};
 use crate::app::{App, Busy, Rejection};
+use crate::operations::{Driver, Made, Record};
 use crate::restore::pod::Pod;
 
 /// In place of containerd's namespace: what is reserved is a pod's container, by its note.
@@ -37,25 +39,51 @@ pub(super) async fn alone(
 }
 
 /// Takes the checkpoint for a pod that wants nobody else to have it.
-pub(super) async fn take(driven: Driven<'_>, admitted: &Admitted) -> Result<(), TakenError> {
+pub(super) async fn take(driven: Driven<'_>, admitted: &Admitted) -> Result<(), ClaimError> {
     let Some(claimant) = driven.claimant else { return Ok(()) };
     driven.driver.step("claim");
-    claim(&admitted.store, &admitted.checkpoint.stored.descriptor, claimant).await
+    let note = driven.pod.note().to_owned();
+    driven.driver.will_make(Made::Taken { claimant: claimant.clone(), note }).await?;
+    Ok(claim(&admitted.store, &admitted.checkpoint.stored.descriptor, claimant).await?)
 }
 
 /// Lets others have the checkpoint of a container that was not restored, now or before.
 pub(super) async fn let_go(driven: Driven<'_>) {
     let Driven { app, driver, claim, pod, claimant } = driven;
-    let (Some(claimant), note) = (claimant, pod.note().to_owned()) else { return };
+    if let Some(claimant) = claimant {
+        give_back(app, driver, &claim.location, claimant, pod.note()).await;
+    }
+}
+
+/// The same for one that an earlier agent took.
+pub(super) async fn let_go_again(app: &App, driver: &Driver, record: &Record) {
+    let taken = record.made.iter().find_map(|made| match made {
+        Made::Taken { claimant, note } => Some((claimant, note)),
+        _ => None,
+    });
+    let Some((claimant, note)) = taken else { return };
+    match record.reference.parse() {
+        Ok(location) => give_back(app, driver, &location, claimant, note).await,
+        Err(error) => tracing::warn!(operation.id = driver.id(), %error, "nobody's checkpoint"),
+    }
+}
+
+async fn give_back(
+    app: &App,
+    driver: &Driver,
+    location: &Location,
+    claimant: &Claimant,
+    note: &Path,
+) {
+    let note = note.to_owned();
     let runs = tokio::task::spawn_blocking(move || note.exists()).await;
     if runs.unwrap_or(true) {
         return;
     }
-    let connect =
-        ConnectOptions { plain_http: app.config.is_plain_http(&claim.location), notes: None };
+    let connect = ConnectOptions { plain_http: app.config.is_plain_http(location), notes: None };
     let released = async {
-        let store = Store::open(&claim.location, &connect).await?;
-        let index = store.manifest(&claim.digest).await?.descriptor;
+        let store = Store::open(location, &connect).await?;
+        let index = store.resolve(location).await?.descriptor;
         release(&store, &index, claimant).await
     };
     match tokio::time::timeout(ACCEPT_LIMIT, released).await {

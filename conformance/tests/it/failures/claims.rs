@@ -10,7 +10,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::cancels::registry;
-use super::pods::{hang, is_clean};
+use super::has_tag;
+use super::pods::{hang, hang_in, is_clean};
 use super::victims::{END_LIMIT, running, signal, start_containerd};
 use crate::harness::said;
 use crate::pods::{CONFIG, Staged, stage};
@@ -107,6 +108,29 @@ fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
     staged.scenario.wait_for_ticks(b, "main").unwrap();
     staged.scenario.remove(b, "main").unwrap();
     is_clean(&staged, "the agent died in a restore", &[]);
+    is_free(&staged);
+    staged.scenario.end().unwrap();
+}
+
+#[test]
+fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
+    const MOVE: &str = "restore-as.kybernate.io/main=move";
+    let mut staged = stage();
+    let (repository, digest) = staged.pinned.split_once("@sha256:").unwrap();
+    let repository = repository.rsplit_once(':').unwrap().0;
+    let claim = format!("{repository}:sha256-{digest}.claim");
+    let create =
+        hang_in(&staged, &mut staged.command("main", &staged.pinned, &[&staged.wish(), MOVE]));
+    assert!(has_tag(&staged.scenario, &claim), "nobody has it");
+    staged.scenario.agent_b.take().unwrap().kill();
+    let output = create.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{}", said(&output));
+    assert!(has_tag(&staged.scenario, &claim), "who let go of it?");
+    staged.scenario.agent_b = Some(start_agent(&staged.scenario));
+    let last = settled(&staged, "nothing moved");
+    assert_eq!(last["state"], "failed", "{last}");
+    assert!(!has_tag(&staged.scenario, &claim), "it stays taken: {last}");
+    is_clean(&staged, "nothing moved", &[]);
     is_free(&staged);
     staged.scenario.end().unwrap();
 }

@@ -17,7 +17,7 @@ pub(super) fn hang(staged: &Staged) -> Child {
     hang_in(staged, &mut staged.command("main", &staged.pinned, &[&staged.wish()]))
 }
 
-fn hang_in(staged: &Staged, create: &mut Command) -> Child {
+pub(super) fn hang_in(staged: &Staged, create: &mut Command) -> Child {
     let cgroup = staged.node().path("/sys/fs/cgroup/freezer/default/main");
     let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let create = create.spawn().unwrap();
