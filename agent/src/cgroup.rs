@@ -135,6 +135,23 @@ impl Freezer {
     }
 }
 
+/// Returns the path of a `cgroupsPath`: one as it is, or systemd's `SLICE:PREFIX:NAME`, in which
+/// every part of the slice's name is a directory of its own (systemd.slice(5)).
+pub(crate) fn path(named: &str) -> Option<String> {
+    if named.starts_with('/') {
+        return Some(named.to_owned());
+    }
+    let mut parts = named.split(':');
+    let (slice, prefix, name) = (parts.next()?, parts.next()?, parts.next()?);
+    let slice = slice.strip_suffix(".slice")?;
+    let mut found = String::new();
+    for (at, _) in slice.match_indices('-').chain([(slice.len(), "")]) {
+        found = format!("{found}/{}.slice", slice.get(..at)?);
+    }
+    let unit = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}-{name}") };
+    Some(format!("{found}/{unit}.scope"))
+}
+
 /// Removes a cgroup without processes from every hierarchy. What is in use, or was never made,
 /// stays.
 pub(crate) fn remove(path: &str) -> io::Result<()> {
@@ -234,5 +251,15 @@ mod tests {
         assert_eq!(find("0::/node/../../x\n", &read(V2), Version::V2), None);
         // Its name only begins like that of the mounted one.
         assert_eq!(find("0::/node-2/web\n", &read(V2), Version::V2), None);
+    }
+
+    #[test]
+    fn both_forms_of_cgroups_are_paths() {
+        assert_eq!(path("/kubepods/pod1/c").as_deref(), Some("/kubepods/pod1/c"));
+        let found = path("kubepods-besteffort-pod1.slice:cri-containerd:c");
+        let expected = "/kubepods.slice/kubepods-besteffort.slice/\
+                        kubepods-besteffort-pod1.slice/cri-containerd-c.scope";
+        assert_eq!(found.as_deref(), Some(expected));
+        assert_eq!(path("relative"), None);
     }
 }

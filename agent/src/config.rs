@@ -296,6 +296,11 @@ impl Config {
         memory.parent().unwrap_or(memory).join("volumes")
     }
 
+    /// Returns the directory in which CRIU finds the cgroups of version 2.
+    pub(crate) fn cgroup_yard(&self) -> PathBuf {
+        self.volumes().with_file_name("cgroups")
+    }
+
     /// Returns the directory of captured mounts of restored containers, but for shared memory.
     pub(crate) fn disk_volumes(&self) -> PathBuf {
         self.root.join("volumes")

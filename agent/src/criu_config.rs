@@ -7,17 +7,28 @@ use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use kybernate_packager::node::is_cgroup_v2;
 
 use crate::config::Config;
 use crate::gate::Summary;
 use crate::preflight::{CriuOptions, DEFAULT_FILE, TcpPolicy};
-use crate::stage;
+use crate::{private, stage};
 
-/// What every restored container's CRIU is told. Its cgroups are the new container's, never what
-/// the images say: those would bring limits and device rules of their own. File locks are in every
-/// dump, and without a word CRIU restores the processes without them.
+/// What every restored container's CRIU is told that is told no more about cgroups. They are the new
+/// container's, never what the images say: those would bring limits and device rules of their own.
+/// File locks are in every dump, and without a word CRIU restores the processes without them.
 pub(crate) const RESTORED: &str =
     "# Written by kybernate-agent.\nmanage-cgroups=ignore\nfile-locks\n";
+
+/// The same for a container that gets a cgroup namespace of its own ([`namespace`]): the next dump
+/// says where that begins only when it is not told to leave cgroups alone.
+const RESTORED_WITH_NAMESPACE: &str = "# Written by kybernate-agent.\nfile-locks\n";
+
+/// Where container runtimes have the cgroups of version 2, below the root.
+const CGROUPS: &str = "sys/fs/cgroup";
+
+/// By which name CRIU finds them in the directory that `cgroup-yard` names.
+const UNIFIED: &str = "unified";
 
 /// At the end of lines that are there for one operation.
 pub(crate) const MARK: &str = "# kybernate: for one operation";
@@ -105,10 +116,38 @@ pub(crate) fn write_created(file: &Path) -> io::Result<()> {
     write(file, &said(Path::new(DEFAULT_FILE))?)
 }
 
+/// Makes the directory in which CRIU finds the cgroups of version 2, where a node has no others.
+/// Without one it mounts them in its work directory: killed, it would leave them there, and whoever
+/// removed that would remove every cgroup of the node that nobody is in.
+pub(crate) fn make_yard(yard: &Path) -> io::Result<()> {
+    if !is_cgroup_v2() {
+        return Ok(());
+    }
+    private::claim(yard)?;
+    // The restored processes go there too, when they see the container's root already: an absolute
+    // link would lead into that.
+    let depth = fs::canonicalize(yard)?.components().count() - 1;
+    let target = format!("{}{CGROUPS}", "../".repeat(depth));
+    match std::os::unix::fs::symlink(target, yard.join(UNIFIED)) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Writes the file of a container that is to be restored: with what its dump wants to be told, for
-/// this once.
-pub(crate) fn write_restored(file: &Path, summary: &Summary) -> io::Result<()> {
-    let mut text = RESTORED.to_owned();
+/// this once. It will be in `cgroup`, as a path in the hierarchy; `yard` is [`Config::cgroup_yard`].
+pub(crate) fn write_restored(
+    file: &Path,
+    summary: &Summary,
+    cgroup: Option<&str>,
+    yard: &Path,
+) -> io::Result<()> {
+    let is_there = is_cgroup_v2() && yard.join(UNIFIED).join("cgroup.controllers").exists();
+    let cgroup = cgroup.filter(|_| is_there && summary.own_cgroup.is_some());
+    let namespace = cgroup.and_then(|cgroup| namespace(cgroup, yard));
+    let begin = if namespace.is_some() { RESTORED_WITH_NAMESPACE } else { RESTORED };
+    let mut text = begin.to_owned();
+    text.extend(namespace);
     if summary.tcp_close {
         text.extend(["tcp-close ", MARK, "\n"]);
     }
@@ -116,6 +155,25 @@ pub(crate) fn write_restored(file: &Path, summary: &Summary) -> io::Result<()> {
         text.extend(["tcp-established ", MARK, "\n"]);
     }
     write(file, &text)
+}
+
+/// Returns what has CRIU make a cgroup namespace that begins at a cgroup, which the runtime has made
+/// and put CRIU into (`gate/cgroups` lets only such dumps come so far of which CRIU takes nothing
+/// else). runc names the same root, and what runc says comes first; this one is there so that CRIU
+/// never goes by the paths of the dump.
+fn namespace(cgroup: &str, yard: &Path) -> Option<String> {
+    // What CRIU takes from a line as it is, and for no controller's name.
+    let plain = |path: &str| {
+        let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+        let name = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(letter);
+        path.strip_prefix('/').is_some_and(|path| path.split('/').all(name))
+    };
+    let yard = yard.to_str().filter(|yard| plain(yard))?;
+    plain(cgroup).then(|| {
+        format!(
+            "manage-cgroups=soft {MARK}\ncgroup-root {cgroup} {MARK}\ncgroup-yard {yard} {MARK}\n"
+        )
+    })
 }
 
 fn write(file: &Path, text: &str) -> io::Result<()> {
@@ -182,19 +240,58 @@ mod tests {
     fn a_restore_is_told_what_became_of_connections() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("criu.conf");
+        let yard = directory.path().join("none");
+        let write =
+            |summary: &Summary| write_restored(&file, summary, Some("/k/c"), &yard).unwrap();
         let mut summary = Summary::default();
-        write_restored(&file, &summary).unwrap();
+        write(&summary);
         assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
         summary.names.insert("tcp-stream-1a.img".to_owned());
-        write_restored(&file, &summary).unwrap();
+        write(&summary);
         assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-established #"));
         summary.tcp_close = true;
-        write_restored(&file, &summary).unwrap();
+        write(&summary);
         assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-close #"));
         // What was for one restore chooses nothing for the next dump, which removes it.
         assert!(!CriuOptions::of(&file).has("tcp-close"));
         prepare(&file, TcpPolicy::Keep, &[], None).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
+    }
+
+    #[test]
+    fn a_cgroup_namespace_is_for_who_had_one_where_cgroups_are_version_2() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, yard) = (directory.path().join("c/criu.conf"), directory.path().join("yard"));
+        let written = |own: bool, cgroup, yard: &Path| {
+            let own_cgroup = own.then_some(1);
+            let summary = Summary { own_cgroup, ..Summary::default() };
+            write_restored(&file, &summary, cgroup, yard).unwrap();
+            fs::read_to_string(&file).unwrap()
+        };
+        make_yard(&yard).unwrap();
+        make_yard(&yard).unwrap();
+        assert_eq!(yard.exists(), is_cgroup_v2());
+        let text = written(true, Some("/k/c"), &yard);
+        assert_eq!(text != RESTORED, is_cgroup_v2(), "{text}");
+        assert_eq!(text.contains("manage-cgroups=soft"), is_cgroup_v2(), "{text}");
+        for (own, cgroup) in [(false, Some("/k/c")), (true, None), (true, Some("/k c"))] {
+            assert_eq!(written(own, cgroup, &yard), RESTORED, "{own} {cgroup:?}");
+        }
+        assert_eq!(written(true, Some("/k/c"), &directory.path().join("none")), RESTORED);
+    }
+
+    #[test]
+    fn a_namespace_is_for_one_restore_and_at_a_path_that_criu_reads_as_it_is() {
+        let yard = Path::new("/run/kybernate/cgroups");
+        let told = namespace("/kubepods.slice/a-b.slice/cri-containerd-1.scope", yard).unwrap();
+        let before = format!("{RESTORED_WITH_NAMESPACE}{told}");
+        assert!(before.contains("cgroup-root /kubepods.slice/a-b.slice/cri-containerd-1.scope #"));
+        assert!(before.contains("\ncgroup-yard /run/kybernate/cgroups #"), "{before}");
+        assert_eq!(without_marked(&before), RESTORED_WITH_NAMESPACE);
+        for path in ["", "/", "k/c", "/k:c", "/k/../c", "/k//c", "/k/c/", "/k\nc", "/k #", "/\"k"] {
+            assert_eq!(namespace(path, yard), None, "{path:?}");
+        }
+        assert_eq!(namespace("/k/c", Path::new("/run/my yard")), None);
     }
 
     #[test]

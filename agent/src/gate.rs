@@ -21,6 +21,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 
+mod cgroups;
 mod common;
 mod images;
 mod judge;

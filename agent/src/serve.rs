@@ -20,7 +20,7 @@ use tonic::transport::Server;
 use crate::api::Service;
 use crate::app::App;
 use crate::config::Config;
-use crate::criu_config::RESTORED;
+use crate::criu_config::{self, RESTORED};
 use crate::door::Door;
 use crate::operations::OperationsError;
 use crate::staging::StagingError;
@@ -161,6 +161,8 @@ fn prepare(config: &Config) -> Result<[OwnedFd; 2], ServeError> {
     for directory in [config.disk_stage(), config.staging.tmpfs.clone()] {
         private::claim(&directory).map_err(wrong(&directory))?;
     }
+    let yard = config.cgroup_yard();
+    criu_config::make_yard(&yard).map_err(wrong(&yard))?;
     let written = fs::File::create(&criu_config);
     let written = written.and_then(|mut file| file.write_all(RESTORED.as_bytes()));
     written.map_err(wrong(&criu_config))?;

@@ -1,6 +1,6 @@
 //! The open files of CRIU's images, as far as they are judged, and the descriptors that lead to them
-//! (CRIU, `images/fdinfo.proto`), and namespaces that come from outside. Whatever else they have is skipped unread; the other messages are the
-//! packager's.
+//! (CRIU, `images/fdinfo.proto`), namespaces that come from outside, and cgroups. Whatever else they
+//! have is skipped unread; the other messages are the packager's.
 
 use kybernate_packager::criu::Magic;
 
@@ -8,6 +8,7 @@ pub(super) const FILES: Magic = Magic(0x5630_3138);
 pub(super) const DESCRIPTORS: Magic = Magic(0x5621_3732);
 pub(super) const NETWORK: Magic = Magic(0x5593_3752);
 pub(super) const PIDS: Magic = Magic(0x6115_7326);
+pub(super) const CGROUPS: Magic = Magic(0x5938_3330);
 
 /// `netns-NUMBER.img`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -49,4 +50,80 @@ pub(super) struct RegularFile {
     pub(super) external: Option<bool>,
     #[prost(uint32, optional, tag = "10")]
     pub(super) mode: Option<u32>,
+}
+
+/// `cgroup.img` (CRIU, `images/cgroup.proto`). What CRIU has as strings are bytes here: the kernel
+/// takes any in a name.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Cgroups {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) sets: Vec<CgroupSet>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) hierarchies: Vec<Hierarchy>,
+}
+
+/// Where a thread is in all hierarchies.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct CgroupSet {
+    #[prost(uint32, tag = "1")]
+    pub(super) id: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) places: Vec<Place>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Place {
+    /// The hierarchy: controllers, or nothing for version 2.
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) hierarchy: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) path: Vec<u8>,
+    /// How much of the path is outside of the processes' cgroup namespace.
+    #[prost(uint32, optional, tag = "3")]
+    pub(super) outside: Option<u32>,
+}
+
+/// The cgroups of one hierarchy.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Hierarchy {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub(super) names: Vec<Vec<u8>>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) cgroups: Vec<Cgroup>,
+    #[prost(bool, optional, tag = "3")]
+    pub(super) threaded: Option<bool>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Cgroup {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) name: Vec<u8>,
+    /// Those within it, which are not looked into.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub(super) children: Vec<Vec<u8>>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) properties: Vec<Property>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) permissions: Option<Permissions>,
+}
+
+/// A file of a cgroup and what is in it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Property {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) name: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) value: Vec<u8>,
+    #[prost(message, optional, tag = "3")]
+    pub(super) permissions: Option<Permissions>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct Permissions {
+    #[prost(uint32, tag = "1")]
+    pub(super) mode: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) uid: u32,
+    #[prost(uint32, tag = "3")]
+    pub(super) gid: u32,
 }

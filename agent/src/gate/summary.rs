@@ -14,8 +14,10 @@ use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
 use super::common::Inside;
-use super::images::{DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids};
-use super::pages;
+use super::images::{
+    CGROUPS, Cgroups, DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids,
+};
+use super::{cgroups, pages};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -62,6 +64,9 @@ pub(crate) struct Summary {
     pub(crate) socket_labels: BTreeSet<String>,
     /// How many bytes must be in which file of pages, by its number.
     pub(crate) memory: BTreeMap<u32, u64>,
+    /// How many sets of cgroups the threads are in, when all are one cgroup of version 2 at which
+    /// their cgroup namespace begins. CRIU can be let make that: it makes nothing else of it.
+    pub(crate) own_cgroup: Option<usize>,
     /// Names of all files of the dump.
     pub(crate) names: BTreeSet<String>,
 }
@@ -122,6 +127,7 @@ pub(crate) struct Builder {
     /// Names of namespaces that come from outside, by their kind and number.
     external: BTreeMap<(&'static str, u32), String>,
     filters: Option<Vec<Filter>>,
+    cgroups: Option<Cgroups>,
 }
 
 /// What matters of a seccomp filter.
@@ -141,7 +147,7 @@ const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 
 /// Whether the gate wants to see the content of this file.
 pub(crate) fn is_judged(name: &str) -> bool {
-    matches!(name, "inventory.img" | "pstree.img" | "files.img" | "seccomp.img")
+    matches!(name, "inventory.img" | "pstree.img" | "files.img" | "seccomp.img" | "cgroup.img")
         || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
         || pages::is_pagemap(name)
         || namespace(name).is_some()
@@ -202,6 +208,7 @@ impl Builder {
         self.count(&tree)?;
         self.identities(&tree)?;
         self.namespaces(&tree, host)?;
+        self.summary.own_cgroup = self.own_cgroup(&tree);
         Ok(self.summary)
     }
 
@@ -248,6 +255,12 @@ impl Builder {
                 "seccomp.img" => {
                     let seccomp: Seccomp = one(content, SECCOMP)?;
                     self.filters = Some(seccomp.filters.iter().map(Filter::of).collect());
+                }
+                "cgroup.img" => {
+                    self.cgroups = maybe_one(content, CGROUPS)?;
+                    if let Some(reason) = self.cgroups.as_ref().and_then(cgroups::wrong) {
+                        return Err(SummaryError::Contradiction(reason).into());
+                    }
                 }
                 _ => {}
             }
@@ -385,15 +398,36 @@ impl Builder {
         })
     }
 
+    /// Returns how many sets of cgroups are described, if all are one and every thread was in it.
+    fn own_cgroup(&self, tree: &[Process]) -> Option<usize> {
+        let own = self.cgroups.as_ref().and_then(cgroups::own)?;
+        let mut living = tree.iter().filter(|process| !self.is_dead(process.pid));
+        let all = living.all(|process| {
+            let leader = self.cores.get(&process.pid).and_then(|core| core.process.as_ref());
+            let older = leader.and_then(|leader| leader.cgroups);
+            process.threads.iter().chain([&process.pid]).all(|tid| {
+                let thread = self.cores.get(tid).and_then(|core| core.thread.as_ref());
+                let set = thread.and_then(|thread| thread.cgroups).or(older);
+                set.is_some_and(|set| own.contains(&set))
+            })
+        });
+        all.then_some(own.len())
+    }
+
+    /// Whether a process will never run again.
+    fn is_dead(&self, pid: u32) -> bool {
+        let core = self.cores.get(&pid).and_then(|core| core.process.as_ref());
+        core.is_some_and(|core| matches!(core.state, DEAD | ZOMBIE))
+    }
+
     /// Finds the namespaces shared with the host of the dump: CRIU makes no new one for those.
     fn namespaces(&mut self, tree: &[Process], host: Ids) -> Result<(), SummaryError> {
         let mut first = None;
         for process in tree {
-            let core = self.cores.get(&process.pid);
-            let state = core.and_then(|core| core.process.as_ref()).map_or(0, |core| core.state);
-            if state == DEAD || state == ZOMBIE {
+            if self.is_dead(process.pid) {
                 continue;
             }
+            let core = self.cores.get(&process.pid);
             // Both places must agree: CRIU reads the separate file.
             let (there, inside) = (self.ids.get(&process.pid), core.and_then(|core| core.ids));
             if there.is_some() && inside.is_some() && there != inside.as_ref() {
@@ -493,12 +527,22 @@ impl From<SummaryError> for Failure {
 
 /// Reads the only record of an image.
 fn one<M: prost::Message + Default>(content: impl Read, magic: Magic) -> Result<M, Failure> {
+    let missing = || SummaryError::Contradiction("an image must have one record".to_owned());
+    Ok(maybe_one(content, magic)?.ok_or_else(missing)?)
+}
+
+/// Reads the only record of an image that may be empty.
+fn maybe_one<M: prost::Message + Default>(
+    content: impl Read,
+    magic: Magic,
+) -> Result<Option<M>, Failure> {
     let mut reader = ImageReader::new(content, magic)?;
     let first = reader.next_message()?;
-    let second = reader.next_message::<M>()?;
-    match (first, second) {
-        (Some(message), None) => Ok(message),
-        _ => Err(SummaryError::Contradiction("an image must have one record".to_owned()).into()),
+    match reader.next_message::<M>()? {
+        None => Ok(first),
+        Some(_) => {
+            Err(SummaryError::Contradiction("an image must have one record".to_owned()).into())
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use kybernate_packager::criu::messages::{
 use kybernate_packager::criu::{Inventory, Magic, Plugins, Process};
 use kybernate_packager::runtime_spec::defaults;
 
+mod cgroups;
 mod labels;
 mod namespaces;
 mod pages;

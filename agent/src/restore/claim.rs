@@ -448,9 +448,9 @@ async fn criu_config(
     let directory = volume::directory(app, &claim.namespace, &claim.container);
     driver.will_make(Made::Volume(directory.clone())).await?;
     let file = criu_config::given(&app.config.volumes(), &claim.namespace, &claim.container);
-    let path = file.clone();
-    let written =
-        tokio::task::spawn_blocking(move || criu_config::write_restored(&path, &summary)).await;
+    let (path, cgroup, yard) = (file.clone(), claim.live.cgroup(), app.config.cgroup_yard());
+    let write = move || criu_config::write_restored(&path, &summary, cgroup.as_deref(), &yard);
+    let written = tokio::task::spawn_blocking(write).await;
     written.map_err(io::Error::other).and_then(|done| done).map_err(ClaimError::Place)?;
     Ok(file)
 }

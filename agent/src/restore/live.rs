@@ -8,6 +8,7 @@ use fs_err as fs;
 use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
+use crate::cgroup;
 use crate::gate::{APPARMOR, Expected, HANDED_OVER, SELINUX, Summary};
 
 /// Namespaces that a container may share with the host or with its pod.
@@ -109,6 +110,17 @@ impl Live {
             }
             _ => None,
         }
+    }
+
+    /// Returns the container's cgroup, as a path in the hierarchy, when its cgroup namespace begins
+    /// there.
+    pub(super) fn cgroup(&self) -> Option<String> {
+        let is_own = |found: &Value| {
+            text(found, "type").as_deref() == Some("cgroup") && found.get("path").is_none()
+        };
+        let mut namespaces = self.list("/linux/namespaces");
+        let path = self.spec.pointer("/linux/cgroupsPath").and_then(Value::as_str)?;
+        namespaces.any(is_own).then(|| cgroup::path(path)).flatten()
     }
 
     fn label(&self, pointer: &str) -> Option<String> {
@@ -322,6 +334,19 @@ mod tests {
             assert_eq!(given(&of(none), APPARMOR), (None, None));
         }
         assert_eq!(given(&pod(), SELINUX), (None, None));
+    }
+
+    #[test]
+    fn a_cgroup_namespace_begins_where_the_specification_says() {
+        let of = |namespaces: Value| {
+            let spec =
+                json!({ "linux": { "cgroupsPath": "k.slice:c:1", "namespaces": namespaces } });
+            Live::parse(spec.to_string().as_bytes()).unwrap().cgroup()
+        };
+        let own = json!([{ "type": "pid" }, { "type": "cgroup" }]);
+        assert_eq!(of(own).as_deref(), Some("/k.slice/c-1.scope"));
+        assert_eq!(of(json!([{ "type": "pid" }])), None, "it is the node's");
+        assert_eq!(of(json!([{ "type": "cgroup", "path": "/proc/7/ns/cgroup" }])), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use fs_err as fs;
 use kybernate_packager::interchange::ExportError;
 use kybernate_packager::interchange::containerd::{self, Blobs, DumpTar, Parts};
+use kybernate_packager::node::is_cgroup_v2;
 use kybernate_spec::{Descriptor, Digest, media_type};
 use tokio_util::sync::CancellationToken;
 
@@ -316,6 +317,7 @@ impl Providing<'_> {
             devices: &devices,
             volumes: &[],
             has_cgroups,
+            is_cgroup_v2: is_cgroup_v2(),
             // None, so that runc names it after the container, whose name is not known yet: two in one
             // cgroup, the source or another one restored of the image, would be frozen and ended as one.
             cgroup: "",

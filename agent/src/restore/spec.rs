@@ -41,6 +41,9 @@ pub(super) struct Ingredients<'a> {
     pub(super) volumes: &'a [AllowedMount],
     /// Whether the container sees its cgroups of version 1.
     pub(super) has_cgroups: bool,
+    /// Whether the node has cgroups of version 2 alone. A container has a namespace for them then, as
+    /// the CRI plugin gives it, which what is run in it later joins.
+    pub(super) is_cgroup_v2: bool,
     /// Empty: one beneath containerd's, named after the container.
     pub(super) cgroup: &'a str,
     /// The agent's own options for CRIU, where it is the agent that restores.
@@ -51,11 +54,13 @@ pub(super) struct Ingredients<'a> {
 pub(super) fn build(from: &Ingredients<'_>) -> Value {
     let capabilities: Vec<String> = bounding(from.allow).into_iter().collect();
     let user = from.user;
+    let cgroup = from.is_cgroup_v2.then_some("cgroup");
     let namespaces = ["pid", "ipc", "uts", "mount", "network"]
-        .iter()
-        .filter(|name| !from.allow.host_namespaces.iter().any(|host| host == *name))
+        .into_iter()
+        .chain(cgroup)
+        .filter(|name| !from.allow.host_namespaces.iter().any(|host| host == name))
         .map(|name| match &from.allow.network {
-            Some(path) if *name == "network" => json!({ "type": name, "path": path }),
+            Some(path) if name == "network" => json!({ "type": name, "path": path }),
             _ => json!({ "type": name }),
         });
     let annotations = match from.criu_config {
@@ -214,6 +219,7 @@ mod tests {
             devices,
             volumes: &[],
             has_cgroups: false,
+            is_cgroup_v2: true,
             cgroup: "/default/web",
             criu_config: Some(Path::new("/var/lib/kybernate/criu.conf")),
         })
@@ -231,7 +237,7 @@ mod tests {
         assert_eq!(at(&spec, "/process/noNewPrivileges"), true);
         let bounding = at(&spec, "/process/capabilities/bounding").as_array().unwrap();
         assert_eq!(bounding.len(), defaults::CAPABILITIES.len());
-        assert_eq!(at(&spec, "/linux/namespaces").as_array().unwrap().len(), 5);
+        assert_eq!(at(&spec, "/linux/namespaces").as_array().unwrap().len(), 6);
         assert_eq!(at(&spec, "/linux/devices"), &json!([]));
         let mounts = at(&spec, "/mounts").as_array().unwrap();
         assert!(mounts.iter().all(|mount| at(mount, "/type") != "bind"));

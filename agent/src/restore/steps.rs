@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::Subject;
+use kybernate_packager::node::is_cgroup_v2;
 use kybernate_packager::store::Store;
 use tokio_util::sync::CancellationToken;
 
@@ -289,6 +290,7 @@ impl Restoring<'_> {
             devices: &devices,
             volumes: &volumes,
             has_cgroups,
+            is_cgroup_v2: is_cgroup_v2(),
             cgroup: &cgroup,
             criu_config: Some(&criu_config),
         });
@@ -326,11 +328,12 @@ impl Restoring<'_> {
     ) -> Result<PathBuf, RestoreError> {
         let directory = volume::directory(self.app, &self.order.namespace, container);
         let file = directory.join("criu.conf");
-        let path = file.clone();
+        let (path, cgroup) = (file.clone(), self.cgroup(container));
+        let yard = self.app.config.cgroup_yard();
         let written = tokio::task::spawn_blocking(move || {
             // An earlier container of this name may have left its files.
             stage::remove(&directory)?;
-            criu_config::write_restored(&path, &summary)
+            criu_config::write_restored(&path, &summary, Some(&cgroup), &yard)
         });
         let written = written.await;
         written.map_err(io::Error::other).and_then(|done| done).map_err(BringError::Place)?;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde_json::{Map, Value};
 
+use crate::cgroup;
 use crate::container::RESTORE_AS;
 
 /// Set by containerd's CRI plugin: whether it is the pod's sandbox or one of its containers.
@@ -97,7 +98,7 @@ impl Bundle {
 
     /// Returns the container's cgroup, as a path in the hierarchy.
     pub(super) fn cgroup(&self) -> Option<String> {
-        cgroup(self.spec.pointer("/linux/cgroupsPath")?.as_str()?)
+        cgroup::path(self.spec.pointer("/linux/cgroupsPath")?.as_str()?)
     }
 
     /// Gives CRIU a configuration file. `config.json` is replaced whole.
@@ -129,23 +130,6 @@ impl Bundle {
     fn annotation(&self, key: &str) -> Option<&str> {
         self.spec.get("annotations")?.get(key)?.as_str()
     }
-}
-
-/// Returns the path of a `cgroupsPath`: one as it is, or systemd's `SLICE:PREFIX:NAME`, in which
-/// every part of the slice's name is a directory of its own (systemd.slice(5)).
-fn cgroup(path: &str) -> Option<String> {
-    if path.starts_with('/') {
-        return Some(path.to_owned());
-    }
-    let mut parts = path.split(':');
-    let (slice, prefix, name) = (parts.next()?, parts.next()?, parts.next()?);
-    let slice = slice.strip_suffix(".slice")?;
-    let mut found = String::new();
-    for (at, _) in slice.match_indices('-').chain([(slice.len(), "")]) {
-        found = format!("{found}/{}.slice", slice.get(..at)?);
-    }
-    let unit = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}-{name}") };
-    Some(format!("{found}/{unit}.scope"))
 }
 
 #[cfg(test)]
@@ -214,15 +198,5 @@ mod tests {
         fs::set_permissions(&root, Permissions::from_mode(0o750)).unwrap();
         assert_eq!(bundle.permit_root(0o1555).unwrap(), 0o750);
         assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o1555);
-    }
-
-    #[test]
-    fn both_forms_of_cgroups_are_paths() {
-        assert_eq!(cgroup("/kubepods/pod1/c").as_deref(), Some("/kubepods/pod1/c"));
-        let found = cgroup("kubepods-besteffort-pod1.slice:cri-containerd:c");
-        let expected = "/kubepods.slice/kubepods-besteffort.slice/\
-                        kubepods-besteffort-pod1.slice/cri-containerd-c.scope";
-        assert_eq!(found.as_deref(), Some(expected));
-        assert_eq!(cgroup("relative"), None);
     }
 }

@@ -5,6 +5,7 @@ use std::process::{Command, Output, Stdio};
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 
+use crate::cgroups;
 use crate::failures::victims::running;
 use crate::harness::{checkpoint, said, start};
 use crate::workloads::Place;
@@ -101,11 +102,16 @@ impl Staged {
 
 #[test]
 fn a_container_goes_on_where_its_checkpoint_was_taken() {
-    let staged = stage();
+    let scenario = start();
+    let shown = cgroups::shown(&scenario.testbed.a);
+    let staged = stage_on(scenario, shown);
     let (b, scenario) = (staged.node(), &staged.scenario);
-    let output = staged.create("main", &staged.pinned, &[&staged.wish()]);
+    let program = ["/workload", "run", "--state", "/state", "--mib", "24"];
+    let mut create = staged.command_of("main", &staged.pinned, &[&staged.wish()], shown, &program);
+    let output = create.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let after = scenario.wait_for_ticks(b, "main").unwrap();
+    cgroups::are_its_own(b, "main");
     assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
     assert!(counter(&after) > counter(&staged.before));
     for fact in ["checksum_ok", "pipe_ok", "log_ok"] {

@@ -6,6 +6,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
+use crate::cgroups;
 use crate::harness::{refused_here, restore, said, start};
 
 /// Of it, the workload writes to little.
@@ -77,24 +78,28 @@ fn memory_is_copied_before_the_pause_where_the_kernel_tracks_it() {
     refused_here(&output, "org.criu.config");
     scenario.remove(a, "job").unwrap();
 
-    scenario.run_workload(a, "job", MIB, OWN_OPTIONS).unwrap();
+    let options = [OWN_OPTIONS, cgroups::shown(a)].concat();
+    scenario.run_workload(a, "job", MIB, &options).unwrap();
     let seen = take(&scenario, a, &first);
     let told = fs::read_to_string(a.path("/var/lib/kybernate/criu/job.conf")).unwrap();
     assert!(!told.contains("round"), "another dump would look for it: {told}");
+    cgroups::are_its_own(a, "job");
+    scenario.remove(a, "job").unwrap();
     // What was restored is taken once more.
     let second = scenario.reference("pre-copied/job:v2");
-    for reference in [&first, &second] {
-        let output = restore(&scenario, b, reference, "job", &[]);
+    for (node, reference) in [(b, &first), (b, &second), (a, &first)] {
+        let output = restore(&scenario, node, reference, "job", &[]);
         assert!(output.status.success(), "{}", said(&output));
-        let after = scenario.wait_for_ticks(b, "job").unwrap();
+        let after = scenario.wait_for_ticks(node, "job").unwrap();
+        cgroups::are_its_own(node, "job");
         assert_eq!(after["boot_id_of_process"], seen["boot_id_of_process"]);
         for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
             assert_eq!(after[fact], true, "{after}");
         }
-        if reference == &first {
-            take(&scenario, b, &second);
+        if (node.name(), reference) == ("b", &first) {
+            take(&scenario, node, &second);
         }
-        scenario.remove(b, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
     }
     scenario.end().unwrap();
 }
