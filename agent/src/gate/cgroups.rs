@@ -12,9 +12,11 @@
 //! more for each other thread. That cgroup is there, since the runtime has made it and CRIU is in it,
 //! and CRIU skips the properties of what is there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::images::{Cgroup, CgroupSet, Cgroups, Permissions, Property};
+use prost::Message as _;
+
+use super::images::{Cgroup, CgroupSet, Cgroups, Permissions, Place, Property};
 
 /// What CRIU writes down of a cgroup of version 2.
 const PROPERTIES: [&[u8]; 5] = [
@@ -31,6 +33,9 @@ const VALUE_BYTES_MAX: usize = 256;
 /// As the kernel makes cgroups for root.
 const PERMISSIONS: (u32, u32, u32) = (0o755, 0, 0);
 
+/// How deep cgroups are looked into. The kernel has a limit for paths, and people none for this.
+const DEPTH_MAX: usize = 64;
+
 /// Bits of a mode beside its permissions.
 const DIRECTORY: u32 = 0o040_000;
 
@@ -43,6 +48,65 @@ pub(super) fn wrong(image: &Cgroups) -> Option<String> {
     places
         .any(|place| place.outside.is_some_and(|at| beyond(at) > length(&place.path)))
         .then(|| "a cgroup namespace begins beyond the end of its cgroup's path".to_owned())
+}
+
+/// Returns a name by which a CRIU that is told nothing (`soft`) would be led to other cgroups than one
+/// tree for each hierarchy, which a runtime replaces by the new container's cgroup, or out of cgroups
+/// altogether: it makes paths of all these words.
+pub(super) fn stray(image: &Cgroups) -> Option<String> {
+    let roots: BTreeSet<&[u8]> =
+        image.hierarchies.iter().flat_map(|one| &one.cgroups).map(|cgroup| &*cgroup.name).collect();
+    let within = |path: &[u8]| {
+        let path = path.strip_prefix(b"/").unwrap_or(path);
+        roots.iter().any(|root| {
+            let rest = path.strip_prefix(*root);
+            rest.is_some_and(|rest| root.is_empty() || rest.is_empty() || rest.starts_with(b"/"))
+        })
+    };
+    // A dump that was told to leave cgroups alone has no directories, and one place in each hierarchy.
+    let mut first: BTreeMap<&[u8], &[u8]> = BTreeMap::new();
+    let mut places = image.sets.iter().flat_map(|set| &set.places);
+    let place = places.find_map(|Place { hierarchy, path, .. }| {
+        let inside = if roots.is_empty() {
+            *first.entry(hierarchy).or_insert(path) == &**path
+        } else {
+            within(path)
+        };
+        let fits = inside && !leads_away(path);
+        is_path(hierarchy).then_some(hierarchy).or_else(|| (!fits).then_some(path))
+    });
+    let hierarchy = || {
+        image.hierarchies.iter().find_map(|one| {
+            let name = one.names.iter().find(|name| is_path(name));
+            let second = one.cgroups.get(1).map(|cgroup| &cgroup.name);
+            name.or(second).cloned().or_else(|| leads(one.cgroups.first()?, DEPTH_MAX))
+        })
+    };
+    let found = place.cloned().or_else(hierarchy)?;
+    Some(String::from_utf8_lossy(&found).into_owned())
+}
+
+/// Returns a name of a cgroup, or of one within it, that leads out of it.
+fn leads(cgroup: &Cgroup, depth: usize) -> Option<Vec<u8>> {
+    let property = || cgroup.properties.iter().map(|one| &one.name).find(|name| is_path(name));
+    let own = leads_away(&cgroup.name).then_some(&cgroup.name);
+    own.or_else(property).cloned().or_else(|| {
+        cgroup.children.iter().find_map(|child| match Cgroup::decode(&**child) {
+            Ok(child) if depth > 0 => leads(&child, depth - 1),
+            // Nobody knows what is in there.
+            _ => Some(cgroup.name.clone()),
+        })
+    })
+}
+
+/// Whether a path leads to what is above its beginning, or ends for CRIU where it does not for us.
+fn leads_away(path: &[u8]) -> bool {
+    path.contains(&0) || path.split(|byte| *byte == b'/').any(|part| part == b"..")
+}
+
+/// Whether a name is none.
+fn is_path(name: &[u8]) -> bool {
+    name.contains(&b'/') || leads_away(name)
 }
 
 /// Returns the sets that threads may be in, when the image has that form.

@@ -243,6 +243,13 @@ impl Providing<'_> {
         let expected = Expected { plugins: gpu.plugins(), ..expected };
         let staged = self.staged.as_ref();
         let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;
+        if let Some(stray) = &summary.stray_cgroup {
+            let reason = format!(
+                "its cgroups reach beyond the container's ({stray:?} in cgroup.img), and containerd's own \
+                 restore would follow: restore it with the agent, which does not"
+            );
+            return Err(Refusal::one(RefusedBy::Identity, reason).into());
+        }
         let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;

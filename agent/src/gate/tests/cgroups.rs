@@ -184,6 +184,55 @@ fn without_anything_there_is_nothing_to_make() {
 }
 
 #[test]
+fn who_is_told_nothing_is_led_nowhere_else() {
+    type Spoil = fn(&mut Cgroups);
+    let dump = Dump::default();
+    let strays =
+        |image: &Cgroups| summary(&dump, &[image.encode_to_vec()]).unwrap().stray_cgroup.is_some();
+    let child = |name: &str, children: Vec<Vec<u8>>| {
+        let name = name.into();
+        Cgroup { name, children, properties: vec![], permissions: None }.encode_to_vec()
+    };
+    // As of version 1, with a cgroup within, and a process there.
+    let mut usual = usual();
+    twice(&mut usual.hierarchies);
+    usual.hierarchies[1].names = vec![b"cpu".to_vec(), b"cpuacct".to_vec()];
+    usual.hierarchies[0].cgroups[0].children = vec![child("inner", vec![child("most", vec![])])];
+    twice(&mut usual.sets);
+    usual.sets[1].places[0].path = b"/default/job/inner".to_vec();
+    assert!(!strays(&usual));
+    let mut alone = usual.clone();
+    alone.hierarchies.clear();
+    alone.sets.truncate(1);
+    assert!(!strays(&alone), "nothing is made");
+
+    let spoils: [Spoil; 9] = [
+        |image| image.sets[1].places[0].path = b"/default/job/../../kubelet".to_vec(),
+        |image| image.sets[1].places[0].path = b"/default/job2".to_vec(),
+        |image| image.sets[1].places[0].path = b"/system.slice".to_vec(),
+        |image| image.sets[1].places[0].hierarchy = b"../etc".to_vec(),
+        |image| image.hierarchies[1].names[0] = b"a/b".to_vec(),
+        |image| image.hierarchies[0].cgroups[0].name = b"../../root".to_vec(),
+        |image| twice(&mut image.hierarchies[0].cgroups),
+        |image| image.hierarchies[0].cgroups[0].properties[0].name = b"../x/memory.max".to_vec(),
+        |image| image.hierarchies.clear(),
+    ];
+    for (number, spoil) in spoils.into_iter().enumerate() {
+        let mut image = usual.clone();
+        spoil(&mut image);
+        assert!(strays(&image), "{number}");
+    }
+    for children in [vec![child("..", vec![])], vec![child("a", vec![child("b/../c", vec![])])]] {
+        let mut image = usual.clone();
+        image.hierarchies[0].cgroups[0].children = children;
+        assert!(strays(&image));
+    }
+    let mut broken = usual.clone();
+    broken.hierarchies[0].cgroups[0].children = vec![vec![0xff]];
+    assert!(strays(&broken));
+}
+
+#[test]
 fn what_criu_could_not_read_is_refused() {
     let refused = |records: &[Vec<u8>]| summary(&Dump::default(), records).unwrap_err();
     let record = usual().encode_to_vec();
