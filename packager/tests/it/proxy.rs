@@ -96,14 +96,14 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>)
     let mut here = 0;
     let (mut up, mut down) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     loop {
-        let done = tokio::select! {
+        let (done, is_sent) = tokio::select! {
             read = client.read(&mut up) => {
                 if shared.whole {
                     hide_range(&mut up);
                 }
-                forward(read, &up, &mut server).await
+                (forward(read, &up, &mut server).await, true)
             }
-            read = server.read(&mut down) => forward(read, &down, &mut client).await,
+            read = server.read(&mut down) => (forward(read, &down, &mut client).await, false),
         };
         let Some(bytes) = done else { return };
         here += bytes;
@@ -114,12 +114,21 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, shared: Arc<Shared>)
             healed.await;
             return;
         }
-        let mut cuts = shared.cuts.lock().unwrap();
-        if cuts.last().is_some_and(|cut| here >= *cut) {
-            cuts.pop();
+        let is_cut = shared.cuts.lock().unwrap().pop_if(|cut| here >= *cut).is_some();
+        if is_cut && is_sent {
+            let_end(&mut server).await;
+        }
+        if is_cut {
             return;
         }
     }
+}
+
+/// Lets the registry have what passed, and waits until it has no use for the connection any more:
+/// whoever is cut off asks at once how much is there, and a busy registry may not have looked yet.
+async fn let_end(server: &mut TcpStream) {
+    server.shutdown().await.ok();
+    tokio::io::copy(server, &mut tokio::io::sink()).await.ok();
 }
 
 /// Gives the header a name that nobody knows. A request comes in one piece.
