@@ -103,6 +103,9 @@ fn fill(upper: &Path) {
     let kind = FileType::CharacterDevice;
     rustix::fs::mknodat(CWD, at("z/null"), kind, Mode::from_raw_mode(0o666), null).unwrap();
     rustix::fs::mknodat(CWD, at("a/gone"), kind, Mode::empty(), 0).unwrap();
+    let time = rustix::fs::Timespec { tv_sec: 999, tv_nsec: 0 };
+    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(CWD, at("a/gone"), &times, rustix::fs::AtFlags::empty()).unwrap();
     attribute("new", "trusted.overlay.opaque", b"y");
     attribute("new", "user.kept", b"\0binary\n\xff\n\n");
     fs::write(at("new/program"), "#!").unwrap();

@@ -173,8 +173,13 @@ impl<'a> Tree<'a> {
                 Err(LayerError::Unknown("a mark that the agent does not know"))
             }
             _ => {
-                let made = self.node(hidden, FileType::CharacterDevice, 0);
-                made.and_then(|()| chown(self.here(), hidden, about)).map_err(at)
+                let make = || {
+                    self.node(hidden, FileType::CharacterDevice, 0)?;
+                    chown(self.here(), hidden, about)?;
+                    // Its time is in the layer when it is captured again.
+                    self.time(about, hidden)
+                };
+                make().map_err(at)
             }
         }
     }
@@ -213,6 +218,10 @@ impl<'a> Tree<'a> {
         if kind != EntryType::Symlink {
             rustix::fs::chmodat(self.here(), name, about.mode, AtFlags::empty())?;
         }
+        self.time(about, name)
+    }
+
+    fn time(&self, about: &About, name: &OsStr) -> rustix::io::Result<()> {
         rustix::fs::utimensat(self.here(), name, &times(about), AtFlags::SYMLINK_NOFOLLOW)
     }
 }
