@@ -98,7 +98,7 @@ pub(super) struct Hierarchy {
 pub(super) struct Cgroup {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) name: Vec<u8>,
-    /// Those within it, which are not looked into.
+    /// Those within it, each a `Cgroup`: looked into only where CRIU would follow them.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub(super) children: Vec<Vec<u8>>,
     #[prost(message, repeated, tag = "3")]

@@ -7,7 +7,7 @@ use kybernate_conformance::scenario::Scenario;
 
 use crate::failures::victims::running;
 use crate::harness::{checkpoint, refused, restore, said, start};
-use crate::pods::CONFIG;
+use crate::pods::{CONFIG, command_of, make_ready};
 use crate::workloads::Place;
 
 const GIVEN: &str = "/run/netns/given";
@@ -75,18 +75,9 @@ fn a_network_that_was_given_is_given_again() {
 /// Creates a container with a wish as containerd's CRI plugin does, in a network.
 fn create(node: &Node, pinned: &str, network: &[&str]) -> Output {
     let wish = format!("restore.kybernate.io/main={pinned}");
-    let words = ["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
-    let annotations = [
-        "--annotation",
-        "io.kubernetes.cri.container-type=container",
-        "--annotation",
-        "io.kubernetes.cri.container-name=main",
-        "--annotation",
-        &wish,
-    ];
-    let program = [pinned, "main", "/workload", "run", "--state", "/state", "--mib", "16"];
-    let words = [&words[..], &annotations, network, &program].concat();
-    node.command(&words).stdin(Stdio::null()).output().unwrap()
+    let program = ["/workload", "run", "--state", "/state", "--mib", "16"];
+    let mut command = command_of(node, [pinned, "main"], &[&wish], network, &program);
+    command.stdin(Stdio::null()).output().unwrap()
 }
 
 /// Stages what was dumped in the node's own network on node b, and returns its name.
@@ -98,10 +89,7 @@ fn stage_host(scenario: &Scenario) -> String {
     let digest = checkpoint(scenario, b, "job", &reference);
     scenario.remove(b, "job").unwrap();
     let pinned = format!("{reference}@{digest}");
-    let words = ["stage", &pinned, "--tier", "ram", "--plain-http"];
-    let output = scenario.kyb(b, &words).unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    make_ready(scenario, b, &pinned);
     pinned
 }
 

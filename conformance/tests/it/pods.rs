@@ -46,11 +46,36 @@ pub(crate) fn stage_on(mut scenario: Scenario, options: &[&str]) -> Staged {
     let reference = scenario.reference("pods/job:v1");
     let digest = checkpoint(&scenario, a, "job", &reference);
     let pinned = format!("{reference}@{digest}");
-    let words = ["stage", &pinned, "--tier", "ram", "--plain-http"];
-    let output = scenario.kyb(b, &words).unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    make_ready(&scenario, b, &pinned);
     Staged { scenario, pinned, before }
+}
+
+/// Stages a checkpoint in a node's memory, and pulls its image there.
+pub(crate) fn make_ready(scenario: &Scenario, node: &Node, pinned: &str) {
+    let words = ["stage", pinned, "--tier", "ram", "--plain-http"];
+    let output = scenario.kyb(node, &words).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    node.run(&["ctr", "image", "pull", "--plain-http", pinned]).unwrap();
+}
+
+/// Prepares to create and start a container as the CRI plugin does for a pod with these annotations,
+/// with more options of `ctr run`.
+pub(crate) fn command_of(
+    node: &Node,
+    [image, id]: [&str; 2],
+    annotations: &[&str],
+    options: &[&str],
+    program: &[&str],
+) -> Command {
+    let mut words = vec!["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
+    let own =
+        ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
+    for annotation in own.iter().chain(annotations) {
+        words.extend(["--annotation", annotation]);
+    }
+    words.extend(options);
+    words.extend([image, id]);
+    node.command(&[&words, program].concat())
 }
 
 /// Returns the root directory of a container, as the node sees it.
@@ -64,8 +89,7 @@ impl Staged {
         &self.scenario.testbed.b
     }
 
-    /// Prepares to create and start a container as the CRI plugin does for a pod with these
-    /// annotations.
+    /// Prepares to create and start the workload.
     pub(crate) fn command(&self, id: &str, image: &str, annotations: &[&str]) -> Command {
         let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
         self.command_of(id, image, annotations, &[], &workload)
@@ -80,15 +104,7 @@ impl Staged {
         options: &[&str],
         program: &[&str],
     ) -> Command {
-        let mut words = vec!["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
-        let own =
-            ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
-        for annotation in own.iter().chain(annotations) {
-            words.extend(["--annotation", annotation]);
-        }
-        words.extend(options);
-        words.extend([image, id]);
-        self.node().command(&[&words, program].concat())
+        command_of(self.node(), [image, id], annotations, options, program)
     }
 
     pub(crate) fn create(&self, id: &str, image: &str, annotations: &[&str]) -> Output {

@@ -8,20 +8,15 @@ use kybernate_conformance::scenario::Scenario;
 
 use crate::failures::victims::running;
 use crate::harness::{checkpoint, said, start};
-use crate::pods::CONFIG;
+use crate::pods::{CONFIG, command_of, make_ready};
 
 const SETTINGS: &str = "/etc/kybernate/runc.toml";
 
 /// Creates and starts a pod's container with kybernate-runc.
 fn create(node: &Node, id: &str, image: &str, annotations: &[&str]) -> Output {
-    let mut words = vec!["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
-    let own =
-        ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
-    for annotation in own.iter().chain(annotations) {
-        words.extend(["--annotation", annotation]);
-    }
-    words.extend([image, id, "/workload", "run", "--state", "/state", "--mib", "16"]);
-    node.command(&words).stdin(Stdio::null()).output().unwrap()
+    let program = ["/workload", "run", "--state", "/state", "--mib", "16"];
+    let mut command = command_of(node, [image, id], annotations, &[], &program);
+    command.stdin(Stdio::null()).output().unwrap()
 }
 
 /// What crun keeps of a container is there, and what runc would keep is not.
@@ -56,10 +51,7 @@ fn crun_runs_containers_and_restores_none() {
     let before = scenario.wait_for_ticks(a, "job").unwrap();
     scenario.remove(a, "job").unwrap();
     let pinned = format!("{reference}@{digest}");
-    let words = ["stage", &pinned, "--tier", "ram", "--plain-http"];
-    let output = scenario.kyb(a, &words).unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    a.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    make_ready(&scenario, a, &pinned);
     fs::write(a.path(SETTINGS), "runtime = \"/usr/bin/crun\"\n").unwrap();
 
     // Everything else than a restore is crun's.

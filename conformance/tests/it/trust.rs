@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::failures::victims::END_LIMIT;
 use crate::harness::{checkpoint, refused, restore, said, start};
-use crate::pods::CONFIG;
+use crate::pods::{CONFIG, command_of, make_ready};
 
 const METRICS: &str = "/run/kybernate/metrics.sock";
 const POLICY: &str = "/etc/kybernate/trust.toml";
@@ -179,30 +179,17 @@ fn a_pod_is_who_containerd_says_it_is() {
     let reference = scenario.reference("trust/job:v1");
     let digest = checkpoint(&scenario, a, "job", &reference);
     let pinned = format!("{reference}@{digest}");
-    let words = ["stage", &pinned, "--tier", "ram", "--plain-http"];
-    let output = scenario.kyb(b, &words).unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
+    make_ready(&scenario, b, &pinned);
     let wish = format!("restore.kybernate.io/main={pinned}");
     // What the kubelet has told containerd, and what the specification says of itself.
     let create = |namespace: &str, name: &str| {
         let pod = format!("io.kubernetes.pod.namespace={namespace}");
         let name = format!("io.kubernetes.container.name={name}");
-        let words = ["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
         let labels = ["--label", &pod, "--label", "io.kubernetes.pod.uid=0-1", "--label", &name];
-        let annotations = [
-            "--annotation",
-            "io.kubernetes.cri.container-type=container",
-            "--annotation",
-            "io.kubernetes.cri.container-name=main",
-            "--annotation",
-            "io.kubernetes.cri.sandbox-namespace=default",
-            "--annotation",
-            &wish,
-        ];
-        let program = [&pinned, "pod", "/workload", "run", "--state", "/state", "--mib", "16"];
-        let words = [&words[..], &labels, &annotations, &program].concat();
-        let output = b.command(&words).stdin(Stdio::null()).output().unwrap();
+        let annotations = ["io.kubernetes.cri.sandbox-namespace=default", &wish];
+        let program = ["/workload", "run", "--state", "/state", "--mib", "16"];
+        let mut command = command_of(b, [&pinned, "pod"], &annotations, &labels, &program);
+        let output = command.stdin(Stdio::null()).output().unwrap();
         let text = said(&output);
         if output.status.success() {
             scenario.wait_for_ticks(b, "pod").unwrap();

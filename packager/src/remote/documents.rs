@@ -125,8 +125,7 @@ impl Documents {
     ) -> Result<bool, StoreErrorKind> {
         let url = self.address(path)?;
         persist(async || {
-            let request =
-                self.http.put(url.clone()).header(CONTENT_TYPE, media_type).body(content.clone());
+            let request = self.put_request(&url, media_type, &content);
             let reply = self.send(request, &url, Access::Push).await?;
             Ok(reply.headers().contains_key("oci-subject"))
         })
@@ -143,8 +142,7 @@ impl Documents {
     ) -> Result<bool, StoreErrorKind> {
         let url = self.address(path)?;
         persist(async || {
-            let request = self.http.put(url.clone()).header(CONTENT_TYPE, media_type);
-            let request = request.header(IF_NONE_MATCH, "*").body(content.clone());
+            let request = self.put_request(&url, media_type, &content).header(IF_NONE_MATCH, "*");
             let reply = self.exchange(request, &url, Access::Push).await?;
             if reply.status() == StatusCode::PRECONDITION_FAILED {
                 return Ok(false);
@@ -152,6 +150,10 @@ impl Documents {
             self.check(reply).await.map(|_reply| true)
         })
         .await
+    }
+
+    fn put_request(&self, url: &Url, media_type: &str, content: &Bytes) -> RequestBuilder {
+        self.http.put(url.clone()).header(CONTENT_TYPE, media_type).body(content.clone())
     }
 
     /// Removes what is at `path`.

@@ -91,14 +91,16 @@ fn has_dead_criu(proc: &Path, runtime: u32) -> io::Result<bool> {
 mod tests {
     use super::*;
 
+    fn write(proc: &Path, file: &str, text: &str) {
+        let file = proc.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+
     #[test]
     fn a_child_that_was_criu_and_is_dead_tells() {
         let proc = tempfile::tempdir().unwrap();
-        let write = |file: &str, text: &str| {
-            let file = proc.path().join(file);
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(file, text).unwrap();
-        };
+        let write = |file: &str, text: &str| write(proc.path(), file, text);
         let tells = || has_dead_criu(proc.path(), 7).unwrap();
         write("7/task/7/children", "");
         write("7/task/8/children", "10 11 ");
@@ -114,11 +116,7 @@ mod tests {
     #[test]
     fn a_runtime_is_known_by_where_its_criu_works() {
         let proc = tempfile::tempdir().unwrap();
-        let write = |file: &str, text: &str| {
-            let file = proc.path().join(file);
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(file, text).unwrap();
-        };
+        let write = |file: &str, text: &str| write(proc.path(), file, text);
         let found = || runtime(proc.path(), Path::new("/stage/1/work"));
         write("uptime", "1 1\n");
         write("7/comm", "runc\n");
