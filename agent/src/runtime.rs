@@ -132,12 +132,20 @@ impl Containerd {
     fn error(&self, operation: &'static str, subject: &str, status: tonic::Status) -> RuntimeError {
         use tonic::Code;
         let message = status.message().to_owned();
+        // It ended before it answered. What it was asked for may be done.
+        let broken = std::error::Error::source(&status)
+            .filter(|source| source.is::<tonic::transport::Error>())
+            .map(|broken| kybernate_spec::chain(broken).to_string());
+        let address = || self.address.to_path_buf();
         let kind = match status.code() {
             Code::NotFound => RuntimeErrorKind::NotFound(message),
             Code::AlreadyExists => RuntimeErrorKind::AlreadyExists,
-            Code::Unavailable => RuntimeErrorKind::Unreachable(self.address.to_path_buf(), message),
+            Code::Unavailable => RuntimeErrorKind::Unreachable(address(), message),
             Code::DeadlineExceeded | Code::Cancelled => RuntimeErrorKind::Timeout,
-            _ => RuntimeErrorKind::Said(message),
+            _ => match broken {
+                Some(broken) => RuntimeErrorKind::Unreachable(address(), broken),
+                None => RuntimeErrorKind::Said(message),
+            },
         };
         RuntimeError { operation, subject: subject.to_owned(), kind }
     }
@@ -240,4 +248,27 @@ impl Namespace {
 fn empty(operation: &'static str, subject: &str) -> RuntimeError {
     let kind = RuntimeErrorKind::Answer("it is empty");
     RuntimeError { operation, subject: subject.to_owned(), kind }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_that_ends_before_it_answers_does_not_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("containerd.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let ends = async {
+            let (mut caller, _) = listener.accept().await.unwrap();
+            caller.read_exact(&mut [0; 1]).await.unwrap();
+        };
+        let containerd = Containerd::at(&socket);
+        let (asked, ()) = tokio::join!(containerd.version(), ends);
+        let error = asked.unwrap_err();
+        assert!(error.is_away(), "{error:?}");
+    }
 }

@@ -12,6 +12,7 @@ use containerd_client::services::v1::snapshots::{
 use containerd_client::types;
 use kybernate_spec::{Descriptor, Digest};
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use super::image::to_containerd;
 use super::{Namespace, RuntimeError, RuntimeErrorKind};
@@ -70,7 +71,7 @@ impl Namespace {
             StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         match self.snapshots().stat(self.quick(message)).await {
             Ok(_) => Ok(true),
-            Err(status) if status.code() == tonic::Code::NotFound => Ok(false),
+            Err(status) if status.code() == Code::NotFound => Ok(false),
             Err(status) => Err(self.error("look at snapshot", key, status)),
         }
     }
@@ -88,7 +89,10 @@ impl Namespace {
             parent: parent.map(ToString::to_string).unwrap_or_default(),
             labels: HashMap::new(),
         };
-        let answer = self.snapshots().prepare(self.quick(message)).await;
+        let mut answer = self.snapshots().prepare(self.quick(message.clone())).await;
+        if answer.as_ref().is_err_and(is_in_the_way) {
+            answer = self.snapshots().prepare(self.quick(message)).await;
+        }
         let answer = answer.map_err(|s| self.error("prepare snapshot", key, s))?;
         Ok(answer.into_inner().mounts.into_iter().map(Mount::from).collect())
     }
@@ -148,5 +152,45 @@ impl Namespace {
 
     fn snapshots(&self) -> SnapshotsClient<Channel> {
         SnapshotsClient::new(self.channel())
+    }
+}
+
+/// Whether a snapshot was not made because of a directory that belongs to none. A containerd that was
+/// killed after it had made one, and before its database knew, gives the same number again. It removes
+/// the directory when it fails by it, so the next time works.
+fn is_in_the_way(status: &Status) -> bool {
+    status.code() == Code::Unknown && status.message().ends_with("file exists")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use containerd_client::services::v1::snapshots::PrepareSnapshotResponse;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::runtime::fake::Fake;
+
+    const FILE_EXISTS: &str = "failed to rename: rename snapshots/new-1 snapshots/7: file exists";
+
+    async fn prepare(answers: [Result<(), &'static str>; 2]) -> (Result<(), String>, usize) {
+        let next = AtomicUsize::new(0);
+        let fake = Fake::start(move |_, _| match answers[next.fetch_add(1, Ordering::Relaxed)] {
+            Ok(()) => Ok(PrepareSnapshotResponse::default().encode_to_vec()),
+            Err(message) => Err(Status::unknown(message)),
+        });
+        let namespace = fake.app().containerd.namespace("default");
+        let prepared = namespace.prepare("overlayfs", "key", None).await;
+        (prepared.map(drop).map_err(|error| error.kind.to_string()), fake.asked().len())
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_a_killed_containerd_left_is_not_in_the_way_twice() {
+        assert_eq!(prepare([Err(FILE_EXISTS), Ok(())]).await, (Ok(()), 2));
+        // Then it is something else.
+        let failed = Err(FILE_EXISTS.to_owned());
+        assert_eq!(prepare([Err(FILE_EXISTS), Err(FILE_EXISTS)]).await, (failed, 2));
+        assert_eq!(prepare([Err("no space"), Ok(())]).await, (Err("no space".to_owned()), 1));
     }
 }

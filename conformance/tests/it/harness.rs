@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use kybernate_conformance::machine::INSIDE;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::preflight::preflight;
-use kybernate_conformance::scenario::Scenario;
+use kybernate_conformance::scenario::{Agent, Scenario};
 
 /// Returns the directory that this test's programs are built to.
 pub(crate) fn target() -> PathBuf {
@@ -86,4 +86,24 @@ pub(crate) fn refused(
     let output = restore(scenario, node, reference, "refused", more);
     refused_here(&output, reason);
     assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+}
+
+/// Does the same on both nodes at a time, with the agents of a scenario. What somebody fails with is said
+/// again at the end, where it is looked for.
+pub(crate) fn on_both(scenario: &mut Scenario, work: impl Fn(&Scenario, &Node, Agent) + Sync) {
+    let agents = [scenario.agent_a.take().unwrap(), scenario.agent_b.take().unwrap()];
+    let (scenario, work) = (&*scenario, &work);
+    let nodes = [&scenario.testbed.a, &scenario.testbed.b];
+    let failed: Vec<_> = std::thread::scope(|scope| {
+        let both = nodes.into_iter().zip(agents);
+        let both = both.map(|(node, agent)| scope.spawn(move || work(scenario, node, agent)));
+        // Both begin before one is waited for.
+        let both: Vec<_> = both.collect();
+        both.into_iter().filter_map(|one| one.join().err()).collect()
+    });
+    let said = failed.iter().map(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
+    });
+    assert!(failed.is_empty(), "{}", said.collect::<Vec<_>>().join("\n\n"));
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 mod kubernetes;
 
 use crate::failures::victims::{END_LIMIT, catch};
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{checkpoint, on_both, restore, said, start};
 
 /// Where containerd keeps what is not whole yet.
 const INGEST: &str = "/var/lib/containerd/io.containerd.content.v1.content/ingest";
@@ -193,14 +193,7 @@ fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
 #[test]
 fn what_is_cut_short_is_gone_and_the_next_one_works() {
     let mut scenario = start();
-    let agents = [scenario.agent_a.take().unwrap(), scenario.agent_b.take().unwrap()];
-    std::thread::scope(|scope| {
-        let scenario = &scenario;
-        let nodes = [&scenario.testbed.a, &scenario.testbed.b];
-        for (node, agent) in nodes.into_iter().zip(agents) {
-            scope.spawn(move || ends_early(scenario, node, agent));
-        }
-    });
+    on_both(&mut scenario, ends_early);
     scenario.end().unwrap();
 }
 

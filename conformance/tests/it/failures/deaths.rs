@@ -16,7 +16,7 @@ use super::victims::{
     END_LIMIT, catch, dither, guards, processes, running, signal, start_containerd,
 };
 use super::{first, has_tag, is, locks};
-use crate::harness::{said, start};
+use crate::harness::{self, said, start};
 
 /// The longest pause that is asked for.
 const DEADLINE: Duration = Duration::from_secs(8);
@@ -388,19 +388,13 @@ impl<'a> Place<'a> {
 
 /// Runs `rounds` on both nodes at a time.
 fn on_both(mut scenario: Scenario, rounds: impl Fn(&mut Place<'_>) + Sync) {
-    let (a, b) = (scenario.agent_a.take(), scenario.agent_b.take());
-    std::thread::scope(|scope| {
-        let (scenario, rounds) = (&scenario, &rounds);
-        for (node, agent) in [(&scenario.testbed.a, a), (&scenario.testbed.b, b)] {
-            scope.spawn(move || {
-                let mut place = Place::new(scenario, node, agent);
-                rounds(&mut place);
-                place.scenario.wait_for_ticks(node, "job").unwrap();
-                let Place { moments, missed, .. } = place;
-                println!("{}: nobody died at {missed} of {moments} moments", node.name());
-                assert!(missed * 4 <= moments, "nobody died at {missed} of {moments} moments");
-            });
-        }
+    harness::on_both(&mut scenario, |scenario, node, agent| {
+        let mut place = Place::new(scenario, node, Some(agent));
+        rounds(&mut place);
+        place.scenario.wait_for_ticks(node, "job").unwrap();
+        let Place { moments, missed, .. } = place;
+        println!("{}: nobody died at {missed} of {moments} moments", node.name());
+        assert!(missed * 4 <= moments, "nobody died at {missed} of {moments} moments");
     });
     scenario.end().unwrap();
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::is;
 use super::victims::{END_LIMIT, running, signal, start_containerd};
-use crate::harness::{said, start};
+use crate::harness::{on_both, said, start};
 
 /// Stands in for runc, and waits once where `/run/hold` says: before or after what it does. Killed
 /// there, it leaves what a runc leaves that is killed just then.
@@ -210,23 +210,17 @@ impl<'a> Place<'a> {
 #[test]
 fn what_was_asked_for_is_done_whoever_dies_while_it_is_suspended_or_resumed() {
     let mut scenario = start();
-    let (a, b) = (scenario.agent_a.take(), scenario.agent_b.take());
-    std::thread::scope(|scope| {
-        let scenario = &scenario;
-        for (node, agent) in [(&scenario.testbed.a, a), (&scenario.testbed.b, b)] {
-            scope.spawn(move || {
-                let mut place = Place::new(scenario, node, agent);
-                for moment in MOMENTS {
-                    for victim in
-                        [Victim::Kyb, Victim::Agent, Victim::Containerd, Victim::AgentAndContainerd]
-                    {
-                        place.round(victim, moment);
-                    }
-                }
-                for moment in ["before pause", "before resume"] {
-                    place.round(Victim::AgentOfHungShim, moment);
-                }
-            });
+    on_both(&mut scenario, |scenario, node, agent| {
+        let mut place = Place::new(scenario, node, Some(agent));
+        for moment in MOMENTS {
+            for victim in
+                [Victim::Kyb, Victim::Agent, Victim::Containerd, Victim::AgentAndContainerd]
+            {
+                place.round(victim, moment);
+            }
+        }
+        for moment in ["before pause", "before resume"] {
+            place.round(Victim::AgentOfHungShim, moment);
         }
     });
     scenario.end().unwrap();
