@@ -184,3 +184,30 @@ fn gpu_memory_comes_back_when_the_agent_is_killed() {
     assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a));
     scenario.end().unwrap();
 }
+
+/// Killed while GPU memory goes or comes back in place: the next agent does what was asked for.
+#[test]
+fn gpu_memory_goes_and_comes_in_place_when_the_agent_is_killed() {
+    let (mut scenario, on_a, _) = start_with_gpus();
+    run(&scenario, &scenario.testbed.a, "model", &on_a);
+    for (word, call, state) in [("suspend", "checkpoint", "2"), ("resume", "restore", "0")] {
+        let a = &scenario.testbed.a;
+        fs_err::remove_file(a.path("/opt/gpu/calls")).unwrap_or_default();
+        fails(a, &format!("{call} hang"));
+        let mut kyb = a.command(&["kyb", word, "model"]).spawn().unwrap();
+        assert!(catch(|| was_asked(a, call)), "{word}: the driver was not asked");
+        scenario.agent_a.take().unwrap().kill();
+        assert!(!kyb.wait().unwrap().success(), "{word}: kyb calls it a success");
+        fails(a, "");
+        scenario.agent_a = Some(scenario.start_agent(a, CONFIG).unwrap());
+        let a = &scenario.testbed.a;
+        let done = wait_until(LIMIT, || gpu(a, "model").0 == state);
+        assert!(done, "{word}: the driver says {}", gpu(a, "model").0);
+        let told = scenario.kyb_json(a, &["ps", "--container", "model"]).unwrap();
+        let since = &told["containers"][0]["suspendedSince"];
+        assert_eq!(since.is_string(), word == "suspend", "{word}: {told}");
+    }
+    assert_eq!(gpu(&scenario.testbed.a, "model").1, on_a);
+    counts_on(&scenario.testbed.a, "model");
+    scenario.end().unwrap();
+}

@@ -7,7 +7,8 @@ use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 
 use super::cancels::{begin, fails, registry, stage};
-use super::victims::catch;
+use super::is;
+use super::victims::{catch, running, signal, start_containerd};
 use crate::harness::{checkpoint, restore, said, start};
 
 /// What the place for dumps holds: more than any dump here takes.
@@ -137,5 +138,69 @@ fn a_restore_without_room_leaves_nothing() {
         scenario.wait_for_ticks(b, "job").unwrap();
         scenario.remove(b, "job").unwrap();
     }
+    scenario.end().unwrap();
+}
+
+/// containerd's own directory, which is a file system of its own here.
+const CONTAINERD: &str = "/var/lib/containerd";
+
+/// Fills it, but for some MiB.
+fn fill(node: &Node, left: u32) {
+    let script = format!(
+        "cd {CONTAINERD}; cat /dev/zero >fill; truncate -s $(($(stat -c %s fill) - ({left} << 20))) fill"
+    );
+    node.run(&["sh", "-c", &script]).unwrap();
+}
+
+/// Makes room in it again.
+fn empty(node: &Node) {
+    fs::remove_file(node.path(&format!("{CONTAINERD}/fill"))).unwrap();
+}
+
+#[test]
+fn a_containerd_without_room_loses_nothing_and_is_named() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", 8, &[]).unwrap();
+    let state = "/run/containerd/io.containerd.runtime.v2.task/default/job/rootfs/state";
+    fs::write(a.path(state).join("written"), vec![7; 48 << 20]).unwrap();
+    let reference = scenario.reference("room/containerd:v1");
+    checkpoint(&scenario, a, "job", &reference);
+    signal(&running(b, "containerd"), Signal::KILL);
+    b.run(&["mount", "-t", "tmpfs", "-o", "size=512m", "small", CONTAINERD]).unwrap();
+    start_containerd(b);
+    let fails = |left: u32| {
+        let before = scenario.traces(b).unwrap();
+        fill(b, left);
+        let output = restore(&scenario, b, &reference, "job", &[]);
+        let told = format!("{left} MiB left: {}", said(&output));
+        println!("{told}");
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(&format!("{CONTAINERD} is full (")), "{told}");
+        assert!(told.contains("free room there"), "{told}");
+        assert_eq!(scenario.traces(b).unwrap(), before, "{left} MiB left: something is left");
+    };
+    // No room for the image.
+    fails(0);
+    fails(1);
+    empty(b);
+    let image = scenario.image();
+    b.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    b.run(&["ctr", "run", "-d", &image, "other", "/workload", "pause"]).unwrap();
+    // For what the container had written, and for nothing at all.
+    fails(32);
+    empty(b);
+    fails(0);
+    // What runs there is taken all the same.
+    let other = scenario.reference("room/other:v1");
+    checkpoint(&scenario, b, "other", &other);
+    assert!(is(b, "other", "RUNNING"));
+    empty(b);
+    for (reference, name) in [(&reference, "job"), (&other, "another")] {
+        let output = restore(&scenario, b, reference, name, &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(is(b, name, "RUNNING"), "{name}");
+    }
+    scenario.wait_for_ticks(b, "job").unwrap();
     scenario.end().unwrap();
 }
