@@ -59,18 +59,25 @@ pub fn tail(output: &Output) -> String {
     lines.get(lines.len().saturating_sub(TAIL_LINES)..).unwrap_or_default().join("\n")
 }
 
+/// How often it is looked at what is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
 /// Waits until `condition` holds, looking again every few milliseconds. Returns whether it did
-/// within `limit`.
+/// within `limit`. A look that costs more, as one that starts programs, is paused after for as long
+/// as it took: what is waited for needs the processors, too.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
-    while !condition() {
+    loop {
+        let looked = Instant::now();
+        if condition() {
+            return true;
+        }
         if began.elapsed() > limit {
             return false;
         }
         #[expect(clippy::disallowed_methods, reason = "the one place that polls, with a bound")]
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(looked.elapsed().max(LOOK_EVERY));
     }
-    true
 }
 
 fn describe(command: &Command) -> String {

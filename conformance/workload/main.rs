@@ -48,8 +48,11 @@ const COUNTING_THREADS: usize = 3;
 const SHM_BYTES: usize = 1 << 20;
 /// The most memory asked for, in MiB, so that a slip does not take the machine down.
 const MIB_MAX: usize = 1 << 16;
-/// Pause between two sums: the workload must leave the cores to what is measured.
-const CHECK_PAUSE: Duration = Duration::from_millis(1);
+/// How long summing all of the memory takes at least: the workload must leave the cores to what is
+/// measured, and to the workloads beside it.
+const ROUND: Duration = Duration::from_secs(1);
+/// Pause between two sums, however much memory there is.
+const CHECK_PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// What the memory holds.
 #[derive(Clone, Copy)]
@@ -248,13 +251,15 @@ fn sum_bytes(bytes: &[u8]) -> u64 {
 
 /// Sums the memory slice by slice for ever.
 fn check(memory: &Memory, shared: &Shared) {
+    let parts = u32::try_from(memory.sums.len()).unwrap_or(u32::MAX).max(1);
+    let pause = (ROUND / parts).max(CHECK_PAUSE_MIN);
     loop {
         for (slice, &expected) in slices(&memory.buffers).zip(&memory.sums) {
             if sum(black_box(slice)) != expected {
                 shared.checksum_ok.store(false, Ordering::Relaxed);
             }
             shared.checksums.fetch_add(1, Ordering::Relaxed);
-            thread::sleep(CHECK_PAUSE);
+            thread::sleep(pause);
         }
         shared.rounds.fetch_add(1, Ordering::Relaxed);
     }
