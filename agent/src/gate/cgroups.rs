@@ -12,23 +12,48 @@
 //! more for each other thread. That cgroup is there, since the runtime has made it and CRIU is in it,
 //! and CRIU skips the properties of what is there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use prost::Message as _;
 
-use super::images::{Cgroup, CgroupSet, Cgroups, Permissions, Place, Property};
+use super::images::{Cgroup, CgroupSet, Cgroups, Hierarchy, Permissions, Place, Property};
+
+mod stray;
+
+pub(super) use self::stray::stray;
 
 /// What CRIU writes down of a cgroup of version 2.
 const PROPERTIES: [&[u8]; 5] = [
-    b"cgroup.subtree_control",
+    SUBTREE_CONTROL,
     b"cgroup.max.descendants",
     b"cgroup.max.depth",
     b"cgroup.freeze",
     b"cgroup.type",
 ];
 
-/// CRIU puts them together in a buffer of 1024 bytes, with a letter more for each word.
-const VALUE_BYTES_MAX: usize = 256;
+/// The property that lists controllers.
+const SUBTREE_CONTROL: &[u8] = b"cgroup.subtree_control";
+
+/// CRIU puts what is in there and what shall be together in 1024 bytes, with a letter more for each
+/// word, and looks at no end.
+const CONTROLLERS_BYTES_MAX: usize = 256;
+
+/// CRIU reads no more of any property.
+const VALUE_BYTES_MAX: usize = 1024;
+
+/// CRIU puts paths of cgroups together in 4096 bytes of its stack, and looks at no end, also when it is
+/// told to leave cgroups alone. The new root is in front of them. The kernel tells no longer ones than
+/// that, and people make none of half the length.
+const PATH_BYTES_MAX: usize = 2048;
+
+/// CRIU puts the names of a hierarchy together in 128 bytes, with `none,` before them and a letter more
+/// for each. All that the kernel knows are not as long.
+const NAMES_BYTES_MAX: usize = 120;
+
+/// The kernel knows sixteen, and people give few a name.
+const HIERARCHIES_MAX: usize = 64;
+
+const ENDS_WITHIN: &str = "a name in it has an end within";
 
 /// As the kernel makes cgroups for root.
 const PERMISSIONS: (u32, u32, u32) = (0o755, 0, 0);
@@ -39,74 +64,89 @@ const DEPTH_MAX: usize = 64;
 /// Bits of a mode beside its permissions.
 const DIRECTORY: u32 = 0o040_000;
 
-/// Finds what is wrong with it however CRIU is told to treat cgroups.
-pub(super) fn wrong(image: &Cgroups) -> Option<String> {
+/// Finds what leads CRIU beyond the end of what it has in memory, or has it look for a name for ever,
+/// however it is told to treat cgroups: it replaces roots and puts paths together in any case. A CRIU
+/// writes none of this down.
+pub(super) fn wrong(image: &Cgroups) -> Option<&'static str> {
+    if image.hierarchies.len() > HIERARCHIES_MAX {
+        return Some("there are too many hierarchies of cgroups");
+    }
     let mut places = image.sets.iter().flat_map(|set| &set.places);
-    // To CRIU, a zero ends a path, and it reads on from there.
-    let length = |path: &[u8]| path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
-    let beyond = |outside: u32| usize::try_from(outside).unwrap_or(usize::MAX);
-    places
-        .any(|place| place.outside.is_some_and(|at| beyond(at) > length(&place.path)))
-        .then(|| "a cgroup namespace begins beyond the end of its cgroup's path".to_owned())
+    let hierarchy = || image.hierarchies.iter().find_map(wrong_hierarchy);
+    hierarchy().or_else(|| places.find_map(|place| wrong_place(place, &image.hierarchies)))
 }
 
-/// Returns a name by which a CRIU that is told nothing (`soft`) would be led to other cgroups than one
-/// tree for each hierarchy, which a runtime replaces by the new container's cgroup, or out of cgroups
-/// altogether: it makes paths of all these words.
-pub(super) fn stray(image: &Cgroups) -> Option<String> {
-    let roots: BTreeSet<&[u8]> =
-        image.hierarchies.iter().flat_map(|one| &one.cgroups).map(|cgroup| &*cgroup.name).collect();
-    let within = |path: &[u8]| {
-        let path = path.strip_prefix(b"/").unwrap_or(path);
-        roots.iter().any(|root| {
-            let rest = path.strip_prefix(*root);
-            rest.is_some_and(|rest| root.is_empty() || rest.is_empty() || rest.starts_with(b"/"))
-        })
-    };
-    // A dump that was told to leave cgroups alone has no directories, and one place in each hierarchy.
-    let mut first: BTreeMap<&[u8], &[u8]> = BTreeMap::new();
-    let mut places = image.sets.iter().flat_map(|set| &set.places);
-    let place = places.find_map(|Place { hierarchy, path, .. }| {
-        let inside = if roots.is_empty() {
-            *first.entry(hierarchy).or_insert(path) == &**path
-        } else {
-            within(path)
-        };
-        let fits = inside && !leads_away(path);
-        is_path(hierarchy).then_some(hierarchy).or_else(|| (!fits).then_some(path))
-    });
-    let hierarchy = || {
-        image.hierarchies.iter().find_map(|one| {
-            let name = one.names.iter().find(|name| is_path(name));
-            let second = one.cgroups.get(1).map(|cgroup| &cgroup.name);
-            name.or(second).cloned().or_else(|| leads(one.cgroups.first()?, DEPTH_MAX))
-        })
-    };
-    let found = place.cloned().or_else(hierarchy)?;
-    Some(String::from_utf8_lossy(&found).into_owned())
+fn wrong_hierarchy(one: &Hierarchy) -> Option<&'static str> {
+    let bytes = one.names.iter().fold(0, |sum: usize, name| sum.saturating_add(name.len() + 1));
+    if bytes > NAMES_BYTES_MAX {
+        return Some("the names of a hierarchy of cgroups are too long");
+    }
+    // It looks for an empty name in another again and again, and finds it.
+    if one.names.is_empty() || one.names.len() > 1 && one.names.iter().any(Vec::is_empty) {
+        return Some("a hierarchy of cgroups has no name");
+    }
+    if one.names.iter().any(|name| name.contains(&0)) {
+        return Some(ENDS_WITHIN);
+    }
+    one.cgroups.iter().find_map(|cgroup| wrong_cgroup(cgroup, PATH_BYTES_MAX, DEPTH_MAX))
 }
 
-/// Returns a name of a cgroup, or of one within it, that leads out of it.
-fn leads(cgroup: &Cgroup, depth: usize) -> Option<Vec<u8>> {
-    let property = || cgroup.properties.iter().map(|one| &one.name).find(|name| is_path(name));
-    let own = leads_away(&cgroup.name).then_some(&cgroup.name);
-    own.or_else(property).cloned().or_else(|| {
-        cgroup.children.iter().find_map(|child| match Cgroup::decode(&**child) {
-            Ok(child) if depth > 0 => leads(&child, depth - 1),
-            // Nobody knows what is in there.
-            _ => Some(cgroup.name.clone()),
-        })
+/// The same for a cgroup, and those within it, of whose paths there is `room` for that many bytes.
+fn wrong_cgroup(cgroup: &Cgroup, room: usize, depth: usize) -> Option<&'static str> {
+    let Some(room) = room.checked_sub(cgroup.name.len() + 1) else {
+        return Some("the path of a cgroup is too long");
+    };
+    let mut names = cgroup.properties.iter().map(|property| &property.name).chain([&cgroup.name]);
+    if names.any(|name| name.contains(&0)) {
+        return Some(ENDS_WITHIN);
+    }
+    let too_long = |property: &Property| {
+        let listed = property.name == SUBTREE_CONTROL;
+        property.value.len() > if listed { CONTROLLERS_BYTES_MAX } else { VALUE_BYTES_MAX }
+    };
+    if cgroup.properties.iter().any(too_long) {
+        return Some("a property of a cgroup is too long");
+    }
+    cgroup.children.iter().find_map(|child| match Cgroup::decode(&**child) {
+        Ok(child) if depth > 0 => wrong_cgroup(&child, room, depth - 1),
+        Ok(_) => Some("cgroups are too deep within each other"),
+        Err(_) => Some("a cgroup cannot be decoded"),
     })
 }
 
-/// Whether a path leads to what is above its beginning, or ends for CRIU where it does not for us.
-fn leads_away(path: &[u8]) -> bool {
-    path.contains(&0) || path.split(|byte| *byte == b'/').any(|part| part == b"..")
+fn wrong_place(place: &Place, hierarchies: &[Hierarchy]) -> Option<&'static str> {
+    let Place { hierarchy, path, outside } = place;
+    if path.contains(&0) || hierarchy.contains(&0) {
+        return Some(ENDS_WITHIN);
+    }
+    // CRIU leaves the first letter out.
+    if !path.starts_with(b"/") {
+        return Some("the path of a cgroup does not begin at its hierarchy");
+    }
+    if path.len() > PATH_BYTES_MAX || hierarchy.len() > NAMES_BYTES_MAX {
+        return Some("the path of a cgroup is too long");
+    }
+    let outside = outside.map_or(0, |outside| usize::try_from(outside).unwrap_or(usize::MAX));
+    let replaced = hierarchies.iter().filter(|one| is_of(hierarchy, &one.names));
+    let mut roots = replaced.flat_map(|one| &one.cgroups).map(|root| root.name.len() + 1);
+    (outside > path.len() || roots.any(|root| outside > root))
+        .then_some("a cgroup namespace begins beyond the end of its cgroup's path")
 }
 
-/// Whether a name is none.
-fn is_path(name: &[u8]) -> bool {
-    name.contains(&b'/') || leads_away(name)
+/// Whether CRIU takes the `hierarchy` of a set for the one with these names: it looks for each of them
+/// at the end of a word, and asks not where it begins.
+fn is_of(hierarchy: &[u8], names: &[Vec<u8>]) -> bool {
+    let ends = |name: &[u8]| {
+        hierarchy.windows(name.len()).enumerate().any(|(at, found)| {
+            let next = hierarchy.get(at + name.len());
+            found == name && next.is_none_or(|next| *next == b',')
+        })
+    };
+    match names {
+        [name] if name.is_empty() => hierarchy.is_empty(),
+        // Nobody looks for an empty one: `wrong_hierarchy` comes first.
+        names => names.iter().all(|name| !name.is_empty() && ends(name)),
+    }
 }
 
 /// Returns the sets that threads may be in, when the image has that form.
@@ -125,12 +165,10 @@ pub(super) fn own(image: &Cgroups) -> Option<BTreeSet<u32>> {
 fn is_root(set: &CgroupSet, cgroup: &Cgroup) -> bool {
     let [place] = &*set.places else { return false };
     let outside = place.outside.and_then(|outside| usize::try_from(outside).ok());
-    // To CRIU a zero ends it.
     place.hierarchy.is_empty()
         && outside == Some(place.path.len())
         && place.path.strip_prefix(b"/") == Some(&*cgroup.name)
         && !cgroup.name.is_empty()
-        && !cgroup.name.contains(&0)
 }
 
 /// Whether nothing would be changed of a cgroup that a runtime has made, and nothing that matters of
@@ -140,9 +178,7 @@ fn is_plain(cgroup: &Cgroup) -> bool {
         |found: &Permissions| (found.mode & !DIRECTORY, found.uid, found.gid) == PERMISSIONS;
     let roots = |found: &Permissions| (found.mode & 0o022, found.uid, found.gid) == (0, 0, 0);
     let known = |property: &Property| {
-        PROPERTIES.contains(&&*property.name)
-            && property.value.len() <= VALUE_BYTES_MAX
-            && property.permissions.as_ref().is_none_or(roots)
+        PROPERTIES.contains(&&*property.name) && property.permissions.as_ref().is_none_or(roots)
     };
     cgroup.children.is_empty()
         && cgroup.permissions.as_ref().is_none_or(usual)

@@ -67,8 +67,8 @@ pub(crate) struct Summary {
     /// How many sets of cgroups the threads are in, when all are one cgroup of version 2 at which
     /// their cgroup namespace begins. CRIU can be let make that: it makes nothing else of it.
     pub(crate) own_cgroup: Option<usize>,
-    /// A name by which a CRIU that is told nothing about cgroups would come to others than one tree of
-    /// them for each hierarchy.
+    /// A name by which a CRIU that is told nothing about cgroups would come to others than the new
+    /// container's.
     pub(crate) stray_cgroup: Option<String>,
     /// Names of all files of the dump.
     pub(crate) names: BTreeSet<String>,
@@ -262,7 +262,7 @@ impl Builder {
                 "cgroup.img" => {
                     self.cgroups = maybe_one(content, CGROUPS)?;
                     if let Some(reason) = self.cgroups.as_ref().and_then(cgroups::wrong) {
-                        return Err(SummaryError::Contradiction(reason).into());
+                        return Err(SummaryError::Contradiction(reason.to_owned()).into());
                     }
                     self.summary.stray_cgroup = self.cgroups.as_ref().and_then(cgroups::stray);
                 }

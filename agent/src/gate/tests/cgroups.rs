@@ -46,7 +46,7 @@ fn summary(dump: &Dump, records: &[Vec<u8>]) -> Result<Summary, String> {
 fn own(image: &Cgroups) -> bool {
     let mut dump = Dump::default();
     put(&mut dump, image.sets.first().map(|set| set.id));
-    summary(&dump, &[image.encode_to_vec()]).unwrap().own_cgroup.is_some()
+    summary(&dump, &[image.encode_to_vec()]).is_ok_and(|summary| summary.own_cgroup.is_some())
 }
 
 #[test]
@@ -183,53 +183,91 @@ fn without_anything_there_is_nothing_to_make() {
     assert!(summary(&dump, &[]).unwrap().own_cgroup.is_none());
 }
 
+/// As of a node with both versions, with a cgroup within, and a process there.
+fn hybrid() -> Cgroups {
+    let mut image = usual();
+    let mut place = image.sets[0].places[0].clone();
+    (place.hierarchy, place.outside) = (b"cpu,cpuacct".to_vec(), None);
+    image.sets[0].places.push(place);
+    twice(&mut image.hierarchies);
+    image.hierarchies[1].names = vec![b"cpu".to_vec(), b"cpuacct".to_vec()];
+    image.hierarchies[0].cgroups[0].children = vec![child("inner", vec![child("most", vec![])])];
+    twice(&mut image.sets);
+    image.sets[1].places[0].path = b"/default/job/inner".to_vec();
+    image
+}
+
+fn child(name: &str, children: Vec<Vec<u8>>) -> Vec<u8> {
+    let name = name.into();
+    Cgroup { name, children, properties: vec![], permissions: None }.encode_to_vec()
+}
+
+fn strays(image: &Cgroups) -> bool {
+    let summary = summary(&Dump::default(), &[image.encode_to_vec()]);
+    summary.unwrap().stray_cgroup.is_some()
+}
+
+#[test]
+fn who_is_told_nothing_goes_where_the_runtime_says() {
+    assert!(!strays(&usual()));
+    assert!(!strays(&hybrid()));
+    // A hierarchy that nobody put the container into.
+    let mut root = hybrid();
+    root.hierarchies[1].cgroups[0].name.clear();
+    for set in &mut root.sets {
+        set.places[1].path = b"/".to_vec();
+    }
+    assert!(!strays(&root));
+    root.sets[1].places[1].path = b"/inner".to_vec();
+    assert!(strays(&root), "it becomes the name of another cgroup");
+    // Where the namespace begins outside of the container's own cgroup.
+    let mut outer = usual();
+    outer.sets[0].places[0].outside = Some(8);
+    assert!(!strays(&outer));
+}
+
 #[test]
 fn who_is_told_nothing_is_led_nowhere_else() {
     type Spoil = fn(&mut Cgroups);
-    let dump = Dump::default();
-    let strays =
-        |image: &Cgroups| summary(&dump, &[image.encode_to_vec()]).unwrap().stray_cgroup.is_some();
-    let child = |name: &str, children: Vec<Vec<u8>>| {
-        let name = name.into();
-        Cgroup { name, children, properties: vec![], permissions: None }.encode_to_vec()
-    };
-    // As of version 1, with a cgroup within, and a process there.
-    let mut usual = usual();
-    twice(&mut usual.hierarchies);
-    usual.hierarchies[1].names = vec![b"cpu".to_vec(), b"cpuacct".to_vec()];
-    usual.hierarchies[0].cgroups[0].children = vec![child("inner", vec![child("most", vec![])])];
-    twice(&mut usual.sets);
-    usual.sets[1].places[0].path = b"/default/job/inner".to_vec();
-    assert!(!strays(&usual));
-    let mut alone = usual.clone();
-    alone.hierarchies.clear();
-    alone.sets.truncate(1);
-    assert!(!strays(&alone), "nothing is made");
-
-    let spoils: [Spoil; 9] = [
+    let elsewhere = b"system.slice/sshd.service";
+    let spoils: [Spoil; 17] = [
         |image| image.sets[1].places[0].path = b"/default/job/../../kubelet".to_vec(),
         |image| image.sets[1].places[0].path = b"/default/job2".to_vec(),
         |image| image.sets[1].places[0].path = b"/system.slice".to_vec(),
         |image| image.sets[1].places[0].hierarchy = b"../etc".to_vec(),
         |image| image.hierarchies[1].names[0] = b"a/b".to_vec(),
-        |image| image.hierarchies[0].cgroups[0].name = b"../../root".to_vec(),
+        |image| image.hierarchies[0].cgroups[0].name = b"../../somebody-else".to_vec(),
         |image| twice(&mut image.hierarchies[0].cgroups),
         |image| image.hierarchies[0].cgroups[0].properties[0].name = b"../x/memory.max".to_vec(),
         |image| image.hierarchies.clear(),
+        // CRIU enters these as they are: no directory is there to be replaced.
+        |image| image.hierarchies[0].cgroups.clear(),
+        |image| image.hierarchies.iter_mut().for_each(|one| one.cgroups.clear()),
+        // It makes these as they are: nobody is in them.
+        |image| twice(&mut image.hierarchies),
+        |image| image.sets.iter_mut().for_each(|set| set.places.truncate(1)),
+        // The new root and the rest become the name of another cgroup.
+        |image| image.sets[0].places[0].outside = Some(3),
+        // It would go by the dump's paths in the directories that it has for other hierarchies.
+        |image| image.hierarchies[0].names[0] = b"unified".to_vec(),
+        |image| image.hierarchies[0].names[0] = b"name=unified".to_vec(),
+        |image| image.hierarchies[1].names = vec![b"name=cpu,cpuacct".to_vec()],
     ];
     for (number, spoil) in spoils.into_iter().enumerate() {
-        let mut image = usual.clone();
+        let mut image = hybrid();
         spoil(&mut image);
         assert!(strays(&image), "{number}");
     }
+    // One hierarchy's root is none in another.
+    let mut other = hybrid();
+    other.hierarchies[1].cgroups[0].name = elsewhere.to_vec();
+    other.sets[1].places[0].path = [&b"/"[..], elsewhere].concat();
+    assert!(strays(&other));
     for children in [vec![child("..", vec![])], vec![child("a", vec![child("b/../c", vec![])])]] {
-        let mut image = usual.clone();
+        let mut image = hybrid();
         image.hierarchies[0].cgroups[0].children = children;
         assert!(strays(&image));
     }
-    let mut broken = usual.clone();
-    broken.hierarchies[0].cgroups[0].children = vec![vec![0xff]];
-    assert!(strays(&broken));
 }
 
 #[test]
@@ -238,10 +276,72 @@ fn what_criu_could_not_read_is_refused() {
     let record = usual().encode_to_vec();
     assert!(refused(&[record.clone(), record]).contains("one record"));
     assert!(refused(&[vec![0xff]]).contains("cgroup.img"));
-    let mut beyond = usual();
-    beyond.sets[0].places[0].outside = Some(13);
-    assert!(refused(&[beyond.encode_to_vec()]).contains("beyond the end"));
-    beyond.sets[0].places[0].path = b"/default\0job".to_vec();
-    beyond.sets[0].places[0].outside = Some(12);
-    assert!(refused(&[beyond.encode_to_vec()]).contains("beyond the end"));
+    let mut broken = usual();
+    broken.hierarchies[0].cgroups[0].children = vec![vec![0xff]];
+    assert!(refused(&[broken.encode_to_vec()]).contains("cannot be decoded"));
+}
+
+#[test]
+fn what_leads_criu_beyond_its_memory_is_refused() {
+    type Spoil = fn(&mut Cgroups);
+    let long = |bytes| vec![b'a'; bytes];
+    let refused = |image: &Cgroups| {
+        summary(&Dump::default(), &[image.encode_to_vec()]).err().unwrap_or_default()
+    };
+    let spoils: [(&str, Spoil); 13] = [
+        ("beyond the end", |image| image.sets[0].places[0].outside = Some(13)),
+        ("beyond the end", |image| image.sets[0].places[0].outside = Some(u32::MAX)),
+        // CRIU takes as much of the root's name as of the path.
+        ("beyond the end", |image| image.hierarchies[0].cgroups[0].name = b"d".to_vec()),
+        ("beyond the end", |image| image.hierarchies[0].cgroups[0].name.clear()),
+        ("does not begin", |image| image.sets[0].places[0].path.clear()),
+        ("does not begin", |image| image.sets[0].places[0].path = b"xdefault/job".to_vec()),
+        ("an end within", |image| image.sets[0].places[0].path = b"/default\0job".to_vec()),
+        ("an end within", |image| image.sets[0].places[0].hierarchy = b"\0".to_vec()),
+        ("an end within", |image| image.hierarchies[0].names[0] = b"\0".to_vec()),
+        ("an end within", |image| image.hierarchies[0].cgroups[0].name = b"default/job\0".to_vec()),
+        ("an end within", |image| {
+            image.hierarchies[0].cgroups[0].properties[0].name = b"cgroup.subtree_control\0".into();
+        }),
+        // CRIU would look for these for ever.
+        ("no name", |image| image.hierarchies[0].names.push(b"cpu".to_vec())),
+        ("no name", |image| image.hierarchies[0].names.clear()),
+    ];
+    for (number, (reason, spoil)) in spoils.into_iter().enumerate() {
+        let mut image = usual();
+        spoil(&mut image);
+        let told = refused(&image);
+        assert!(told.contains(reason), "{number}: {told:?}");
+    }
+    let mut names = usual();
+    names.hierarchies[0].names = vec![long(4200), b"cpu".to_vec()];
+    assert!(refused(&names).contains("names of a hierarchy"));
+    let mut many = usual();
+    many.hierarchies = vec![many.hierarchies[0].clone(); 65];
+    assert!(refused(&many).contains("too many hierarchies"));
+    let mut value = usual();
+    value.hierarchies[0].cgroups[0].properties[0].value = long(257);
+    assert!(refused(&value).contains("a property"), "it is written in pieces");
+    value.hierarchies[0].cgroups[0].properties[0].value = long(256);
+    value.hierarchies[0].cgroups[0].properties[1].value = long(1025);
+    assert!(refused(&value).contains("a property"));
+}
+
+#[test]
+fn paths_for_which_criu_has_no_room_are_refused() {
+    let refused = |cgroup: Cgroup| {
+        let mut image = usual();
+        image.hierarchies[0].cgroups[0] = cgroup;
+        image.sets[0].places[0].outside = None;
+        summary(&Dump::default(), &[image.encode_to_vec()]).err().unwrap_or_default()
+    };
+    let nested = |name: &str, depth| {
+        let encoded = (0..depth).fold(child(name, vec![]), |inner, _| child(name, vec![inner]));
+        Cgroup::decode(&*encoded).unwrap()
+    };
+    assert_eq!(refused(nested(&"a".repeat(200), 8)), "");
+    assert!(refused(nested(&"a".repeat(200), 11)).contains("too long"));
+    assert!(refused(nested(&"a".repeat(5000), 0)).contains("too long"));
+    assert_eq!(refused(nested("a", 64)), "");
+    assert!(refused(nested("a", 65)).contains("too deep"));
 }
