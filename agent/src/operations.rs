@@ -214,6 +214,18 @@ impl Operations {
         driven.collect()
     }
 
+    /// Returns the containers, each with its namespace, for which a checkpoint is being taken that moves
+    /// to the pod's container with this note.
+    pub(crate) fn takers(&self, note: &Path) -> Vec<(String, String)> {
+        let entries = self.entries();
+        let open = entries.values().map(|entry| &entry.record);
+        let taking = open.filter(|record| {
+            let takes = |made: &Made| matches!(made, Made::Taken { note: its, .. } if its == note);
+            !record.is_finished() && record.made.iter().any(takes)
+        });
+        taking.map(|record| (record.namespace.clone(), record.container.clone())).collect()
+    }
+
     /// Notes that a checkpoint has got the tag it was waiting for, and returns it; `None` when there
     /// is no such operation. Any other operation stays as it is.
     pub(crate) async fn tagged(

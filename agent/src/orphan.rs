@@ -110,18 +110,30 @@ fn shims(namespace: &str, id: &str) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Whether a kybernate-runc is creating a container. It ends by itself, or with its shim.
+/// Whether a kybernate-runc is creating a container, or the runc restores it that one has begun with:
+/// that goes on when it is killed.
 pub(crate) fn is_created(namespace: &str, id: &str) -> io::Result<bool> {
     for entry in fs::read_dir("/proc")? {
         let process = entry?.path();
         let comm = fs::read(process.join("comm")).unwrap_or_default();
         let line = fs::read(process.join("cmdline")).unwrap_or_default();
-        let creates = || line.split(|byte| *byte == 0).any(|word| word == b"create");
-        if comm == WRAPPER.as_bytes() && creates() && works_on(&line, namespace, id) {
+        if creates(&comm, &line) && works_on(&line, namespace, id) {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Whether a container that was begun runs, or may come to: runc has a record of it until it is deleted,
+/// as containerd does with one whose creation failed.
+pub(crate) fn may_run(namespace: &str, id: &str) -> io::Result<bool> {
+    let record = Path::new(RUNC_ROOT).join(namespace).join(id).join(STATE);
+    Ok(is_created(namespace, id)? || record.try_exists()?)
+}
+
+fn creates(comm: &[u8], line: &[u8]) -> bool {
+    let says = |command: &[u8]| line.split(|byte| *byte == 0).any(|word| word == command);
+    comm == WRAPPER.as_bytes() && says(b"create") || comm == RUNC.as_bytes() && says(b"restore")
 }
 
 /// Whether a shim's command line, `containerd-shim-runc-v2 -namespace NAME -id ID -address …`,
@@ -183,5 +195,13 @@ mod tests {
         let line = b"runc\0--root\0/run/containerd/runc/default\0restore\0--detach\0web\0";
         assert!(works_on(line, "default", "web"));
         assert!(!works_on(line, "default", "restore") && !works_on(line, "k8s.io", "web"));
+    }
+
+    #[test]
+    fn a_restore_goes_on_without_who_began_it() {
+        let (create, restore) = (b"kybernate-runc\0create\0web\0", b"runc\0restore\0web\0");
+        assert!(creates(b"kybernate-runc\n", create) && creates(b"runc\n", restore));
+        assert!(!creates(b"kybernate-runc\n", b"kybernate-runc\0delete\0web\0"));
+        assert!(!creates(b"runc\n", b"runc\0delete\0web\0") && !creates(b"vi\n", restore));
     }
 }

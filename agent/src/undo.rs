@@ -186,7 +186,7 @@ pub(crate) async fn recover(app: &Arc<App>) {
 }
 
 async fn recover_one(
-    app: &App,
+    app: &Arc<App>,
     record: &Record,
     driver: &Driver,
     cancel: &CancellationToken,

@@ -1,4 +1,5 @@
 use fs_err as fs;
+use kybernate_packager::claim::Claimant;
 
 use super::journal::FINISHED_MAX;
 use super::*;
@@ -20,6 +21,39 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     assert_eq!(record.id, cut.id());
     assert_eq!(driver.made(), [paused]);
     assert_eq!(restarted.list(&Filter::default()).len(), 2);
+}
+
+#[tokio::test]
+async fn everybody_who_takes_a_checkpoint_for_one_pod_is_known_until_it_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let taken = |note: &str| Made::Taken {
+        claimant: Claimant {
+            node: "a".to_owned(),
+            namespace: "team".to_owned(),
+            owner: "uid".to_owned(),
+            container: "web".to_owned(),
+        },
+        note: note.into(),
+    };
+    let begin = async |container: &str, note| {
+        let subject = Subject { container: container.to_owned(), ..Subject::example() };
+        let driver = operations.begin(subject).await.unwrap();
+        driver.will_make(taken(note)).await.unwrap();
+        driver
+    };
+    let first = begin("first", "/restored/uid.web").await;
+    begin("second", "/restored/uid.web").await;
+    begin("other", "/restored/uid.db").await;
+    let takers = |operations: &Operations| {
+        let takers = operations.takers(Path::new("/restored/uid.web"));
+        takers.into_iter().map(|(_namespace, container)| container).collect::<Vec<_>>()
+    };
+    let mut both = takers(&Operations::open(directory.path()).unwrap());
+    both.sort();
+    assert_eq!(both, ["first", "second"], "what an earlier agent has begun counts");
+    first.finish(|record| record.state = State::Failed).await.unwrap();
+    assert_eq!(takers(&operations), ["second"]);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! runs. The next agent waits for that, and does what the first one would have done then.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kybernate_spec::chain;
@@ -14,12 +15,12 @@ use crate::patience::Patience;
 use crate::restore::bring::is_temporary;
 
 /// How often it is looked whether it is still at it.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Waits until nobody works on what was claimed, and returns how the restore went when it succeeded:
 /// then what its container needs is kept. Else the pod's directories are emptied for the next one,
 /// unless the container runs in them, started afresh.
-pub(crate) async fn finish(app: &App, driver: &Driver, record: &Record) -> Option<Conclusion> {
+pub(crate) async fn finish(app: &Arc<App>, driver: &Driver, record: &Record) -> Option<Conclusion> {
     let finished = finish_claimed(app, driver, record).await;
     if finished.is_none() {
         taken::let_go_again(app, driver, record).await;
@@ -47,7 +48,7 @@ async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<C
     None
 }
 
-/// Whether a kybernate-runc is creating the container.
+/// Whether somebody is creating the container.
 async fn is_created(record: &Record) -> bool {
     let (namespace, id) = (record.namespace.clone(), record.container.clone());
     let looked = tokio::task::spawn_blocking(move || orphan::is_created(&namespace, &id)).await;

@@ -1,6 +1,7 @@
 //! A checkpoint that moves, and who has it: a pod that says so takes it in its registry, so that no other
 //! pod gets it, on whatever node (`spec/decisions/0064`).
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,9 +9,12 @@ use kybernate_packager::claim::{Claimant, claim, release};
 use kybernate_packager::store::{ConnectOptions, Store};
 use kybernate_spec::{Location, chain};
 
-use super::{ACCEPT_LIMIT, Admitted, ClaimError, Driven, replace};
+use super::left::LOOK_EVERY;
+use super::{ACCEPT_LIMIT, Admitted, ClaimError, Driven, GRACE, replace};
 use crate::app::{App, Busy, Rejection};
 use crate::operations::{Driver, Made, Record};
+use crate::orphan;
+use crate::patience::Patience;
 use crate::restore::pod::Pod;
 
 /// In place of containerd's namespace: what is reserved is a pod's container, by its note.
@@ -55,17 +59,49 @@ pub(super) async fn let_go(driven: Driven<'_>) {
     }
 }
 
-/// The same for one that an earlier agent took.
-pub(super) async fn let_go_again(app: &App, driver: &Driver, record: &Record) {
+/// The same for one that an earlier agent took. Whoever else restores the pod's container may come to
+/// its end yet, and calls it its own: an attempt of ours, or one that a dead agent has left.
+pub(super) async fn let_go_again(app: &Arc<App>, driver: &Driver, record: &Record) {
     let taken = record.made.iter().find_map(|made| match made {
         Made::Taken { claimant, note } => Some((claimant, note)),
         _ => None,
     });
     let Some((claimant, note)) = taken else { return };
+    let Ok(_alone) = app.reserve(PODS, &note.display().to_string()) else {
+        // It goes on with it, or lets go.
+        return;
+    };
+    if !settles(app, note).await {
+        tracing::warn!(operation.id = driver.id(), "a checkpoint stays taken");
+        let told = "the checkpoint stays taken by this pod: a restore that nobody ends may succeed";
+        return driver.note(|record| record.warnings.push(told.to_owned()));
+    }
     match record.reference.parse() {
         Ok(location) => give_back(app, driver, &location, claimant, note).await,
         Err(error) => tracing::warn!(operation.id = driver.id(), %error, "nobody's checkpoint"),
     }
+}
+
+/// Waits until a pod's container runs, or nothing that was begun for it can come to run any more.
+/// Returns whether it came to that.
+async fn settles(app: &App, note: &Path) -> bool {
+    // Once: one that is closed meanwhile has left it to us.
+    let takers = app.operations.takers(note);
+    let mut looks = Patience::new(app.config.pods.restore_limit + GRACE, LOOK_EVERY);
+    while looks.once_more().await {
+        let (takers, note) = (takers.clone(), note.to_owned());
+        let looked = tokio::task::spawn_blocking(move || {
+            let mut may_run = false;
+            for (namespace, container) in takers {
+                may_run |= orphan::may_run(&namespace, &container)?;
+            }
+            Ok::<_, io::Error>(!may_run || note.try_exists()?)
+        });
+        if looked.await.ok().and_then(Result::ok).unwrap_or(false) {
+            return true;
+        }
+    }
+    false
 }
 
 async fn give_back(
@@ -76,8 +112,9 @@ async fn give_back(
     note: &Path,
 ) {
     let note = note.to_owned();
-    let runs = tokio::task::spawn_blocking(move || note.exists()).await;
-    if runs.unwrap_or(true) {
+    let runs = tokio::task::spawn_blocking(move || note.try_exists()).await;
+    // Where nobody can say, it may run.
+    if runs.ok().and_then(Result::ok).unwrap_or(true) {
         return;
     }
     let connect = ConnectOptions { plain_http: app.config.is_plain_http(location), notes: None };
