@@ -159,8 +159,8 @@ pub(crate) fn write_restored(
 
 /// Returns what has CRIU make a cgroup namespace that begins at a cgroup, which the runtime has made
 /// and put CRIU into (`gate/cgroups` lets only such dumps come so far of which CRIU takes nothing
-/// else). runc names the same root, and what runc says comes first; this one is there so that CRIU
-/// never goes by the paths of the dump.
+/// else). runc names the same root, but for 1.1 with version 2 alone, and what runc says comes first;
+/// this one is there so that CRIU never goes by the paths of the dump.
 fn namespace(cgroup: &str, yard: &Path) -> Option<String> {
     // What CRIU takes from a line as it is, and for no controller's name.
     let plain = |path: &str| {

@@ -20,7 +20,7 @@ use super::images::{Cgroup, CgroupSet, Cgroups, Hierarchy, Permissions, Place, P
 
 mod stray;
 
-pub(super) use self::stray::stray;
+pub(super) use self::stray::{named, stray};
 
 /// What CRIU writes down of a cgroup of version 2.
 const PROPERTIES: [&[u8]; 5] = [

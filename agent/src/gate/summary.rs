@@ -70,6 +70,8 @@ pub(crate) struct Summary {
     /// A name by which a CRIU that is told nothing about cgroups would come to others than the new
     /// container's.
     pub(crate) stray_cgroup: Option<String>,
+    /// A cgroup that it would come to where no runtime says which is the new container's.
+    pub(crate) named_cgroup: Option<String>,
     /// Names of all files of the dump.
     pub(crate) names: BTreeSet<String>,
 }
@@ -265,6 +267,7 @@ impl Builder {
                         return Err(SummaryError::Contradiction(reason.to_owned()).into());
                     }
                     self.summary.stray_cgroup = self.cgroups.as_ref().and_then(cgroups::stray);
+                    self.summary.named_cgroup = self.cgroups.as_ref().and_then(cgroups::named);
                 }
                 _ => {}
             }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use fs_err as fs;
 use kybernate_packager::interchange::ExportError;
 use kybernate_packager::interchange::containerd::{self, Blobs, DumpTar, Parts};
-use kybernate_packager::node::is_cgroup_v2;
+use kybernate_packager::node::{self, is_cgroup_v2};
 use kybernate_spec::{Descriptor, Digest, media_type};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +41,7 @@ use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
+use crate::preflight::{CriuOptions, DEFAULT_FILE};
 use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
 
@@ -49,6 +50,9 @@ const COMMITTED: &str = "the image is being given its name: remove that instead 
 
 /// Permissions of the root directory of each root file system that containerd makes of layers.
 const CONTAINERD_ROOT: u32 = 0o755;
+
+/// First version of runc that names the new container's cgroup to CRIU on a node with version 2 alone.
+const REPLACING_RUNC: [u64; 2] = [1, 2];
 
 /// Where the container's layer is in an operation's directory.
 const LAYER: &str = "layer";
@@ -243,12 +247,12 @@ impl Providing<'_> {
         let expected = Expected { plugins: gpu.plugins(), ..expected };
         let staged = self.staged.as_ref();
         let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;
-        if let Some(stray) = &summary.stray_cgroup {
-            let reason = format!(
-                "its cgroups reach beyond the container's ({stray:?} in cgroup.img), and containerd's own \
-                 restore would follow: restore it with the agent, which does not"
-            );
-            return Err(Refusal::one(RefusedBy::Identity, reason).into());
+        let report = app.report().await;
+        let follows =
+            || is_cgroup_v2() && !CriuOptions::of(Path::new(DEFAULT_FILE)).leaves_cgroups();
+        let follows = tokio::task::spawn_blocking(follows).await.unwrap_or(true);
+        if let Some(refusal) = misplaced(&summary, &report.facts.runtime, follows) {
+            return Err(refusal.into());
         }
         let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
@@ -373,9 +377,55 @@ fn lost(summary: &Summary, images: &Path) -> Vec<String> {
     told
 }
 
+/// Returns why containerd's own restore would go to other cgroups than the new container's. CRIU
+/// `follows` what is said of cgroups of version 2, and the runtime may say nothing.
+fn misplaced(summary: &Summary, runtime: &str, follows: bool) -> Option<Refusal> {
+    if let Some(stray) = &summary.stray_cgroup {
+        let reason = format!(
+            "its cgroups reach beyond the container's ({stray:?} in cgroup.img), and containerd's own \
+             restore would follow: restore it with the agent, which does not"
+        );
+        return Some(Refusal::one(RefusedBy::Identity, reason));
+    }
+    let version = runtime.strip_prefix("runc ").map(node::version).unwrap_or_default();
+    let is_silent =
+        follows && !version.is_empty() && version.as_slice() < REPLACING_RUNC.as_slice();
+    let named = summary.named_cgroup.as_ref().filter(|_| is_silent)?;
+    let reason = format!(
+        "{runtime} does not tell CRIU where the new container is among cgroups of version 2: \
+         containerd's own restore would put it into the dump's cgroup ({named:?}), without the limits \
+         of its own: restore it with the agent, which says where, or have runc 1.2 or later, or \
+         manage-cgroups=ignore in {DEFAULT_FILE}"
+    );
+    Some(Refusal::one(RefusedBy::Compatibility, reason))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_provided_that_would_be_in_the_cgroups_of_its_dump() {
+        fn refused(summary: &Summary, runtime: &str, follows: bool) -> Option<RefusedBy> {
+            misplaced(summary, runtime, follows).map(|refusal| refusal.by)
+        }
+        let named = Some("/default/job".to_owned());
+        let usual = Summary { named_cgroup: named.clone(), ..Summary::default() };
+        for runtime in ["runc 1.2.0", "runc 1.3.0+ds1", "crun 1.20", ""] {
+            assert_eq!(refused(&usual, runtime, true), None, "{runtime}");
+        }
+        let compatibility = Some(RefusedBy::Compatibility);
+        assert_eq!(refused(&usual, "runc 1.1.15+ds1", true), compatibility);
+        assert_eq!(
+            refused(&usual, "runc 1.1.15+ds1", false),
+            None,
+            "it names those of version 1, or leaves all alone"
+        );
+        // CRIU was in the container's cgroup itself, and wrote nothing down.
+        assert_eq!(refused(&Summary::default(), "runc 1.1.15+ds1", true), None);
+        let stray = Summary { stray_cgroup: named, ..usual.clone() };
+        assert_eq!(refused(&stray, "runc 1.3.0", false), Some(RefusedBy::Identity));
+    }
 
     #[test]
     fn people_are_told_what_containerd_loses() {

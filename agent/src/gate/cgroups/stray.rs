@@ -45,6 +45,11 @@ pub(in crate::gate) fn stray(image: &Cgroups) -> Option<String> {
     found.or_else(root).map(|found| String::from_utf8_lossy(&found).into_owned())
 }
 
+/// Returns a cgroup that somebody is in, as the image says.
+pub(in crate::gate) fn named(image: &Cgroups) -> Option<String> {
+    places(image).next().map(|place| String::from_utf8_lossy(&place.path).into_owned())
+}
+
 fn places(image: &Cgroups) -> impl Iterator<Item = &Place> {
     image.sets.iter().flat_map(|set| &set.places)
 }

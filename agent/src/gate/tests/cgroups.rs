@@ -220,6 +220,8 @@ fn who_is_told_nothing_goes_where_the_runtime_says() {
     assert!(!strays(&root));
     root.sets[1].places[1].path = b"/inner".to_vec();
     assert!(strays(&root), "it becomes the name of another cgroup");
+    let summary = summary(&Dump::default(), &[usual().encode_to_vec()]).unwrap();
+    assert_eq!(summary.named_cgroup.as_deref(), Some("/default/job"));
     // Where the namespace begins outside of the container's own cgroup.
     let mut outer = usual();
     outer.sets[0].places[0].outside = Some(8);
