@@ -28,6 +28,7 @@ mod judge;
 mod pages;
 mod summary;
 
+pub(crate) use self::cgroups::naming_none as cgroups_naming_none;
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
 pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, SELINUX, judge, judge_alone};
 pub(crate) use self::pages::lacking;

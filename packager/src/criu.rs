@@ -265,13 +265,13 @@ impl PagemapEntry {
 }
 
 /// Begins an image of type `magic`, of which there is one in a file.
-pub(crate) fn write_magic(out: &mut impl Write, magic: Magic) -> io::Result<()> {
+pub fn write_magic(out: &mut impl Write, magic: Magic) -> io::Result<()> {
     out.write_all(&COMMON_MAGIC.to_le_bytes())?;
     out.write_all(&magic.0.to_le_bytes())
 }
 
 /// Adds an encoded message to an image.
-pub(crate) fn write_record(out: &mut impl Write, message: &[u8]) -> io::Result<()> {
+pub fn write_record(out: &mut impl Write, message: &[u8]) -> io::Result<()> {
     let length = u32::try_from(message.len()).map_err(io::Error::other)?;
     out.write_all(&length.to_le_bytes())?;
     out.write_all(message)

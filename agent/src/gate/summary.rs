@@ -67,11 +67,8 @@ pub(crate) struct Summary {
     /// How many sets of cgroups the threads are in, when all are one cgroup of version 2 at which
     /// their cgroup namespace begins. CRIU can be let make that: it makes nothing else of it.
     pub(crate) own_cgroup: Option<usize>,
-    /// A name by which a CRIU that is told nothing about cgroups would come to others than the new
-    /// container's.
-    pub(crate) stray_cgroup: Option<String>,
-    /// A cgroup that it would come to where no runtime says which is the new container's.
-    pub(crate) named_cgroup: Option<String>,
+    /// The sets of cgroups that threads are in.
+    pub(crate) cgroup_sets: BTreeSet<u32>,
     /// Names of all files of the dump.
     pub(crate) names: BTreeSet<String>,
 }
@@ -266,8 +263,9 @@ impl Builder {
                     if let Some(reason) = self.cgroups.as_ref().and_then(cgroups::wrong) {
                         return Err(SummaryError::Contradiction(reason.to_owned()).into());
                     }
-                    self.summary.stray_cgroup = self.cgroups.as_ref().and_then(cgroups::stray);
-                    self.summary.named_cgroup = self.cgroups.as_ref().and_then(cgroups::named);
+                    let sets = self.cgroups.as_ref().map(cgroups::sets);
+                    self.summary.cgroup_sets = sets.unwrap_or_default();
+                    bounded(self.summary.cgroup_sets.len(), "sets of cgroups")?;
                 }
                 _ => {}
             }

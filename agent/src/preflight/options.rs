@@ -36,11 +36,6 @@ impl CriuOptions {
         self.0.contains_key(name)
     }
 
-    /// Whether CRIU leaves cgroups alone.
-    pub(crate) fn leaves_cgroups(&self) -> bool {
-        self.0.get("manage-cgroups").is_some_and(|value| value == "ignore")
-    }
-
     /// Returns an option that is a size: a number, with K, M or G for powers of 1024.
     pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
         let value = self.0.get(name)?;
@@ -66,9 +61,6 @@ mod tests {
         assert!(options.has("tcp-close") && options.has("x") && !options.has("ours"));
         assert_eq!(options.bytes("ghost-limit"), Some(4 << 20));
         assert_eq!(options.bytes("tcp-close"), None);
-        let leaves = |text| CriuOptions::parse(text).leaves_cgroups();
-        assert!(leaves("manage-cgroups=ignore\n") && leaves("manage-cgroups ignore"));
-        assert!(!leaves("manage-cgroups=soft") && !leaves("tcp-close"));
         assert_eq!(CriuOptions::of(Path::new("/nowhere")), CriuOptions::default());
     }
 }

@@ -39,9 +39,8 @@ use super::rules::Refusal;
 use super::spec::{self, Ingredients};
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
-use crate::gate::{Expected, Summary};
+use crate::gate::{Expected, Summary, cgroups_naming_none};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
-use crate::preflight::{CriuOptions, DEFAULT_FILE};
 use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
 
@@ -52,7 +51,7 @@ const COMMITTED: &str = "the image is being given its name: remove that instead 
 const CONTAINERD_ROOT: u32 = 0o755;
 
 /// First version of runc that names the new container's cgroup to CRIU on a node with version 2 alone.
-const REPLACING_RUNC: [u64; 2] = [1, 2];
+const TELLING_RUNC: [u64; 2] = [1, 2];
 
 /// Where the container's layer is in an operation's directory.
 const LAYER: &str = "layer";
@@ -131,6 +130,15 @@ struct Providing<'a> {
     staged: Option<Use>,
 }
 
+/// A dump on this node.
+struct Dump {
+    images: PathBuf,
+    /// What `cgroup.img` is to be for containerd's own restore, when it is not as it was.
+    cgroups: Option<Vec<u8>>,
+    /// Whether the container saw its cgroups.
+    has_cgroups: bool,
+}
+
 impl Providing<'_> {
     async fn steps(&mut self) -> Result<Conclusion, ProvideError> {
         let (app, driver, order) = (self.app, self.driver, self.order);
@@ -152,14 +160,15 @@ impl Providing<'_> {
         self.staged = app.staging.take(digest, driver.id()).await;
         self.has_room(&admitted, &parts, &plain).await?;
         let directory = self.place(&admitted, &parts).await?;
-        let (images, has_cgroups) = self.dump(&admitted, &gpu, &directory).await?;
+        let dump = self.dump(&admitted, &gpu, &directory).await?;
+        let has_cgroups = dump.has_cgroups;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
         let documents = image::Documents::read(store, &parts.image().digest).await?;
         let brought = image::bring(store, documents, &leased, driver, Kept::All).await?;
         let layer = self.layer(&admitted, &parts, &directory).await?;
         driver.step("write");
-        let criu = self.write_dump(images, &leased).await?;
+        let criu = self.write_dump(dump, &leased).await?;
         leased.write_blob(&layer, &self.file(directory.join(LAYER))).await?;
         let specification = self.write_specification(&brought, has_cgroups, &leased).await?;
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
@@ -235,32 +244,33 @@ impl Providing<'_> {
     }
 
     /// Puts the dump on this node, unless it is staged, and lets the gate judge it as for a restore.
-    /// Returns where it is, and whether the container saw its cgroups.
     async fn dump(
         &self,
         admitted: &Admitted,
         gpu: &GpuPlan,
         directory: &Path,
-    ) -> Result<(PathBuf, bool), ProvideError> {
+    ) -> Result<Dump, ProvideError> {
         let (app, driver) = (self.app, self.driver);
         let expected = expected(app, &self.order.admission.allow, &[]).await?;
         let expected = Expected { plugins: gpu.plugins(), ..expected };
         let staged = self.staged.as_ref();
         let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;
-        let report = app.report().await;
-        let follows =
-            || is_cgroup_v2() && !CriuOptions::of(Path::new(DEFAULT_FILE)).leaves_cgroups();
-        let follows = tokio::task::spawn_blocking(follows).await.unwrap_or(true);
-        if let Some(refusal) = misplaced(&summary, &report.facts.runtime, follows) {
-            return Err(refusal.into());
-        }
+        // What the dump says of cgroups, containerd's own restore would follow, wherever that leads,
+        // but for a form that is known and a runtime that puts the new container's in its place.
+        let kept = is_cgroup_v2()
+            && summary.own_cgroup.is_some()
+            && tells_its_cgroup(&app.report().await.facts.runtime);
+        let cgroups = (!kept && !summary.cgroup_sets.is_empty())
+            .then(|| cgroups_naming_none(&summary.cgroup_sets))
+            .transpose();
+        let cgroups = cgroups.map_err(ProvideError::Dump)?;
         let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
         if !warnings.is_empty() {
             driver.note(|record| record.warnings.extend(warnings));
         }
-        Ok((images, has_cgroups))
+        Ok(Dump { images, cgroups, has_cgroups })
     }
 
     /// Writes what the container had written into a file.
@@ -279,17 +289,17 @@ impl Providing<'_> {
 
     /// Writes the dump into the content store. It is read twice: first for its digest, by which
     /// containerd knows whether it has it, and proves it when it has not.
-    async fn write_dump(
-        &self,
-        images: PathBuf,
-        leased: &Namespace,
-    ) -> Result<Descriptor, ProvideError> {
+    async fn write_dump(&self, dump: Dump, leased: &Namespace) -> Result<Descriptor, ProvideError> {
         let progress = self.driver.progress.clone();
         // Ends the reading when nobody waits for it any more.
         let given_up = CancellationToken::new();
         let _waits = given_up.clone().drop_guard();
         let read = tokio::task::spawn_blocking(move || {
-            let tar = DumpTar::of(&images)?;
+            let tar = DumpTar::of(&dump.images)?;
+            let tar = match dump.cgroups {
+                Some(cgroups) => tar.with("cgroup.img", cgroups),
+                None => tar,
+            };
             progress.expect(tar.bytes().saturating_mul(2));
             let advance = |bytes| {
                 progress.advance(bytes);
@@ -377,27 +387,10 @@ fn lost(summary: &Summary, images: &Path) -> Vec<String> {
     told
 }
 
-/// Returns why containerd's own restore would go to other cgroups than the new container's. CRIU
-/// `follows` what is said of cgroups of version 2, and the runtime may say nothing.
-fn misplaced(summary: &Summary, runtime: &str, follows: bool) -> Option<Refusal> {
-    if let Some(stray) = &summary.stray_cgroup {
-        let reason = format!(
-            "its cgroups reach beyond the container's ({stray:?} in cgroup.img), and containerd's own \
-             restore would follow: restore it with the agent, which does not"
-        );
-        return Some(Refusal::one(RefusedBy::Identity, reason));
-    }
+/// Whether a runtime tells CRIU which cgroup of version 2 is the new container's.
+fn tells_its_cgroup(runtime: &str) -> bool {
     let version = runtime.strip_prefix("runc ").map(node::version).unwrap_or_default();
-    let is_silent =
-        follows && !version.is_empty() && version.as_slice() < REPLACING_RUNC.as_slice();
-    let named = summary.named_cgroup.as_ref().filter(|_| is_silent)?;
-    let reason = format!(
-        "{runtime} does not tell CRIU where the new container is among cgroups of version 2: \
-         containerd's own restore would put it into the dump's cgroup ({named:?}), without the limits \
-         of its own: restore it with the agent, which says where, or have runc 1.2 or later, or \
-         manage-cgroups=ignore in {DEFAULT_FILE}"
-    );
-    Some(Refusal::one(RefusedBy::Compatibility, reason))
+    version.as_slice() >= TELLING_RUNC.as_slice()
 }
 
 #[cfg(test)]
@@ -405,26 +398,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_provided_that_would_be_in_the_cgroups_of_its_dump() {
-        fn refused(summary: &Summary, runtime: &str, follows: bool) -> Option<RefusedBy> {
-            misplaced(summary, runtime, follows).map(|refusal| refusal.by)
-        }
-        let named = Some("/default/job".to_owned());
-        let usual = Summary { named_cgroup: named.clone(), ..Summary::default() };
-        for runtime in ["runc 1.2.0", "runc 1.3.0+ds1", "crun 1.20", ""] {
-            assert_eq!(refused(&usual, runtime, true), None, "{runtime}");
-        }
-        let compatibility = Some(RefusedBy::Compatibility);
-        assert_eq!(refused(&usual, "runc 1.1.15+ds1", true), compatibility);
-        assert_eq!(
-            refused(&usual, "runc 1.1.15+ds1", false),
-            None,
-            "it names those of version 1, or leaves all alone"
-        );
-        // CRIU was in the container's cgroup itself, and wrote nothing down.
-        assert_eq!(refused(&Summary::default(), "runc 1.1.15+ds1", true), None);
-        let stray = Summary { stray_cgroup: named, ..usual.clone() };
-        assert_eq!(refused(&stray, "runc 1.3.0", false), Some(RefusedBy::Identity));
+    fn an_old_or_unknown_runtime_tells_no_cgroup() {
+        assert!(["runc 1.2.0", "runc 1.3.6+ds1", "runc 2.0.0"].into_iter().all(tells_its_cgroup));
+        assert!(!["runc 1.1.15+ds1", "crun 1.20", ""].into_iter().any(tells_its_cgroup));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod kubernetes;
 
 use crate::failures::victims::{END_LIMIT, catch};
 use crate::harness::{checkpoint, on_both, restore, said, start};
+use crate::workloads::Place;
 
 /// Where containerd keeps what is not whole yet.
 const INGEST: &str = "/var/lib/containerd/io.containerd.content.v1.content/ingest";
@@ -85,12 +86,44 @@ fn containerd_restores_what_was_provided_and_lets_it_go() {
         drop(agent);
         for name in ["one", "two"] {
             containerd_restores(node, (&scenario, name), image, &before);
+            is_in_its_cgroups(node, name);
         }
         scenario.remove(node, "one").unwrap();
         scenario.wait_for_ticks(node, "two").unwrap();
         scenario.remove(node, "two").unwrap();
         node.run(&["ctr", "image", "rm", "--sync", image]).unwrap();
         assert_eq!(kept(node), empty);
+    }
+    scenario.end().unwrap();
+}
+
+/// Makes sure that a container's processes are in its own cgroups.
+fn is_in_its_cgroups(node: &Node, name: &str) {
+    let place = Place { node, namespace: "default", id: name, state: "/state" };
+    let pid = place.pid().unwrap();
+    let membership = node.run(&["cat", &format!("/proc/{pid}/cgroup")]).unwrap();
+    let own = |line: &str| line.ends_with(&format!("/{name}"));
+    assert!(membership.lines().all(own), "{membership}");
+}
+
+/// A container that the agent restored is dumped by a CRIU that leaves cgroups alone. What that writes
+/// down has cgroups that threads are in, and describes none: no CRIU restores it that is told nothing.
+#[test]
+fn what_the_agent_had_restored_is_provided_too() {
+    let scenario = start();
+    for node in [&scenario.testbed.a, &scenario.testbed.b] {
+        let (first, before) = taken(&scenario, node, 8);
+        let output = restore(&scenario, node, &first, "again", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "again").unwrap();
+        let second = scenario.reference(&format!("provided/{}:v2", node.name()));
+        checkpoint(&scenario, node, "again", &second);
+        scenario.remove(node, "again").unwrap();
+        let told = provide(&scenario, node, &second);
+        let image = told["image"].as_str().unwrap();
+        containerd_restores(node, (&scenario, "one"), image, &before);
+        is_in_its_cgroups(node, "one");
+        scenario.remove(node, "one").unwrap();
     }
     scenario.end().unwrap();
 }

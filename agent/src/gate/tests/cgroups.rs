@@ -1,6 +1,9 @@
 //! Which dumps CRIU may make a cgroup namespace for.
 
+use kybernate_packager::criu::ImageReader;
+
 use super::*;
+use crate::gate::cgroups::naming_none;
 use crate::gate::images::{
     CGROUPS, Cgroup, CgroupSet, Cgroups, Hierarchy, Permissions, Place, Property,
 };
@@ -183,93 +186,24 @@ fn without_anything_there_is_nothing_to_make() {
     assert!(summary(&dump, &[]).unwrap().own_cgroup.is_none());
 }
 
-/// As of a node with both versions, with a cgroup within, and a process there.
-fn hybrid() -> Cgroups {
+#[test]
+fn who_is_told_nothing_finds_each_set_and_no_cgroup() {
     let mut image = usual();
-    let mut place = image.sets[0].places[0].clone();
-    (place.hierarchy, place.outside) = (b"cpu,cpuacct".to_vec(), None);
-    image.sets[0].places.push(place);
-    twice(&mut image.hierarchies);
-    image.hierarchies[1].names = vec![b"cpu".to_vec(), b"cpuacct".to_vec()];
-    image.hierarchies[0].cgroups[0].children = vec![child("inner", vec![child("most", vec![])])];
     twice(&mut image.sets);
-    image.sets[1].places[0].path = b"/default/job/inner".to_vec();
-    image
-}
-
-fn child(name: &str, children: Vec<Vec<u8>>) -> Vec<u8> {
-    let name = name.into();
-    Cgroup { name, children, properties: vec![], permissions: None }.encode_to_vec()
-}
-
-fn strays(image: &Cgroups) -> bool {
-    let summary = summary(&Dump::default(), &[image.encode_to_vec()]);
-    summary.unwrap().stray_cgroup.is_some()
-}
-
-#[test]
-fn who_is_told_nothing_goes_where_the_runtime_says() {
-    assert!(!strays(&usual()));
-    assert!(!strays(&hybrid()));
-    // A hierarchy that nobody put the container into.
-    let mut root = hybrid();
-    root.hierarchies[1].cgroups[0].name.clear();
-    for set in &mut root.sets {
-        set.places[1].path = b"/".to_vec();
-    }
-    assert!(!strays(&root));
-    root.sets[1].places[1].path = b"/inner".to_vec();
-    assert!(strays(&root), "it becomes the name of another cgroup");
-    let summary = summary(&Dump::default(), &[usual().encode_to_vec()]).unwrap();
-    assert_eq!(summary.named_cgroup.as_deref(), Some("/default/job"));
-    // Where the namespace begins outside of the container's own cgroup.
-    let mut outer = usual();
-    outer.sets[0].places[0].outside = Some(8);
-    assert!(!strays(&outer));
-}
-
-#[test]
-fn who_is_told_nothing_is_led_nowhere_else() {
-    type Spoil = fn(&mut Cgroups);
-    let elsewhere = b"system.slice/sshd.service";
-    let spoils: [Spoil; 17] = [
-        |image| image.sets[1].places[0].path = b"/default/job/../../kubelet".to_vec(),
-        |image| image.sets[1].places[0].path = b"/default/job2".to_vec(),
-        |image| image.sets[1].places[0].path = b"/system.slice".to_vec(),
-        |image| image.sets[1].places[0].hierarchy = b"../etc".to_vec(),
-        |image| image.hierarchies[1].names[0] = b"a/b".to_vec(),
-        |image| image.hierarchies[0].cgroups[0].name = b"../../somebody-else".to_vec(),
-        |image| twice(&mut image.hierarchies[0].cgroups),
-        |image| image.hierarchies[0].cgroups[0].properties[0].name = b"../x/memory.max".to_vec(),
-        |image| image.hierarchies.clear(),
-        // CRIU enters these as they are: no directory is there to be replaced.
-        |image| image.hierarchies[0].cgroups.clear(),
-        |image| image.hierarchies.iter_mut().for_each(|one| one.cgroups.clear()),
-        // It makes these as they are: nobody is in them.
-        |image| twice(&mut image.hierarchies),
-        |image| image.sets.iter_mut().for_each(|set| set.places.truncate(1)),
-        // The new root and the rest become the name of another cgroup.
-        |image| image.sets[0].places[0].outside = Some(3),
-        // It would go by the dump's paths in the directories that it has for other hierarchies.
-        |image| image.hierarchies[0].names[0] = b"unified".to_vec(),
-        |image| image.hierarchies[0].names[0] = b"name=unified".to_vec(),
-        |image| image.hierarchies[1].names = vec![b"name=cpu,cpuacct".to_vec()],
-    ];
-    for (number, spoil) in spoils.into_iter().enumerate() {
-        let mut image = hybrid();
-        spoil(&mut image);
-        assert!(strays(&image), "{number}");
-    }
-    // One hierarchy's root is none in another.
-    let mut other = hybrid();
-    other.hierarchies[1].cgroups[0].name = elsewhere.to_vec();
-    other.sets[1].places[0].path = [&b"/"[..], elsewhere].concat();
-    assert!(strays(&other));
-    for children in [vec![child("..", vec![])], vec![child("a", vec![child("b/../c", vec![])])]] {
-        let mut image = hybrid();
-        image.hierarchies[0].cgroups[0].children = children;
-        assert!(strays(&image));
-    }
+    image.sets[1].id = 7;
+    let mut dump = Dump::default();
+    put(&mut dump, Some(7));
+    let sets = summary(&dump, &[image.encode_to_vec()]).unwrap().cgroup_sets;
+    assert_eq!(sets, [2, 7].into());
+    let mut images = dump.images();
+    images.push(("cgroup.img".to_owned(), naming_none(&sets).unwrap()));
+    let again = summarise(&images, &dump.others).unwrap();
+    assert_eq!((again.cgroup_sets, again.own_cgroup), (sets, None));
+    let (_, written) = images.pop().unwrap();
+    let mut records = ImageReader::new(&*written, CGROUPS).unwrap();
+    let written: Cgroups = records.next_message().unwrap().unwrap();
+    assert!(written.sets.iter().all(|set| set.places.is_empty()) && written.hierarchies.is_empty());
+    assert_eq!(summary(&dump, &[]).unwrap().cgroup_sets, [].into());
 }
 
 #[test]
@@ -281,6 +215,11 @@ fn what_criu_could_not_read_is_refused() {
     let mut broken = usual();
     broken.hierarchies[0].cgroups[0].children = vec![vec![0xff]];
     assert!(refused(&[broken.encode_to_vec()]).contains("cannot be decoded"));
+}
+
+fn child(name: &str, children: Vec<Vec<u8>>) -> Vec<u8> {
+    let name = name.into();
+    Cgroup { name, children, properties: vec![], permissions: None }.encode_to_vec()
 }
 
 #[test]

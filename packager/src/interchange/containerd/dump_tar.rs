@@ -1,14 +1,17 @@
 //! A dump directory as the tar that containerd keeps, read in order: nothing is written for it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::vec;
 
+use bytes::Bytes;
 use fs_err as fs;
 use kybernate_spec::Descriptor;
 
 use super::CRIU;
+use crate::checked;
 use crate::pack::upload::HashingWriter;
 use crate::unpack::{BLOCK_BYTES, padded, tar_header};
 
@@ -24,13 +27,15 @@ pub struct DumpTar {
     directory: PathBuf,
     /// Names and lengths.
     files: Vec<(String, u64)>,
-    bytes: u64,
+    /// What is in the place of some, by their names.
+    instead: BTreeMap<String, Bytes>,
 }
 
 /// Reads a [`DumpTar`] from its beginning. What was read is right only if it ends without an error.
 pub struct TarReader {
     directory: PathBuf,
     files: vec::IntoIter<(String, u64)>,
+    instead: BTreeMap<String, Bytes>,
     /// What is read now; none before the first file, and after the last.
     part: Option<Box<dyn Read + Send>>,
     ended: bool,
@@ -56,20 +61,30 @@ impl DumpTar {
             files.push((name, found.len()));
         }
         files.sort_unstable();
-        let sizes = files.iter().map(|(_, length)| BLOCK_BYTES.saturating_add(padded(*length)));
-        let bytes = sizes.fold(END_BYTES, u64::saturating_add);
-        Ok(Self { directory: directory.to_owned(), files, bytes })
+        Ok(Self { directory: directory.to_owned(), files, instead: BTreeMap::new() })
+    }
+
+    /// Has `content` in the place of a file's. What is not there stays away.
+    #[must_use]
+    pub fn with(mut self, name: &str, content: Vec<u8>) -> Self {
+        for (_, length) in self.files.iter_mut().filter(|(found, _)| found == name) {
+            *length = checked::length(&content);
+        }
+        self.instead.insert(name.to_owned(), content.into());
+        self
     }
 
     /// Returns how long the tar is.
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
+    pub fn bytes(&self) -> u64 {
+        let sizes = self.files.iter();
+        let sizes = sizes.map(|(_, length)| BLOCK_BYTES.saturating_add(padded(*length)));
+        sizes.fold(END_BYTES, u64::saturating_add)
     }
 
     /// Reads it from its beginning.
     pub fn reader(&self) -> TarReader {
         let (directory, files) = (self.directory.clone(), self.files.clone().into_iter());
-        TarReader { directory, files, part: None, ended: false }
+        TarReader { directory, files, instead: self.instead.clone(), part: None, ended: false }
     }
 
     /// Reads it whole for its digest; `advance` is told how many bytes each step has read, and can
@@ -101,8 +116,11 @@ impl TarReader {
             return Ok(Some(Box::new(io::repeat(0).take(END_BYTES))));
         };
         let header = Cursor::new(tar_header(&name, length)?.as_bytes().to_owned());
-        let file = fs::File::open(self.directory.join(&name))?.take(length);
         let padding = io::repeat(0).take(padded(length) - length);
+        if let Some(content) = self.instead.remove(&name) {
+            return Ok(Some(Box::new(header.chain(Cursor::new(content)).chain(padding))));
+        }
+        let file = fs::File::open(self.directory.join(&name))?.take(length);
         Ok(Some(Box::new(header.chain(Exactly { file }).chain(padding))))
     }
 }
@@ -159,7 +177,7 @@ mod tests {
         let tar = DumpTar::of(directory.path()).unwrap();
         let mut content = Vec::new();
         tar.reader().read_to_end(&mut content).unwrap();
-        assert_eq!(crate::checked::length(&content), tar.bytes());
+        assert_eq!(checked::length(&content), tar.bytes());
         let mut told = 0;
         let told_of = |bytes| {
             told += bytes;
@@ -178,6 +196,24 @@ mod tests {
             names.push(name);
         }
         assert_eq!(names, ["core-1.img", "empty.img", "pages-1.img"]);
+        // In the place of a file, and nowhere else.
+        let instead = tar.with("core-1.img", vec![9; 600]).with("other.img", vec![1]);
+        let mut content = Vec::new();
+        instead.reader().read_to_end(&mut content).unwrap();
+        assert_eq!(checked::length(&content), instead.bytes());
+        let read = |entry: io::Result<tar::Entry<'_, &[u8]>>| {
+            let mut entry = entry.unwrap();
+            let mut found = Vec::new();
+            entry.read_to_end(&mut found).unwrap();
+            (entry.path().unwrap().display().to_string(), found.len(), found.first().copied())
+        };
+        let found: Vec<_> = tar::Archive::new(&*content).entries().unwrap().map(read).collect();
+        let expected = [
+            ("core-1.img", 600, Some(9)),
+            ("empty.img", 0, None),
+            ("pages-1.img", 3 << 20, Some(7)),
+        ];
+        assert_eq!(found, expected.map(|(name, length, first)| (name.to_owned(), length, first)));
         // What was written elsewhere, at another time, is the same.
         let other = dump();
         let again = DumpTar::of(other.path()).unwrap().describe(|_| Ok(())).unwrap();
