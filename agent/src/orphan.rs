@@ -12,7 +12,7 @@ use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
 use crate::patience::Patience;
-use crate::process;
+use crate::process::{self, PROC, Program, has_word};
 use crate::runtime::Namespace;
 use crate::stage;
 
@@ -39,10 +39,10 @@ const STATE: &str = "state.json";
 pub(crate) const CRIU_ROOT: &str = "criu-root";
 
 /// runc's program, when it is not inside of a container yet.
-const RUNC: &str = "runc\n";
+const RUNC: &str = "runc";
 
 /// Our wrapper around it.
-const WRAPPER: &str = "kybernate-runc\n";
+const WRAPPER: &str = "kybernate-runc";
 
 /// The shim's program, as far as the kernel remembers its name.
 const SHIM: &str = "containerd-shim";
@@ -94,34 +94,31 @@ pub(crate) async fn end_shims(namespace: &Namespace, id: &str) -> io::Result<()>
 /// Returns the shims that were started for one task, and the runcs that they have started: one
 /// that still ends a restore writes its record again.
 fn shims(namespace: &str, id: &str) -> io::Result<Vec<u32>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        // One that ends meanwhile, or has ended and waits for its parent, has no line.
-        let comm = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let is_shim = comm.starts_with(SHIM.as_bytes()) && is_for(&line, namespace, id);
-        if is_shim || comm.starts_with(RUNC.as_bytes()) && works_on(&line, namespace, id) {
-            found.push(pid);
-        }
-    }
-    Ok(found)
+    let ours = |program: &Program| {
+        program.is(SHIM) && is_for(&program.line(), namespace, id)
+            || program.is(RUNC) && works_on(&program.line(), namespace, id)
+    };
+    let found = process::programs(Path::new(PROC))?;
+    Ok(found.iter().filter(|program| ours(program)).map(|program| program.pid).collect())
 }
 
 /// Whether a kybernate-runc is creating a container, or the runc restores it that one has begun with:
 /// that goes on when it is killed.
 pub(crate) fn is_created(namespace: &str, id: &str) -> io::Result<bool> {
-    for entry in fs::read_dir("/proc")? {
-        let process = entry?.path();
-        let comm = fs::read(process.join("comm")).unwrap_or_default();
-        let line = fs::read(process.join("cmdline")).unwrap_or_default();
-        if creates(&comm, &line) && works_on(&line, namespace, id) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    is_created_in(Path::new(PROC), namespace, id)
+}
+
+fn is_created_in(proc: &Path, namespace: &str, id: &str) -> io::Result<bool> {
+    let creates = |program: &Program| {
+        let command: &[u8] = match program {
+            program if program.is(WRAPPER) => b"create",
+            program if program.is(RUNC) => b"restore",
+            _ => return false,
+        };
+        let line = program.line();
+        has_word(&line, command) && works_on(&line, namespace, id)
+    };
+    Ok(process::programs(proc)?.iter().any(creates))
 }
 
 /// Whether a container that was begun runs, or may come to: runc has a record of it until it is deleted,
@@ -129,11 +126,6 @@ pub(crate) fn is_created(namespace: &str, id: &str) -> io::Result<bool> {
 pub(crate) fn may_run(namespace: &str, id: &str) -> io::Result<bool> {
     let record = Path::new(RUNC_ROOT).join(namespace).join(id).join(STATE);
     Ok(is_created(namespace, id)? || record.try_exists()?)
-}
-
-fn creates(comm: &[u8], line: &[u8]) -> bool {
-    let says = |command: &[u8]| line.split(|byte| *byte == 0).any(|word| word == command);
-    comm == WRAPPER.as_bytes() && says(b"create") || comm == RUNC.as_bytes() && says(b"restore")
 }
 
 /// Whether a shim's command line, `containerd-shim-runc-v2 -namespace NAME -id ID -address …`,
@@ -199,9 +191,18 @@ mod tests {
 
     #[test]
     fn a_restore_goes_on_without_who_began_it() {
-        let (create, restore) = (b"kybernate-runc\0create\0web\0", b"runc\0restore\0web\0");
-        assert!(creates(b"kybernate-runc\n", create) && creates(b"runc\n", restore));
-        assert!(!creates(b"kybernate-runc\n", b"kybernate-runc\0delete\0web\0"));
-        assert!(!creates(b"runc\n", b"runc\0delete\0web\0") && !creates(b"vi\n", restore));
+        let proc = tempfile::tempdir().unwrap();
+        let created = |name: &str, command: &str| {
+            let process = proc.path().join("7");
+            fs::create_dir_all(&process).unwrap();
+            fs::write(process.join("comm"), format!("{name}\n")).unwrap();
+            let line = format!("{name}\0--root\0{RUNC_ROOT}/default\0{command}\0web\0");
+            fs::write(process.join("cmdline"), line).unwrap();
+            is_created_in(proc.path(), "default", "web").unwrap()
+        };
+        assert!(created("kybernate-runc", "create") && created("runc", "restore"));
+        assert!(!created("kybernate-runc", "delete") && !created("runc", "delete"));
+        assert!(!created("vi", "restore"));
+        is_created_in(&proc.path().join("none"), "default", "web").unwrap_err();
     }
 }

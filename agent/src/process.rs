@@ -6,6 +6,12 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
 
+/// Where the kernel tells of processes.
+pub(crate) const PROC: &str = "/proc";
+
+/// How CRIU is called.
+pub(crate) const CRIU: &str = "criu";
+
 /// Returns this program, to be run once more. One that was replaced, as an upgrade does while it runs,
 /// has no name any more.
 pub(crate) fn own_program() -> PathBuf {
@@ -60,20 +66,64 @@ pub(crate) fn writer(directory: &Path) -> Option<u32> {
 /// Returns every CRIU that has something in `directory` open, as its log: also whom one has made to try
 /// what the kernel can, and left when it was killed.
 pub(crate) fn writers(directory: &Path) -> impl Iterator<Item = u32> {
-    let processes = fs::read_dir("/proc").ok().into_iter().flatten();
-    processes.filter_map(Result::ok).filter_map(move |process| {
-        let pid = process.file_name().to_str()?.parse().ok()?;
-        if !is_criu(pid) {
-            return None;
-        }
-        let files = fs::read_dir(process.path().join("fd")).ok()?;
-        let mut links = files.filter_map(Result::ok).map(|file| fs::read_link(file.path()));
-        links.any(|link| link.is_ok_and(|link| link.starts_with(directory))).then_some(pid)
-    })
+    let criu = programs(Path::new(PROC)).unwrap_or_default().into_iter();
+    let criu = criu.filter(|program| program.is(CRIU));
+    criu.filter(move |criu| criu.has_open(directory)).map(|criu| criu.pid)
 }
 
 fn is_criu(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "criu")
+    Program::find(Path::new(PROC), &pid.to_string()).is_some_and(|program| program.is(CRIU))
+}
+
+/// A process by its name, which whoever it is gives itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) pid: u32,
+    /// `/proc/PID`.
+    directory: PathBuf,
+    /// As the kernel remembers its program: 15 bytes at most.
+    name: Vec<u8>,
+}
+
+/// Returns the processes in a `/proc`. One that ends meanwhile may be left out.
+pub(crate) fn programs(proc: &Path) -> io::Result<Vec<Program>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(proc)? {
+        found.extend(entry?.file_name().to_str().and_then(|pid| Program::find(proc, pid)));
+    }
+    Ok(found)
+}
+
+impl Program {
+    fn find(proc: &Path, pid: &str) -> Option<Self> {
+        let (pid, directory) = (pid.parse().ok()?, proc.join(pid));
+        let name = fs::read(directory.join("comm")).ok()?;
+        let name = name.strip_suffix(b"\n").unwrap_or(&name).to_vec();
+        Some(Self { pid, directory, name })
+    }
+
+    /// Whether it is called so.
+    pub(crate) fn is(&self, name: &str) -> bool {
+        self.name == name.as_bytes()
+    }
+
+    /// Returns its words, each with a zero behind it. One that has ended, and waits for its parent, has
+    /// none.
+    pub(crate) fn line(&self) -> Vec<u8> {
+        fs::read(self.directory.join("cmdline")).unwrap_or_default()
+    }
+
+    /// Whether it has something in `directory` open.
+    fn has_open(&self, directory: &Path) -> bool {
+        let files = fs::read_dir(self.directory.join("fd")).ok().into_iter().flatten();
+        let mut links = files.filter_map(Result::ok).map(|file| fs::read_link(file.path()));
+        links.any(|link| link.is_ok_and(|link| link.starts_with(directory)))
+    }
+}
+
+/// Whether a command line has a word.
+pub(crate) fn has_word(line: &[u8], word: &[u8]) -> bool {
+    line.split(|byte| *byte == 0).any(|found| found == word)
 }
 
 /// Whether a killed CRIU left its code in a process with these `maps` (`proc_pid_maps(5)`) so that no

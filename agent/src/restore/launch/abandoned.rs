@@ -12,7 +12,7 @@ use fs_err as fs;
 use tokio::time::{Instant, interval_at};
 
 use crate::cgroup::Freezer;
-use crate::process::{self, field};
+use crate::process::{self, CRIU, PROC, Program, field, has_word};
 
 /// How often it is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -20,11 +20,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long the runtime may take when CRIU has ended well. It closes a socket and writes a file.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How CRIU is called.
-const CRIU: &str = "criu";
-
 /// How the runtime is called.
-const RUNTIME: &str = "runc\n";
+const RUNTIME: &str = "runc";
 
 /// Returns when a CRIU that worked in the directory `work` has been gone for long, and the runtime has
 /// not noticed.
@@ -47,7 +44,7 @@ pub(super) async fn abandoned(cgroup: &str, work: &Path) {
 /// what is in the cgroup, since what CRIU makes first is its sibling; before that, it is known by its
 /// words: whom CRIU makes to try what the kernel can is in no cgroup of the container's.
 fn is_abandoned(cgroup: &str, work: &Path) -> bool {
-    let proc = Path::new("/proc");
+    let proc = Path::new(PROC);
     // It is made a while after the restore has begun.
     let processes = Freezer::at(cgroup).and_then(|cgroup| cgroup.processes()).unwrap_or_default();
     let parents = processes.iter().filter_map(|pid| process::parent(*pid));
@@ -58,16 +55,11 @@ fn is_abandoned(cgroup: &str, work: &Path) -> bool {
 
 /// Returns the runtime that has CRIU work in a directory.
 fn runtime(proc: &Path, work: &Path) -> Option<u32> {
-    let processes = fs::read_dir(proc).ok()?;
-    processes.filter_map(Result::ok).find_map(|process| {
-        let pid = process.file_name().to_str()?.parse().ok()?;
-        if fs::read(process.path().join("comm")).ok()? != RUNTIME.as_bytes() {
-            return None;
-        }
-        let line = fs::read(process.path().join("cmdline")).ok()?;
-        let mut words = line.split(|byte| *byte == 0);
-        words.any(|word| word == work.as_os_str().as_bytes()).then_some(pid)
-    })
+    let has_it = |program: &Program| {
+        program.is(RUNTIME) && has_word(&program.line(), work.as_os_str().as_bytes())
+    };
+    let programs = process::programs(proc).ok()?;
+    programs.into_iter().find(has_it).map(|program| program.pid)
 }
 
 /// Whether a process has a child that was CRIU (`/proc/PID/task/TID/children`, which a kernel that
