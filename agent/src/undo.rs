@@ -30,6 +30,9 @@ use crate::waiting;
 /// How long a killed task may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
+/// How often CRIU is killed, and whom it makes meanwhile.
+const KILLS_MAX: u32 = 8;
+
 /// How often it is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -376,8 +379,14 @@ async fn end_criu(driver: &Driver) -> Result<(), AnyError> {
     let made = driver.made();
     let ended = tokio::task::spawn_blocking(move || {
         for made in &made {
-            if let Made::Directory(directory) = made {
-                process::writers(directory).try_for_each(process::kill)?;
+            let Made::Directory(directory) = made else { continue };
+            // One of them may make another meanwhile. What does not end at all is looked for again.
+            for _ in 0..KILLS_MAX {
+                let mut found = process::writers(directory).peekable();
+                if found.peek().is_none() {
+                    break;
+                }
+                found.try_for_each(process::kill)?;
             }
         }
         Ok::<_, io::Error>(())

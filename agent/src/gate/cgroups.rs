@@ -69,6 +69,10 @@ pub(super) fn wrong(image: &Cgroups) -> Option<&'static str> {
     if image.hierarchies.len() > HIERARCHIES_MAX {
         return Some("there are too many hierarchies of cgroups");
     }
+    // It writes into them at the end of a restore, without a directory in which they would be.
+    if image.sets.is_empty() && !image.hierarchies.is_empty() {
+        return Some("there are hierarchies of cgroups, and nobody is in any");
+    }
     let mut places = image.sets.iter().flat_map(|set| &set.places);
     let hierarchy = || image.hierarchies.iter().find_map(wrong_hierarchy);
     hierarchy().or_else(|| places.find_map(|place| wrong_place(place, &image.hierarchies)))
@@ -85,6 +89,14 @@ fn wrong_hierarchy(one: &Hierarchy) -> Option<&'static str> {
     }
     if one.names.iter().any(|name| name.contains(&0)) {
         return Some(ENDS_WITHIN);
+    }
+    // It is the name of a directory, but for what names it for the kernel.
+    let is_path = |name: &Vec<u8>| {
+        let name = name.strip_prefix(b"name=").unwrap_or(name);
+        name.contains(&b'/') || name == b"." || name == b".."
+    };
+    if one.names.iter().any(is_path) {
+        return Some("the name of a hierarchy of cgroups is a path");
     }
     one.cgroups.iter().find_map(|cgroup| wrong_cgroup(cgroup, PATH_BYTES_MAX, DEPTH_MAX))
 }
@@ -147,9 +159,9 @@ fn is_of(hierarchy: &[u8], names: &[Vec<u8>]) -> bool {
     }
 }
 
-/// Returns the sets of cgroups that threads are in.
+/// Returns the sets of cgroups that threads are in. CRIU counts from one: zero is none.
 pub(super) fn sets(image: &Cgroups) -> BTreeSet<u32> {
-    image.sets.iter().map(|set| set.id).collect()
+    image.sets.iter().map(|set| set.id).filter(|id| *id != 0).collect()
 }
 
 /// Returns a `cgroup.img` that names the same sets and no cgroup. A CRIU that is told nothing finds the

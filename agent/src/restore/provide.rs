@@ -50,6 +50,9 @@ const COMMITTED: &str = "the image is being given its name: remove that instead 
 /// Permissions of the root directory of each root file system that containerd makes of layers.
 const CONTAINERD_ROOT: u32 = 0o755;
 
+/// What a dump says of cgroups.
+const CGROUPS: &str = "cgroup.img";
+
 /// First version of runc that names the new container's cgroup to CRIU on a node with version 2 alone.
 const TELLING_RUNC: [u64; 2] = [1, 2];
 
@@ -260,7 +263,8 @@ impl Providing<'_> {
         let kept = is_cgroup_v2()
             && summary.own_cgroup.is_some()
             && tells_its_cgroup(&app.report().await.facts.runtime);
-        let cgroups = (!kept && !summary.cgroup_sets.is_empty())
+        // Whatever is in it: without a set, CRIU writes into what the hierarchies name all the same.
+        let cgroups = (!kept && summary.names.contains(CGROUPS))
             .then(|| cgroups_naming_none(&summary.cgroup_sets))
             .transpose();
         let cgroups = cgroups.map_err(ProvideError::Dump)?;
@@ -297,7 +301,7 @@ impl Providing<'_> {
         let read = tokio::task::spawn_blocking(move || {
             let tar = DumpTar::of(&dump.images)?;
             let tar = match dump.cgroups {
-                Some(cgroups) => tar.with("cgroup.img", cgroups),
+                Some(cgroups) => tar.with(CGROUPS, cgroups),
                 None => tar,
             };
             progress.expect(tar.bytes().saturating_mul(2));

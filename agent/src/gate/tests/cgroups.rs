@@ -204,6 +204,7 @@ fn who_is_told_nothing_finds_each_set_and_no_cgroup() {
     let written: Cgroups = records.next_message().unwrap().unwrap();
     assert!(written.sets.iter().all(|set| set.places.is_empty()) && written.hierarchies.is_empty());
     assert_eq!(summary(&dump, &[]).unwrap().cgroup_sets, [].into());
+    assert_eq!(naming_none(&[].into()).unwrap().len(), 12, "two words and a record of nothing");
 }
 
 #[test]
@@ -253,6 +254,14 @@ fn what_leads_criu_beyond_its_memory_is_refused() {
         spoil(&mut image);
         let told = refused(&image);
         assert!(told.contains(reason), "{number}: {told:?}");
+    }
+    let mut nobody = usual();
+    nobody.sets.clear();
+    assert!(refused(&nobody).contains("nobody is in any"));
+    for path in ["/proc/sys/kernel", "name=/proc/sys/kernel", "a/b", "..", "name=."] {
+        let mut named = usual();
+        named.hierarchies[0].names[0] = path.into();
+        assert!(refused(&named).contains("is a path"), "{path}");
     }
     let mut names = usual();
     names.hierarchies[0].names = vec![long(4200), b"cpu".to_vec()];

@@ -51,11 +51,18 @@ pub(super) async fn take(driven: Driven<'_>, admitted: &Admitted) -> Result<(), 
     Ok(claim(&admitted.store, &admitted.checkpoint.stored.descriptor, claimant).await?)
 }
 
-/// Lets others have the checkpoint of a container that was not restored, now or before.
+/// Lets others have the checkpoint of a container that was not restored, now or before, unless an attempt
+/// that an earlier agent has left may yet come to its end.
 pub(super) async fn let_go(driven: Driven<'_>) {
     let Driven { app, driver, claim, pod, claimant } = driven;
-    if let Some(claimant) = claimant {
+    let Some(claimant) = claimant else { return };
+    // Our own has said that it failed, and may start afresh just now.
+    let mut others = app.operations.takers(pod.note());
+    others.retain(|taker| *taker != claim.key());
+    if settles(app, others, pod.note()).await {
         give_back(app, driver, &claim.location, claimant, pod.note()).await;
+    } else {
+        stays_taken(driver);
     }
 }
 
@@ -71,10 +78,9 @@ pub(super) async fn let_go_again(app: &Arc<App>, driver: &Driver, record: &Recor
         // It goes on with it, or lets go.
         return;
     };
-    if !settles(app, note).await {
-        tracing::warn!(operation.id = driver.id(), "a checkpoint stays taken");
-        let told = "the checkpoint stays taken by this pod: a restore that nobody ends may succeed";
-        return driver.note(|record| record.warnings.push(told.to_owned()));
+    // Once: one that is closed meanwhile has left it to us.
+    if !settles(app, app.operations.takers(note), note).await {
+        return stays_taken(driver);
     }
     match record.reference.parse() {
         Ok(location) => give_back(app, driver, &location, claimant, note).await,
@@ -82,11 +88,15 @@ pub(super) async fn let_go_again(app: &Arc<App>, driver: &Driver, record: &Recor
     }
 }
 
-/// Waits until a pod's container runs, or nothing that was begun for it can come to run any more.
+fn stays_taken(driver: &Driver) {
+    tracing::warn!(operation.id = driver.id(), "a checkpoint stays taken");
+    let told = "the checkpoint stays taken by this pod: a restore that nobody ends may succeed";
+    driver.note(|record| record.warnings.push(told.to_owned()));
+}
+
+/// Waits until a pod's container runs, or nothing that these have begun for it can come to run any more.
 /// Returns whether it came to that.
-async fn settles(app: &App, note: &Path) -> bool {
-    // Once: one that is closed meanwhile has left it to us.
-    let takers = app.operations.takers(note);
+async fn settles(app: &App, takers: Vec<(String, String)>, note: &Path) -> bool {
     let mut looks = Patience::new(app.config.pods.restore_limit + GRACE, LOOK_EVERY);
     while looks.once_more().await {
         let (takers, note) = (takers.clone(), note.to_owned());
