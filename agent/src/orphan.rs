@@ -12,7 +12,7 @@ use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
 use crate::patience::Patience;
-use crate::process::{self, PROC, Program, has_word};
+use crate::process::{self, PROC, Program, RUNC, has_word};
 use crate::runtime::Namespace;
 use crate::stage;
 
@@ -37,9 +37,6 @@ const STATE: &str = "state.json";
 /// Where runc mounts the root once more for CRIU, beside its record. It is left when runc is
 /// killed, and then runc cannot delete its own record.
 pub(crate) const CRIU_ROOT: &str = "criu-root";
-
-/// runc's program, when it is not inside of a container yet.
-const RUNC: &str = "runc";
 
 /// Our wrapper around it.
 const WRAPPER: &str = "kybernate-runc";

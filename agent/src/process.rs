@@ -12,6 +12,9 @@ pub(crate) const PROC: &str = "/proc";
 /// How CRIU is called.
 pub(crate) const CRIU: &str = "criu";
 
+/// How runc is called, when it is not inside of a container yet.
+pub(crate) const RUNC: &str = "runc";
+
 /// Returns this program, to be run once more. One that was replaced, as an upgrade does while it runs,
 /// has no name any more.
 pub(crate) fn own_program() -> PathBuf {

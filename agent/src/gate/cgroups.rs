@@ -62,9 +62,9 @@ const DEPTH_MAX: usize = 64;
 /// Bits of a mode beside its permissions.
 const DIRECTORY: u32 = 0o040_000;
 
-/// Finds what leads CRIU beyond the end of what it has in memory, or has it look for a name for ever,
-/// however it is told to treat cgroups: it replaces roots and puts paths together in any case. A CRIU
-/// writes none of this down.
+/// Finds what leads CRIU beyond the end of what it has in memory or to files that are no cgroup's, or has
+/// it look for a name for ever, however it is told to treat cgroups: it replaces roots and puts paths
+/// together in any case. A CRIU writes none of this down.
 pub(super) fn wrong(image: &Cgroups) -> Option<&'static str> {
     if image.hierarchies.len() > HIERARCHIES_MAX {
         return Some("there are too many hierarchies of cgroups");

@@ -181,8 +181,7 @@ impl Providing<'_> {
         Ok(done)
     }
 
-    /// Refuses what containerd's index has no place for.
-    /// Returns how GPU memory comes back.
+    /// Returns how GPU memory comes back, unless containerd's index has no place for something.
     fn fits(&self, admitted: &Admitted) -> Result<GpuPlan, Refusal> {
         let asked =
             |error: GpuRestoreError| Refusal::one(RefusedBy::Compatibility, error.to_string());

@@ -12,16 +12,13 @@ use fs_err as fs;
 use tokio::time::{Instant, interval_at};
 
 use crate::cgroup::Freezer;
-use crate::process::{self, CRIU, PROC, Program, field, has_word};
+use crate::process::{self, CRIU, PROC, Program, RUNC, field, has_word};
 
 /// How often it is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long the runtime may take when CRIU has ended well. It closes a socket and writes a file.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// How the runtime is called.
-const RUNTIME: &str = "runc";
 
 /// Returns when a CRIU that worked in the directory `work` has been gone for long, and the runtime has
 /// not noticed.
@@ -56,7 +53,7 @@ fn is_abandoned(cgroup: &str, work: &Path) -> bool {
 /// Returns the runtime that has CRIU work in a directory.
 fn runtime(proc: &Path, work: &Path) -> Option<u32> {
     let has_it = |program: &Program| {
-        program.is(RUNTIME) && has_word(&program.line(), work.as_os_str().as_bytes())
+        program.is(RUNC) && has_word(&program.line(), work.as_os_str().as_bytes())
     };
     let programs = process::programs(proc).ok()?;
     programs.into_iter().find(has_it).map(|program| program.pid)
