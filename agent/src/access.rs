@@ -219,6 +219,7 @@ fn right_of(kind: api::OperationKind) -> Right {
     match kind {
         api::OperationKind::Restore | api::OperationKind::Provide => Right::Restore,
         api::OperationKind::Stage => Right::Stage,
+        api::OperationKind::Suspend | api::OperationKind::Resume => Right::Suspend,
         api::OperationKind::Checkpoint | api::OperationKind::Unspecified => Right::Checkpoint,
     }
 }

@@ -117,27 +117,27 @@ impl Agent for Service {
     async fn suspend(
         &self,
         request: Request<api::SuspendRequest>,
-    ) -> Result<Response<api::SuspendResponse>, Status> {
+    ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
         self.asker(&request, "Suspend").may(Right::Suspend, place)?;
+        let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let request = request.into_inner();
+        let seconds = shorter(request.timeout_seconds, limit);
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
-        let done = self.app.change(wanted, suspend::Change::Suspend).await?;
-        let (parts, since, already) = (done.parts(), done.since(), done.already);
-        Ok(Response::new(api::SuspendResponse { parts, since, already }))
+        let order = suspend::Order::suspend(wanted, seconds);
+        Ok(Response::new(self.app.change(order, trace).await?))
     }
 
     async fn resume(
         &self,
         request: Request<api::ResumeRequest>,
-    ) -> Result<Response<api::ResumeResponse>, Status> {
+    ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
         self.asker(&request, "Resume").may(Right::Suspend, place)?;
+        let trace = trace(request.metadata());
         let request = request.into_inner();
         let wanted = suspend::Wanted::parse(request.container, request.containerd_namespace)?;
-        let done = self.app.change(wanted, suspend::Change::Resume).await?;
-        let (parts, since, already) = (done.parts(), done.since(), done.already);
-        Ok(Response::new(api::ResumeResponse { parts, since, already }))
+        Ok(Response::new(self.app.change(suspend::Order::Resume { wanted }, trace).await?))
     }
 
     async fn get_node(

@@ -272,19 +272,20 @@ impl App {
         })
     }
 
-    /// Suspends a container in place, or resumes it; to the end, also when nobody waits for it any
-    /// more.
+    /// Starts to suspend a container in place, or to resume it.
     pub(crate) async fn change(
         self: &Arc<Self>,
-        wanted: suspend::Wanted,
-        what: suspend::Change,
-    ) -> Result<suspend::Done, Rejection> {
+        order: suspend::Order,
+        trace: Option<TraceParent>,
+    ) -> Result<api::Operation, Rejection> {
+        let wanted = order.wanted();
         let busy = self.reserve(&wanted.namespace, &wanted.container)?;
-        let app = Arc::clone(self);
-        let done = self.tasks.to_the_end(|cancel| async move {
-            suspend::change(&app, &wanted, what, busy, cancel).await
-        });
-        Ok(done.await.ok_or(Rejection::ShuttingDown)??)
+        let subject = order.subject();
+        let plan = order.plan(self).await?;
+        self.drive(subject, Some(busy), trace, |app, driver, ends| async move {
+            suspend::run(&app, &driver, plan, &ends).await
+        })
+        .await
     }
 
     /// Returns what this node is.
@@ -415,7 +416,7 @@ impl From<Rejection> for tonic::Status {
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
             Rejection::Busy(_) => Code::Aborted,
-            Rejection::ShuttingDown | Rejection::Suspend(SuspendError::Unfinished(_)) => {
+            Rejection::ShuttingDown | Rejection::Suspend(SuspendError::Stopped(_)) => {
                 Code::Unavailable
             }
             Rejection::Runtime(_)

@@ -26,11 +26,11 @@ mod end;
 mod journal;
 mod record;
 
-pub use self::cancel::CancelError;
-pub(crate) use self::cancel::{CancelCause, Cancelled, Stopped};
+pub(crate) use self::cancel::CancelCause;
+pub use self::cancel::{CancelError, Cancelled, Stopped};
 use self::journal::{Journal, Lines, surplus};
 pub use self::record::RefusedBy;
-pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, TagState};
+pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, Suspension, TagState};
 
 /// Changes a slow client may be behind before it is sent the present state instead.
 const CHANGES_BEHIND_MAX: usize = 256;
@@ -198,11 +198,15 @@ impl Operations {
         Ok(driver)
     }
 
-    /// Returns what an earlier agent did not finish, each with a driver to finish it.
-    pub(crate) fn interrupted(self: &Arc<Self>) -> Vec<(Record, Driver)> {
+    /// Returns what an earlier agent did not finish and `is_wanted`, each with a driver to finish it.
+    pub(crate) fn interrupted(
+        self: &Arc<Self>,
+        is_wanted: impl Fn(&Record) -> bool,
+    ) -> Vec<(Record, Driver)> {
         let entries = self.entries();
         let unfinished = entries.values().filter(|entry| !entry.record.is_finished());
-        let driven = unfinished.map(|entry| {
+        let wanted = unfinished.filter(|entry| is_wanted(&entry.record));
+        let driven = wanted.map(|entry| {
             let driver = Driver {
                 id: entry.record.id.as_str().into(),
                 operations: Arc::clone(self),

@@ -7,27 +7,27 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use kybernate_packager::agent_api as api;
 use kybernate_spec::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 mod finish;
 mod ledger;
+mod recover;
 
 use self::finish::Effort;
 pub use self::ledger::LedgerError;
 use self::ledger::Phase;
 pub(crate) use self::ledger::{Ledger, Suspended};
-use crate::app::{App, Busy, Rejection};
+pub(crate) use self::recover::recover;
+use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::checkpoint::gpu;
+use crate::checkpoint::{gpu, time_out};
 use crate::container::{named, namespace_or_default};
 use crate::gpu::{GpuError, Held};
+use crate::operations::{Conclusion, Driver, Kind, Sizes, Stopped, Subject, Suspension};
 use crate::patience::Patience;
 use crate::revive::ReviveError;
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
@@ -39,38 +39,43 @@ const RESUME_LIMIT: Duration = Duration::from_secs(10);
 /// How long a dump that was cut short may take to end after it was killed.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a new agent waits for a GPU's driver before it serves.
-const RECOVER_LIMIT: Duration = Duration::from_secs(30);
-
 /// How often that is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a new agent finishes what an earlier one had begun before it serves.
-const FINISH_LIMIT: Duration = Duration::from_secs(10);
-
 /// A container to suspend or resume.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wanted {
     pub(crate) container: String,
     pub(crate) namespace: String,
 }
 
-/// What is to be done with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    Suspend,
-    Resume,
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) enum Order {
+    Suspend {
+        wanted: Wanted,
+        time_out: Option<Duration>,
+    },
+    /// Once begun, it goes to its end.
+    Resume {
+        wanted: Wanted,
+    },
 }
 
-/// What was done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Done {
-    /// Since when it is suspended, or was.
-    pub(crate) since: Option<jiff::Timestamp>,
-    /// Whether there was nothing to do.
-    pub(crate) already: bool,
-    /// Whether its GPU memory was moved, too.
-    gpu: bool,
+/// What an operation has to do.
+#[derive(Clone, Debug)]
+pub(crate) enum Plan {
+    Suspend {
+        known: Suspended,
+        /// It was written down before.
+        already: bool,
+    },
+    Resume(Suspended),
+    /// It runs already; somebody else may have seen to that.
+    LetRun {
+        wanted: Wanted,
+        known: Option<Suspended>,
+    },
 }
 
 /// Why a container is neither suspended nor resumed.
@@ -98,12 +103,9 @@ pub enum SuspendError {
         /// Why.
         reason: String,
     },
-    /// It takes longer than whoever asked waits.
-    #[error(
-        "containerd does not answer: what was asked for container {0:?} is done when it does, and \
-         until then the container is busy"
-    )]
-    Unfinished(String),
+    /// It was cancelled, or the agent ends: the next one goes on.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
     /// The kernel's freezer cannot be used.
     #[error("failed to freeze the container")]
     Freezer(#[source] io::Error),
@@ -135,77 +137,200 @@ impl Wanted {
         let (container, namespace) = (named(container)?, namespace_or_default(namespace)?);
         Ok(Self { container, namespace })
     }
+
+    /// Returns what an operation on it is about.
+    fn subject(&self, kind: Kind) -> Subject {
+        Subject {
+            kind,
+            container: self.container.clone(),
+            namespace: self.namespace.clone(),
+            reference: String::new(),
+            time_out: None,
+        }
+    }
 }
 
-impl Done {
+impl Order {
+    /// One to suspend; `seconds` bound it, if they are any.
+    pub(crate) fn suspend(wanted: Wanted, seconds: u32) -> Self {
+        Self::Suspend { wanted, time_out: time_out(seconds) }
+    }
+
+    pub(crate) const fn wanted(&self) -> &Wanted {
+        match self {
+            Self::Suspend { wanted, .. } | Self::Resume { wanted } => wanted,
+        }
+    }
+
+    pub(crate) fn subject(&self) -> Subject {
+        match self {
+            Self::Suspend { wanted, time_out } => {
+                Subject { time_out: *time_out, ..wanted.subject(Kind::Suspend) }
+            }
+            Self::Resume { wanted } => wanted.subject(Kind::Resume),
+        }
+    }
+
+    /// Finds what there is to do, or why that cannot be done.
+    pub(crate) async fn plan(self, app: &App) -> Result<Plan, SuspendError> {
+        let namespace = app.containerd.namespace(&self.wanted().namespace);
+        let found = find(app, &namespace, self.wanted()).await?;
+        match (self, found) {
+            (order, Found::Paused) => Err(SuspendError::Foreign(order.wanted().container.clone())),
+            (Self::Suspend { wanted, .. }, Found::Other(status)) => {
+                Err(not_running(&wanted, status))
+            }
+            (Self::Resume { wanted }, Found::Other(status)) => {
+                app.suspended.forget(&wanted).await?;
+                Err(not_running(&wanted, status))
+            }
+            (Self::Suspend { .. }, Found::Suspended(known)) => {
+                Ok(Plan::Suspend { known, already: true })
+            }
+            (Self::Suspend { wanted, .. }, Found::Runs(task)) => {
+                let since = jiff::Timestamp::now();
+                let started = process::started(task.pid);
+                let gpu = gpu_of(app, &wanted, task.pid).await?;
+                let known = Suspended::new(&wanted, task.pid, started, since).with(gpu);
+                Ok(Plan::Suspend { known, already: false })
+            }
+            (Self::Resume { .. }, Found::Suspended(known)) => Ok(Plan::Resume(known)),
+            (Self::Resume { wanted }, Found::Runs(_)) => {
+                let known = app.suspended.get(&wanted);
+                Ok(Plan::LetRun { wanted, known })
+            }
+        }
+    }
+}
+
+impl Suspension {
     fn of(known: Option<&Suspended>, already: bool) -> Self {
         let gpu = known.is_some_and(|known| !known.gpu.is_empty());
         Self { since: known.map(|known| known.since), already, gpu }
     }
+}
 
-    /// Returns what of the container is suspended, or was.
-    pub(crate) fn parts(&self) -> Vec<i32> {
-        let gpu = self.gpu.then(|| api::SuspendedPart::Gpu.into());
-        std::iter::once(api::SuspendedPart::Cpu.into()).chain(gpu).collect()
-    }
+/// Does what was planned, to its end. Without a conclusion it is left to the next agent.
+pub(crate) async fn run(
+    app: &App,
+    driver: &Driver,
+    plan: Plan,
+    ends: &CancellationToken,
+) -> Option<Conclusion> {
+    let done = match plan {
+        Plan::Suspend { known, already: true } => again(app, driver, known, ends).await,
+        Plan::Suspend { known, already: false } => suspend(app, driver, known, ends).await,
+        Plan::Resume(known) => resume(app, driver, known, ends).await,
+        Plan::LetRun { wanted, known } => let_alone(app, &wanted, known.as_ref()).await,
+    };
+    conclude(driver, done)
+}
 
-    pub(crate) fn since(&self) -> String {
-        self.since.as_ref().map(ToString::to_string).unwrap_or_default()
+/// Ends an operation as what it did went.
+fn conclude(driver: &Driver, done: Result<Suspension, SuspendError>) -> Option<Conclusion> {
+    match done {
+        Ok(done) => {
+            driver.note(|record| record.suspension = Some(done));
+            Some(Conclusion::done(Sizes::default()))
+        }
+        Err(SuspendError::Stopped(Stopped::AgentEnds)) => None,
+        Err(error @ SuspendError::Stopped(Stopped::Cancelled(_))) => {
+            Some(driver.ends(Conclusion::failed(chain(&error).to_string(), None)))
+        }
+        // Also one that was cancelled: it is not as it was.
+        Err(error) => Some(Conclusion::failed(chain(&error).to_string(), None)),
     }
 }
 
-/// Does it, safe to repeat. What was written down when containerd went away goes on without whoever
-/// asked; until it is done, the container is `busy`.
-pub(crate) async fn change(
-    app: &Arc<App>,
-    wanted: &Wanted,
-    what: Change,
-    busy: Busy,
-    cancel: CancellationToken,
-) -> Result<Done, SuspendError> {
-    let done = match what {
-        Change::Suspend => suspend(app, wanted, &cancel).await,
-        Change::Resume => resume(app, wanted, &cancel).await,
-    };
-    if let Err(SuspendError::Unfinished(_)) = done
-        && let Some(known) = app.suspended.get(wanted)
-    {
-        go_on(app, known, busy);
-    }
-    done
+/// Makes sure of what was suspended before.
+async fn again(
+    app: &App,
+    driver: &Driver,
+    known: Suspended,
+    ends: &CancellationToken,
+) -> Result<Suspension, SuspendError> {
+    driver.commit("its container was suspended before").map_err(Stopped::from)?;
+    finish::suspend(app, &known, Effort::first(driver, ends)).await?;
+    Ok(Suspension::of(Some(&known), true))
 }
 
 async fn suspend(
     app: &App,
-    wanted: &Wanted,
-    cancel: &CancellationToken,
-) -> Result<Done, SuspendError> {
-    let namespace = app.containerd.namespace(&wanted.namespace);
-    let (known, already) = match find(app, &namespace, wanted).await? {
-        Found::Suspended(known) => (known, true),
-        Found::Paused => return Err(SuspendError::Foreign(wanted.container.clone())),
-        Found::Other(status) => return Err(not_running(wanted, status)),
-        Found::Runs(task) => {
-            let since = jiff::Timestamp::now();
-            let started = process::started(task.pid);
-            let gpu = gpu_of(app, wanted, task.pid).await?;
-            let known = Suspended::new(wanted, task.pid, started, since).with(gpu);
-            app.suspended.add(known.clone()).await?;
-            (known, false)
-        }
-    };
-    hold(app, &known, Effort::first(cancel)).await?;
-    Ok(Done::of(Some(&known), already))
+    driver: &Driver,
+    known: Suspended,
+    ends: &CancellationToken,
+) -> Result<Suspension, SuspendError> {
+    app.suspended.add(known.clone()).await?;
+    hold(app, driver, known, Effort::first(driver, ends)).await
 }
 
-/// Brings a suspension to its end.
-async fn hold(app: &App, known: &Suspended, effort: Effort<'_>) -> Result<(), SuspendError> {
-    finish::suspend(app, known, effort).await?;
-    if known.phase != Phase::Suspended {
-        app.suspended.note(known.clone().at(Phase::Suspended)).await;
-        tracing::info!(container = known.container, "suspended");
+/// Brings a suspension to its end; one that is cancelled before, to where it began.
+async fn hold(
+    app: &App,
+    driver: &Driver,
+    known: Suspended,
+    effort: Effort<'_>,
+) -> Result<Suspension, SuspendError> {
+    let ends = effort.ends();
+    let held = finish::suspend(app, &known, effort).await;
+    let held = held.and_then(|()| {
+        let committed = driver.commit("its container is suspended");
+        committed.map_err(|cancelled| Stopped::from(cancelled).into())
+    });
+    match held {
+        Ok(()) => {
+            app.suspended.note(known.clone().at(Phase::Suspended)).await;
+            tracing::info!(container = known.container, "suspended");
+            Ok(Suspension::of(Some(&known), false))
+        }
+        Err(error @ SuspendError::Stopped(Stopped::Cancelled(_))) => {
+            put_back(app, driver, &known, ends).await?;
+            Err(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Lets a container run whose suspension was cancelled.
+async fn put_back(
+    app: &App,
+    driver: &Driver,
+    known: &Suspended,
+    ends: &CancellationToken,
+) -> Result<(), SuspendError> {
+    driver.step("undo");
+    app.suspended.note(known.clone().at(Phase::Resuming)).await;
+    match let_run(app, known, Effort::last(driver, ends)).await {
+        Ok(()) => driver.undone("the container runs".to_owned()),
+        // There is nothing to be put back any more.
+        Err(SuspendError::NotRunning { .. }) => {}
+        Err(error) => return Err(error),
     }
     Ok(())
+}
+
+async fn resume(
+    app: &App,
+    driver: &Driver,
+    known: Suspended,
+    ends: &CancellationToken,
+) -> Result<Suspension, SuspendError> {
+    driver.commit("what is resumed runs as soon as it can").map_err(Stopped::from)?;
+    app.suspended.note(known.clone().at(Phase::Resuming)).await;
+    let_run(app, &known, Effort::first(driver, ends)).await?;
+    Ok(Suspension::of(Some(&known), false))
+}
+
+/// Forgets what runs, which somebody else may have resumed.
+async fn let_alone(
+    app: &App,
+    wanted: &Wanted,
+    known: Option<&Suspended>,
+) -> Result<Suspension, SuspendError> {
+    let held = known.map(|known| known.gpu.clone()).unwrap_or_default();
+    app.gpus.bring_back(&held).await.map_err(SuspendError::Gpu)?;
+    app.suspended.forget(wanted).await?;
+    Ok(Suspension::of(known, true))
 }
 
 /// Finds whose GPU memory is to be moved.
@@ -217,36 +342,13 @@ async fn gpu_of(app: &App, wanted: &Wanted, pid: u32) -> Result<Held, SuspendErr
     gpu::find(app, pid).await.map_err(|reason| SuspendError::Unfit { container, reason })
 }
 
-async fn resume(
-    app: &App,
-    wanted: &Wanted,
-    cancel: &CancellationToken,
-) -> Result<Done, SuspendError> {
-    let namespace = app.containerd.namespace(&wanted.namespace);
-    let known = match find(app, &namespace, wanted).await? {
-        Found::Paused => return Err(SuspendError::Foreign(wanted.container.clone())),
-        Found::Other(status) => {
-            app.suspended.forget(wanted).await?;
-            return Err(not_running(wanted, status));
-        }
-        Found::Runs(_) => {
-            // Somebody resumed it.
-            let known = app.suspended.get(wanted);
-            let held = known.as_ref().map(|known| known.gpu.clone()).unwrap_or_default();
-            app.gpus.bring_back(&held).await.map_err(SuspendError::Gpu)?;
-            app.suspended.forget(wanted).await?;
-            return Ok(Done::of(known.as_ref(), true));
-        }
-        Found::Suspended(known) => known,
-    };
-    app.suspended.note(known.clone().at(Phase::Resuming)).await;
-    let_run(app, &known, Effort::first(cancel)).await?;
-    Ok(Done::of(Some(&known), false))
-}
-
 /// Brings the end of a suspension to its end.
 async fn let_run(app: &App, known: &Suspended, effort: Effort<'_>) -> Result<(), SuspendError> {
+    let driver = effort.driver();
     finish::resume(app, known, effort).await?;
+    if !known.gpu.is_empty() {
+        driver.step("gpu");
+    }
     if let Err(error) = app.gpus.bring_back(&known.gpu).await {
         // As it was: it would only run up to its next work on a GPU.
         app.suspended.note(known.clone().at(Phase::Suspended)).await;
@@ -259,87 +361,6 @@ async fn let_run(app: &App, known: &Suspended, effort: Effort<'_>) -> Result<(),
     app.suspended.forget(&known.wanted()).await?;
     tracing::info!(container = known.container, "resumed");
     Ok(())
-}
-
-/// Goes on with what was begun until it is done, or the agent ends. `until` is dropped then.
-fn go_on(app: &Arc<App>, known: Suspended, until: impl Send + 'static) {
-    let work = Arc::clone(app);
-    app.tasks.spawn(move |cancel| async move {
-        let effort = Effort::later(&cancel);
-        let done = match known.phase {
-            Phase::Suspending | Phase::Suspended => hold(&work, &known, effort).await,
-            Phase::Resuming => let_run(&work, &known, effort).await,
-        };
-        match done {
-            Ok(()) => {}
-            Err(SuspendError::Unfinished(container)) => {
-                tracing::warn!(container, "what was begun with it is left to the next agent");
-            }
-            Err(error) => {
-                let container = known.container;
-                tracing::error!(error = %chain(&error), container, "not suspended, or not resumed");
-            }
-        }
-        drop(until);
-    });
-}
-
-/// Looks at what an earlier agent suspended, and forgets what is not paused any more. What it had
-/// begun is brought to its end; what takes longer, in the background.
-pub(crate) async fn recover(app: &Arc<App>) {
-    let begun = TaskTracker::new();
-    for known in app.suspended.all() {
-        if known.phase == Phase::Suspended {
-            recover_one(app, known).await;
-            continue;
-        }
-        tracing::warn!(
-            container = known.container,
-            phase = ?known.phase,
-            "an earlier agent ended in the middle of this"
-        );
-        let busy = app.reserve(&known.namespace, &known.container).ok();
-        go_on(app, known, (busy, begun.token()));
-    }
-    begun.close();
-    if tokio::time::timeout(FINISH_LIMIT, begun.wait()).await.is_err() {
-        tracing::warn!("what an earlier agent had begun is finished in the background");
-    }
-}
-
-async fn recover_one(app: &App, known: Suspended) {
-    let wanted = known.wanted();
-    let namespace = app.containerd.namespace(&wanted.namespace);
-    let kept = match find(app, &namespace, &wanted).await {
-        Ok(Found::Suspended(_)) => {
-            tracing::info!(container = wanted.container, "still suspended");
-            return;
-        }
-        Ok(Found::Runs(_)) => {
-            let back = app.gpus.bring_back(&known.gpu);
-            match tokio::time::timeout(RECOVER_LIMIT, back).await {
-                Ok(Ok(())) => app.suspended.forget(&wanted).await,
-                // It stays written down, for a resume to try again.
-                tried => {
-                    let container = &wanted.container;
-                    tracing::error!(?tried, container, "its GPU memory is still away");
-                    return;
-                }
-            }
-        }
-        Ok(Found::Paused | Found::Other(_)) => app.suspended.forget(&wanted).await,
-        Err(SuspendError::Runtime(error)) if error.is_not_found() => {
-            app.suspended.forget(&wanted).await
-        }
-        // Asked again when somebody wants something of it.
-        Err(error) => {
-            tracing::warn!(error = %chain(&error), container = wanted.container, "not known");
-            return;
-        }
-    };
-    if let Err(error) = kept {
-        tracing::error!(error = %chain(&error), "failed to forget a suspension");
-    }
 }
 
 /// Makes sure that a suspended container is as it was before a dump: nobody works on it, nothing of

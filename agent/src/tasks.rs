@@ -21,18 +21,6 @@ impl Tasks {
         self.tracker.spawn(work(self.cancel.clone()));
     }
 
-    /// Does `work` to its end, and returns what came of it. Whoever drops this waits no longer, and
-    /// nothing else changes: the work goes on. `None` when it broke off.
-    pub async fn to_the_end<F>(
-        &self,
-        work: impl FnOnce(CancellationToken) -> F,
-    ) -> Option<F::Output>
-    where
-        F: Future<Output: Send> + Send + 'static,
-    {
-        self.tracker.spawn(work(self.cancel.clone())).await.ok()
-    }
-
     /// Whether tasks were asked to stop.
     pub fn is_stopping(&self) -> bool {
         self.cancel.is_cancelled()
@@ -62,26 +50,7 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt as _;
-    use tokio::sync::oneshot;
-
     use super::*;
-
-    #[tokio::test]
-    async fn work_goes_on_when_nobody_waits_for_it_any_more() {
-        let tasks = Tasks::default();
-        let (go_on, wait) = oneshot::channel::<()>();
-        let (tell, told) = oneshot::channel();
-        let work = |_cancel| async move {
-            wait.await.unwrap();
-            tell.send("done").unwrap();
-        };
-        assert!(tasks.to_the_end(work).now_or_never().is_none());
-        go_on.send(()).unwrap();
-        assert_eq!(told.await, Ok("done"));
-        assert_eq!(tasks.to_the_end(|_cancel| async { 7 }).await, Some(7));
-        assert!(tasks.shut_down(Duration::from_secs(30)).await);
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_ignores_the_token_does_not_hold_up_shutdown() {

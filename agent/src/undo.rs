@@ -154,10 +154,11 @@ async fn after_failure(hooks: &[Hook], driver: &Driver, undoing: Undoing<'_>) ->
     Undone::Gone
 }
 
-/// Finishes what an earlier agent had begun. What cannot be undone within a moment is undone in
+/// Finishes what an earlier agent had begun, but for what changes containers in place
+/// ([`crate::suspend::recover`]). What cannot be undone within a moment is undone in
 /// the background; its container is busy until then.
 pub(crate) async fn recover(app: &Arc<App>) {
-    let interrupted = app.operations.interrupted();
+    let interrupted = app.operations.interrupted(|record| !record.kind.is_in_place());
     let open: BTreeSet<_> = interrupted.iter().map(|(record, _)| record.id.clone()).collect();
     for directory in [app.config.disk_stage(), app.config.staging.tmpfs.clone()] {
         let open = open.clone();

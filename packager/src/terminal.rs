@@ -71,6 +71,17 @@ impl Terminal {
         })
     }
 
+    /// Prints one of many results: a line of `text` for people, or `value` as JSON in one line.
+    pub(crate) fn print_line(&self, value: &impl Serialize, text: &str) -> std::io::Result<()> {
+        self.write(|out| {
+            if self.json {
+                serde_json::to_writer(&mut *out, value)?;
+                return writeln!(out);
+            }
+            writeln!(out, "{}", plain(text.trim_end()))
+        })
+    }
+
     /// Prints a script of our own making as it is, or `value` as one JSON document.
     pub(crate) fn print_script(&self, value: &impl Serialize, script: &str) -> std::io::Result<()> {
         if self.json {

@@ -153,6 +153,7 @@ async fn a_certificate_may_what_a_rule_says_and_no_more() {
     let suspend = |namespace: &str| api::SuspendRequest {
         container: "web".to_owned(),
         containerd_namespace: namespace.to_owned(),
+        timeout_seconds: 0,
     };
     // It is let through, and fails for there is no containerd.
     let told = client.suspend(suspend("team")).await.unwrap_err();

@@ -43,9 +43,11 @@ pub enum CancelError {
 
 /// Why whoever drives an operation gives it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Stopped {
+pub enum Stopped {
+    /// Somebody asked for that, or its time is over.
     #[error(transparent)]
     Cancelled(#[from] Cancelled),
+    /// The agent shuts down.
     #[error("the agent is shutting down")]
     AgentEnds,
 }
@@ -53,7 +55,7 @@ pub(crate) enum Stopped {
 /// It was cancelled before its point of no return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the operation was cancelled")]
-pub(crate) struct Cancelled;
+pub struct Cancelled;
 
 impl CancelCause {
     /// Returns what is told as the operation's error.
@@ -149,6 +151,12 @@ impl Driver {
             done = work => done,
             why = self.stopped(ends.clone()) => Err(why.into()),
         }
+    }
+
+    /// Whether it was cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        let entries = self.operations.entries();
+        entries.get(&*self.id).is_some_and(|entry| entry.record.cancelled.is_some())
     }
 
     fn is_committed(&self) -> bool {

@@ -35,7 +35,8 @@ use kybernate_spec::Digest;
 use super::Record;
 use crate::stage;
 
-/// Finished operations that are remembered, in [`ROOM`] bytes each.
+/// Finished operations that are remembered, in [`ROOM`] bytes each; so many in place, too: where a GPU
+/// goes from one container to the next, they must not push out what the next checkpoint builds on.
 pub(super) const FINISHED_MAX: usize = 200;
 
 /// How long they are.
@@ -236,16 +237,19 @@ pub(super) fn surplus<'a>(
     // Ids sort by time.
     let finished: BTreeMap<&str, &Record> =
         records.filter(|record| record.is_finished()).map(|record| (&*record.id, record)).collect();
-    let too_many = finished.len().saturating_sub(FINISHED_MAX);
     let is_old = |record: &Record| {
         let ended = record.finished_at.unwrap_or(record.started_at);
         now.duration_since(ended).unsigned_abs() > FINISHED_AGE_MAX && now > ended
     };
-    let forgotten = finished.into_iter().enumerate();
-    forgotten
-        .filter(|(position, (_, record))| *position < too_many || is_old(record))
-        .map(|(_, (id, _))| id.to_owned())
-        .collect()
+    let (in_place, others): (Vec<_>, Vec<_>) =
+        finished.into_values().partition(|record| record.kind.is_in_place());
+    let forgotten = [in_place, others].into_iter().flat_map(|records| {
+        let too_many = records.len().saturating_sub(FINISHED_MAX);
+        let surplus =
+            move |(position, record): &(usize, &Record)| *position < too_many || is_old(record);
+        records.into_iter().enumerate().filter(surplus).collect::<Vec<_>>()
+    });
+    forgotten.map(|(_, record)| record.id.clone()).collect()
 }
 
 fn read(

@@ -69,6 +69,9 @@ pub(crate) struct Record {
     /// How long its source was paused.
     #[serde(default)]
     pub(crate) paused_microseconds: u64,
+    /// What was suspended or resumed in place.
+    #[serde(default)]
+    pub(crate) suspension: Option<Suspension>,
 }
 
 /// How an operation ended.
@@ -95,6 +98,8 @@ pub(crate) enum Kind {
     Restore,
     Stage,
     Provide,
+    Suspend,
+    Resume,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -204,6 +209,17 @@ pub(crate) struct Sizes {
     pub(crate) transferred_bytes: u64,
 }
 
+/// What a suspension, or its end, has done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Suspension {
+    /// Since when the container is suspended, or was, where that is known.
+    pub(crate) since: Option<jiff::Timestamp>,
+    /// Whether there was nothing to do.
+    pub(crate) already: bool,
+    /// Whether its GPU memory was moved, too.
+    pub(crate) gpu: bool,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StepTime {
     pub(crate) step: String,
@@ -284,6 +300,24 @@ impl Kind {
             Self::Restore => "restore",
             Self::Stage => "stage",
             Self::Provide => "provide",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+        }
+    }
+
+    /// Whether it changes a container in place: nothing is made that would have to be undone.
+    pub(crate) const fn is_in_place(self) -> bool {
+        matches!(self, Self::Suspend | Self::Resume)
+    }
+}
+
+impl Suspension {
+    fn to_api(&self) -> api::Suspension {
+        let gpu = self.gpu.then(|| api::SuspendedPart::Gpu.into());
+        api::Suspension {
+            parts: std::iter::once(api::SuspendedPart::Cpu.into()).chain(gpu).collect(),
+            since: self.since.as_ref().map(ToString::to_string).unwrap_or_default(),
+            already: self.already,
         }
     }
 }
@@ -352,6 +386,7 @@ impl Record {
             image: String::new(),
             base: None,
             paused_microseconds: 0,
+            suspension: None,
         }
     }
 
@@ -398,6 +433,8 @@ impl Record {
             Kind::Restore => (api::OperationKind::Restore, &*self.container),
             Kind::Stage => (api::OperationKind::Stage, ""),
             Kind::Provide => (api::OperationKind::Provide, ""),
+            Kind::Suspend => (api::OperationKind::Suspend, ""),
+            Kind::Resume => (api::OperationKind::Resume, ""),
         };
         let state = match self.state {
             State::Running => api::OperationState::Running,
@@ -451,6 +488,7 @@ impl Record {
             deadline: self.deadline.as_ref().map(ToString::to_string).unwrap_or_default(),
             tier: self.tier.map_or(api::Tier::Unspecified, Tier::to_api).into(),
             waits_for: String::new(),
+            suspension: self.suspension.as_ref().map(Suspension::to_api),
         }
     }
 }

@@ -15,7 +15,7 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     cut.will_make(paused.clone()).await.unwrap();
 
     let restarted = Operations::open(directory.path()).unwrap();
-    let interrupted = restarted.interrupted();
+    let interrupted = restarted.interrupted(|_| true);
     assert_eq!(interrupted.len(), 1);
     let (record, driver) = &interrupted[0];
     assert_eq!(record.id, cut.id());
@@ -65,7 +65,7 @@ async fn changes_made_at_once_are_all_kept_and_the_last_is_on_the_disk() {
     let changes = (0..64).map(|number| driver.will_make(made(number)));
     futures::future::try_join_all(changes).await.unwrap();
     let restarted = Operations::open(directory.path()).unwrap();
-    assert_eq!(restarted.interrupted()[0].1.made(), driver.made());
+    assert_eq!(restarted.interrupted(|_| true)[0].1.made(), driver.made());
     assert_eq!(driver.made().len(), 64);
 }
 
@@ -152,7 +152,7 @@ async fn what_was_kept_ends_as_it_was_and_is_not_cancelled() {
         assert_eq!(operations.present(driver.id()).unwrap().error, "");
     }
     let restarted = Operations::open(directory.path()).unwrap();
-    let (record, driver) = restarted.interrupted().remove(0);
+    let (record, driver) = restarted.interrupted(|_| true).remove(0);
     assert_eq!(driver.made(), []);
     driver.close(record.conclusion).await;
     let told = restarted.present(driver.id()).unwrap();
@@ -192,6 +192,23 @@ async fn old_operations_are_forgotten_and_running_ones_kept() {
     );
     let files = fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(files, FINISHED_MAX + 2);
+}
+
+#[tokio::test]
+async fn what_is_done_in_place_pushes_out_no_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    let checkpoint = operations.begin(Subject::example()).await.unwrap();
+    checkpoint.finish(|record| record.state = State::Done).await.unwrap();
+    for round in 0..FINISHED_MAX + 3 {
+        let kind = if round % 2 == 0 { Kind::Suspend } else { Kind::Resume };
+        let driver = operations.begin(Subject { kind, ..Subject::example() }).await.unwrap();
+        driver.finish(|record| record.state = State::Done).await.unwrap();
+    }
+    operations.begin(Subject::example()).await.unwrap();
+    let left = operations.list(&Filter::default());
+    assert_eq!(left.len(), FINISHED_MAX + 2);
+    assert!(left.iter().any(|operation| operation.id == checkpoint.id()));
 }
 
 #[test]
@@ -241,7 +258,7 @@ async fn a_cancelled_operation_ends_so_also_over_a_restart() {
     driver.commit("it is done").unwrap_err();
 
     let restarted = Operations::open(directory.path()).unwrap();
-    let (_, driver) = &restarted.interrupted()[0];
+    let (_, driver) = &restarted.interrupted(|_| true)[0];
     let ends = driver.ends(Conclusion::failed("the agent ended".to_owned(), None));
     assert_eq!(ends.state, State::Cancelled);
     driver.undone("the source runs".to_owned());

@@ -258,12 +258,12 @@ mod tests {
         fs_err::rename(root.path().join("elsewhere"), &place).unwrap();
         driver.update(|_| {}).await.unwrap();
         let next = Operations::open(&place).unwrap();
-        let (record, _) = &next.interrupted()[0];
+        let (record, _) = &next.interrupted(|_| true)[0];
         assert_eq!((&*record.made, &record.conclusion), (&made[..], &None));
         keep(&driver, &done).await.unwrap();
         assert_eq!(driver.made(), made[..1]);
         let next = Operations::open(&place).unwrap();
-        let (record, _) = &next.interrupted()[0];
+        let (record, _) = &next.interrupted(|_| true)[0];
         assert_eq!((&*record.made, &record.conclusion), (&made[..1], &Some(done)));
     }
 }

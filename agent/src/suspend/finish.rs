@@ -16,27 +16,34 @@ use tokio_util::sync::CancellationToken;
 use super::{Phase, RESUME_LIMIT, SuspendError, Suspended, not_running};
 use crate::app::App;
 use crate::cgroup::Freezer;
+use crate::operations::{Cancelled, Driver, Stopped};
 use crate::patience::Pauses;
 use crate::revive::{Paused, Revived};
 use crate::runtime::{Namespace, TaskStatus};
-
-/// How long whoever asked waits for a containerd that does not answer.
-const ASKED_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long containerd may take to say how a container is. While a shim does not answer, it takes
 /// two seconds to say that it does not know.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
+/// What is waited for while nobody says how a container is.
+const UNKNOWN: &str = "containerd (it does not say how the container is)";
+
 /// How often in a row the runtime may refuse to freeze what runs. The first time, it may have been
 /// somebody else's death that was told.
 const REFUSALS_MAX: u32 = 2;
 
-/// How long something is gone on with.
+/// How something is gone on with.
 #[derive(Debug)]
 pub(super) struct Effort<'a> {
-    /// When whoever asked is told that it takes longer; `None` when nobody waits.
-    end: Option<Instant>,
-    cancel: &'a CancellationToken,
+    driver: &'a Driver,
+    /// The agent ends: the next one goes on.
+    ends: &'a CancellationToken,
+    /// Whether somebody has tried before.
+    is_later: bool,
+    /// Whether a cancellation ends it.
+    can_be_cancelled: bool,
+    /// Whether nobody knew how the container is.
+    is_unknown: bool,
     pauses: Pauses,
 }
 
@@ -53,26 +60,71 @@ enum Look {
 }
 
 impl<'a> Effort<'a> {
-    /// For whoever asks for it just now.
-    pub(super) fn first(cancel: &'a CancellationToken) -> Self {
-        let end = Some(Instant::now() + ASKED_LIMIT);
-        Self { end, cancel, pauses: Pauses::default() }
+    /// For what is begun.
+    pub(super) fn first(driver: &'a Driver, ends: &'a CancellationToken) -> Self {
+        let pauses = Pauses::default();
+        Self { driver, ends, is_later: false, can_be_cancelled: true, is_unknown: false, pauses }
     }
 
-    /// For what was asked for before.
-    pub(super) fn later(cancel: &'a CancellationToken) -> Self {
-        Self { end: None, cancel, pauses: Pauses::default() }
+    /// For what an earlier agent has begun.
+    pub(super) fn later(driver: &'a Driver, ends: &'a CancellationToken) -> Self {
+        Self { is_later: true, ..Self::first(driver, ends) }
+    }
+
+    /// For what puts back something that was cancelled.
+    pub(super) fn last(driver: &'a Driver, ends: &'a CancellationToken) -> Self {
+        Self { can_be_cancelled: false, ..Self::later(driver, ends) }
+    }
+
+    /// Returns the operation that it is for.
+    pub(super) const fn driver(&self) -> &'a Driver {
+        self.driver
+    }
+
+    /// Returns when the agent ends.
+    pub(super) const fn ends(&self) -> &'a CancellationToken {
+        self.ends
+    }
+
+    /// Looks how a container is, and tells when nobody has been able to say twice in a row.
+    async fn look(&mut self, namespace: &Namespace, known: &Suspended) -> Look {
+        let found = look(namespace, known).await;
+        let is_unknown = matches!(found, Look::Unknown);
+        let was_unknown = std::mem::replace(&mut self.is_unknown, is_unknown);
+        if !is_unknown {
+            self.driver.waits_for("");
+        } else if was_unknown {
+            self.driver.waits_for(UNKNOWN);
+        }
+        found
+    }
+
+    /// Ends it when it was cancelled.
+    fn may_go_on(&self) -> Result<(), SuspendError> {
+        let is_over = self.can_be_cancelled && self.driver.is_cancelled();
+        if is_over { Err(Stopped::from(Cancelled).into()) } else { Ok(()) }
+    }
+
+    /// Returns when it was cancelled.
+    fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
+        let cancelled = self.can_be_cancelled.then(|| self.driver.cancelled());
+        async move {
+            match cancelled {
+                Some(cancelled) => cancelled.await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Waits until it is time to try again; an error when that is left to others.
-    async fn once_more(&mut self, known: &Suspended) -> Result<(), SuspendError> {
-        let late = self.end.is_some_and(|end| Instant::now() >= end);
-        let waited = tokio::select! {
+    async fn once_more(&mut self) -> Result<(), SuspendError> {
+        let cancelled = self.cancelled();
+        tokio::select! {
             biased;
-            () = self.cancel.cancelled() => false,
-            () = self.pauses.pause() => !late,
-        };
-        if waited { Ok(()) } else { Err(SuspendError::Unfinished(known.container.clone())) }
+            () = self.ends.cancelled() => Err(Stopped::AgentEnds.into()),
+            () = cancelled => Err(Stopped::from(Cancelled).into()),
+            () = self.pauses.pause() => Ok(()),
+        }
     }
 }
 
@@ -85,7 +137,8 @@ pub(super) async fn suspend(
     let namespace = app.containerd.namespace(&known.namespace);
     let (mut taken, mut refusals) = (false, 0);
     loop {
-        match look(&namespace, known).await {
+        effort.may_go_on()?;
+        match effort.look(&namespace, known).await {
             Look::Paused(freezer) => {
                 if !freezer.is_frozen().unwrap_or(true) {
                     freezer.freeze().map_err(SuspendError::Freezer)?;
@@ -100,9 +153,16 @@ pub(super) async fn suspend(
             Look::Unknown => {}
             Look::Runs => {
                 if !std::mem::replace(&mut taken, true) {
-                    take_gpu(app, known, effort.end.is_none()).await?;
+                    take_gpu(app, known, &effort).await?;
+                    effort.may_go_on()?;
                 }
-                let Err(error) = namespace.pause(&known.container).await else { return Ok(()) };
+                effort.driver.step("suspend");
+                // Who is asked may go on with it: that is seen when it is put back.
+                let paused = tokio::select! {
+                    paused = namespace.pause(&known.container) => paused,
+                    () = effort.cancelled() => return Err(Stopped::from(Cancelled).into()),
+                };
+                let Err(error) = paused else { return Ok(()) };
                 tracing::warn!(error = %chain(&error), container = known.container, "not frozen");
                 refusals += u32::from(!error.is_away());
                 if refusals >= REFUSALS_MAX && matches!(look(&namespace, known).await, Look::Runs) {
@@ -111,7 +171,7 @@ pub(super) async fn suspend(
                 }
             }
         }
-        effort.once_more(known).await?;
+        effort.once_more().await?;
     }
 }
 
@@ -122,8 +182,9 @@ pub(super) async fn resume(
     mut effort: Effort<'_>,
 ) -> Result<(), SuspendError> {
     let namespace = app.containerd.namespace(&known.namespace);
+    effort.driver.step("resume");
     let ended = loop {
-        match look(&namespace, known).await {
+        match effort.look(&namespace, known).await {
             Look::Ended(status) => break Some(status),
             Look::Runs => break None,
             Look::Stuck(freezer) => thaw(known, &freezer),
@@ -146,7 +207,7 @@ pub(super) async fn resume(
             }
             Look::Unknown => {}
         }
-        effort.once_more(known).await?;
+        effort.once_more().await?;
     };
     if let Some(status) = ended {
         app.suspended.forget(&known.wanted()).await?;
@@ -199,9 +260,13 @@ fn thaw(known: &Suspended, freezer: &Freezer) {
 
 /// Moves its GPU memory away, which has to be done before it is paused: the driver works in its
 /// threads.
-async fn take_gpu(app: &App, known: &Suspended, again: bool) -> Result<(), SuspendError> {
+async fn take_gpu(app: &App, known: &Suspended, effort: &Effort<'_>) -> Result<(), SuspendError> {
+    if known.gpu.is_empty() {
+        return Ok(());
+    }
+    effort.driver.step("gpu");
     let taken = async {
-        if again {
+        if effort.is_later {
             // Whoever tried before may have got half-way.
             app.gpus.bring_back(&known.gpu).await?;
         }

@@ -131,6 +131,36 @@ impl AgentSocket {
         Ok(latest)
     }
 
+    /// Shows every operation as it is, then as it changes, also by the agent's next start. Ends when
+    /// `show` does not want to go on, or the agent stays away.
+    pub(super) async fn watch_all(
+        &self,
+        mut show: impl FnMut(&Operation) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut breaks = 0;
+        loop {
+            let watched = async {
+                let mut client = self.connect().await?;
+                let all = WatchRequest::default();
+                client.watch(all).await.map(tonic::Response::into_inner).map_err(refused)
+            };
+            match watched.await {
+                Ok(mut stream) => {
+                    while let Ok(Some(operation)) = stream.message().await {
+                        breaks = 0;
+                        show(&operation)?;
+                    }
+                }
+                // Whoever may not watch will not be let later.
+                Err(refused @ Failure::Refused(..)) => return Err(refused),
+                Err(away) if breaks == BREAKS_MAX => return Err(away),
+                Err(_away) => {}
+            }
+            breaks += 1;
+            pause().await;
+        }
+    }
+
     /// Waits for news, or for the agent to come back.
     async fn news(
         &self,
@@ -300,7 +330,7 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 23] = [
+    const STEPS: [&str; 24] = [
         "preflight",
         "copy",
         "gpu",
@@ -323,6 +353,7 @@ fn known_step(step: &str) -> &'static str {
         "reserve",
         "publish",
         "write",
+        "suspend",
         "undo",
     ];
     STEPS.into_iter().find(|known| *known == step).unwrap_or("other")

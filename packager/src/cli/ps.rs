@@ -94,12 +94,8 @@ impl Ps {
             text.push_str(&row(&["OPERATION", "CONTAINER", "STATE", "STEP", "REFERENCE"]));
         }
         for one in &list.operations {
-            let state = match one.tag() {
-                TagState::AwaitsSigner => "untagged".to_owned(),
-                _ if one.cancelling => "cancelling".to_owned(),
-                _ => state(one),
-            };
-            text.push_str(&row(&[&one.id, &one.container, &state, &step(one), &name_of(one)]));
+            let (state, step) = (shown_state(one), step(one));
+            text.push_str(&row(&[&one.id, &one.container, &state, &step, &name_of(one)]));
         }
         terminal.print(&facts, &text).map_err(Failure::failed)
     }
@@ -163,7 +159,7 @@ fn progress(one: &Operation) -> Value {
 }
 
 /// Returns the step under way and how much of it is done.
-fn step(one: &Operation) -> String {
+pub(super) fn step(one: &Operation) -> String {
     if !one.waits_for.is_empty() {
         return format!("{}, waits for {}", one.step, one.waits_for);
     }
@@ -188,7 +184,16 @@ fn state(one: &Operation) -> String {
     name.trim_start_matches("OPERATION_STATE_").to_lowercase()
 }
 
-fn row(cells: &[&str; 5]) -> String {
+/// Returns its state, or what people should know of it instead.
+pub(super) fn shown_state(one: &Operation) -> String {
+    match one.tag() {
+        TagState::AwaitsSigner => "untagged".to_owned(),
+        _ if one.cancelling => "cancelling".to_owned(),
+        _ => state(one),
+    }
+}
+
+pub(super) fn row(cells: &[&str; 5]) -> String {
     let [first, second, third, fourth, last] = cells;
     let mut text = String::new();
     // Writing to a string does not fail.

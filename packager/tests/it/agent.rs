@@ -10,9 +10,9 @@ use kybernate_packager::agent_api::{
     CancelRequest, CheckpointRequest, ClaimRequest, ClaimResponse, Container, EvictRequest,
     EvictResponse, Finding, GetNodeRequest, GetOperationRequest, ListRequest, ListResponse, Node,
     NodeTier, Operation, OperationState, PreflightRequest, PreflightResponse, Progress,
-    ProvideRequest, REFUSED_BY, ReportTaggedRequest, RestoreRequest, ResumeRequest, ResumeResponse,
-    SettleRequest, SettleResponse, Severity, StageRequest, StagedCheckpoint, StepTime,
-    SuspendRequest, SuspendResponse, SuspendedPart, TagState, TcpPolicy, Tier, WatchRequest,
+    ProvideRequest, REFUSED_BY, ReportTaggedRequest, RestoreRequest, ResumeRequest, SettleRequest,
+    SettleResponse, Severity, StageRequest, StagedCheckpoint, StepTime, SuspendRequest, Suspension,
+    TagState, TcpPolicy, Tier, WatchRequest,
 };
 use kybernate_packager::key::PublicKey;
 use kybernate_packager::verify::verify_signature;
@@ -158,19 +158,17 @@ impl Agent for Fake {
     async fn suspend(
         &self,
         request: Request<SuspendRequest>,
-    ) -> Result<Response<SuspendResponse>, Status> {
+    ) -> Result<Response<Operation>, Status> {
         if request.into_inner().container == "theirs" {
             return Err(Status::failed_precondition("it was paused by somebody else"));
         }
-        Ok(Response::new(SuspendResponse {
-            parts: vec![SuspendedPart::Cpu.into()],
-            since: "2026-01-01T00:00:00Z".to_owned(),
-            already: false,
-        }))
+        Ok(Response::new(began()))
     }
 
-    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        Ok(Response::new(ResumeResponse { already: true, ..ResumeResponse::default() }))
+    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<Operation>, Status> {
+        let suspension = Some(Suspension { already: true, ..Suspension::default() });
+        let state = OperationState::Done.into();
+        Ok(Response::new(Operation { state, suspension, ..began() }))
     }
 
     async fn get_node(&self, _: Request<GetNodeRequest>) -> Result<Response<Node>, Status> {

@@ -85,7 +85,7 @@ impl<'a> Place<'a> {
         let held = self.node.path("/run/held");
         let shims = running(self.node, "containerd-shim");
         fs::write(self.node.path("/run/hold"), moment).unwrap();
-        let mut kyb = self.begin(word);
+        let mut kyb = self.begin(&[word, "job"]);
         let reached = wait_until(END_LIMIT, || held.exists());
         assert!(reached, "{what}: it does not come to that\n{}", self.told());
         if victim == Victim::AgentOfHungShim {
@@ -99,7 +99,8 @@ impl<'a> Place<'a> {
         assert!(ended, "{what}: kyb waits\n{}", self.told());
         let done = wait_until(END_LIMIT, || self.is_done(word));
         assert!(done, "{what}: it is not done\n{}", self.told());
-        println!("{what}: kyb: {}", kyb.wait().unwrap());
+        let told = kyb.wait().unwrap();
+        assert!(told.success() || victim == Victim::Kyb, "{what}: {told}\n{}", self.told());
         if word == "suspend" {
             // Nobody who comes late changes anything.
             self.asks("suspend");
@@ -110,10 +111,40 @@ impl<'a> Place<'a> {
         assert!(clean, "{what}: before\n{}\nafter\n{}", self.before, self.left());
     }
 
-    fn begin(&self, word: &str) -> Child {
+    /// Has a suspension cancelled while runc is held, and looks at what that leaves.
+    fn cancelled(&self, moment: &str, more: &[&str]) {
+        let what = format!("cancelled on {}, {moment}, {more:?}", self.node.name());
+        let held = self.node.path("/run/held");
+        fs::write(self.node.path("/run/hold"), moment).unwrap();
+        let mut kyb = self.begin(&[&["suspend", "job"], more].concat());
+        let reached = wait_until(END_LIMIT, || held.exists());
+        assert!(reached, "{what}: it does not come to that\n{}", self.told());
+        if more.is_empty() {
+            signal(&running(self.node, "kyb"), Signal::INT);
+        }
+        let under_way = ["ps", "--operations", "--state", "running"];
+        let cancelling = || {
+            let list = self.scenario.kyb_json(self.node, &under_way).unwrap();
+            list["operations"][0]["cancelling"] == true
+        };
+        let told = wait_until(END_LIMIT, cancelling);
+        assert!(told, "{what}: it is not cancelled\n{}", self.told());
+        fs::remove_file(&held).unwrap();
+        self.let_go();
+        let ended = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
+        assert!(ended, "{what}: kyb waits\n{}", self.told());
+        let told = self.told();
+        assert_eq!(kyb.wait().unwrap().code(), Some(1), "{what}\n{told}");
+        assert!(told.contains("cancelled") && told.contains("the container runs"), "{told}");
+        assert!(self.is_done("resume"), "{what}: {told}");
+        self.scenario.wait_for_ticks(self.node, "job").unwrap();
+        assert_eq!(self.left(), self.before, "{what}");
+    }
+
+    fn begin(&self, words: &[&str]) -> Child {
         let log = self.scenario.testbed.private().join(format!("kyb-{}.log", self.node.name()));
         let log = fs::File::create(log).unwrap().into_parts().0;
-        let mut kyb = self.node.command(&["kyb", word, "job"]);
+        let mut kyb = self.node.command(&[&["kyb"], words].concat());
         kyb.stdout(Stdio::null()).stderr(log).spawn().unwrap()
     }
 
@@ -222,6 +253,8 @@ fn what_was_asked_for_is_done_whoever_dies_while_it_is_suspended_or_resumed() {
         for moment in ["before pause", "before resume"] {
             place.round(Victim::AgentOfHungShim, moment);
         }
+        place.cancelled("before pause", &["--timeout", "1s"]);
+        place.cancelled("after pause", &[]);
     });
     scenario.end().unwrap();
 }

@@ -2,17 +2,48 @@
 
 use std::process::{Child, Stdio};
 
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
 use super::cancels::newest;
 use super::halt::{hold, let_go, start_holding};
-use super::victims::{running, signal};
+use super::victims::{END_LIMIT, running, signal};
 use crate::harness::{restore, said};
 
 fn watch(node: &Node, id: &str) -> Child {
     let mut command = node.command(&["kyb", "watch", id, "--json"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Without an id, everything that begins is told, in lines; what had ended before is not.
+fn watch_all(scenario: &Scenario, node: &Node) {
+    let file = scenario.testbed.private().join("watched");
+    let lines = fs_err::File::create(&file).unwrap().into_parts().0;
+    let mut command = node.command(&["kyb", "watch", "--json"]);
+    let mut watches = command.stdout(lines).stderr(Stdio::null()).spawn().unwrap();
+    let told = || -> Vec<serde_json::Value> {
+        let text = fs_err::read_to_string(&file).unwrap();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let seen = |kind: &str| {
+        let done = |one: &serde_json::Value| one["kind"] == kind && one["state"] == "done";
+        told().iter().any(done)
+    };
+    let begins = |one: &serde_json::Value| one["kind"] == "suspend" && one["state"] == "running";
+    // It may come too late for the first ones, and what is quick may be over when it is told.
+    let watched = wait_until(END_LIMIT, || {
+        scenario.kyb_json(node, &["suspend", "job"]).unwrap();
+        scenario.kyb_json(node, &["resume", "job"]).unwrap();
+        seen("resume") && seen("suspend") && told().iter().any(begins)
+    });
+    let told = told();
+    assert!(watched, "{told:?}");
+    assert!(told.iter().all(|one| one["kind"] != "checkpoint"), "{told:?}");
+    signal(&running(node, "kyb"), Signal::INT);
+    watches.wait().unwrap();
 }
 
 #[test]
@@ -47,6 +78,7 @@ fn an_operation_is_watched_by_somebody_else_until_it_ends() {
     let output = scenario.kyb(b, &["watch", &id]).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("refused (policy)"), "{}", said(&output));
+    watch_all(&scenario, a);
     // It is another agent's.
     let output = scenario.kyb(a, &["watch", &id]).unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));

@@ -149,6 +149,7 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     assert!(catch(|| was_asked(a, "copy-out")), "nothing is copied");
     assert_eq!(gpu(a, "model").0, "4");
     scenario.agent_a.take().unwrap().kill();
+    kyb.kill().unwrap();
     kyb.wait().unwrap();
     fails(a, "");
     is_whole(a, "model", &on_a);
@@ -159,6 +160,7 @@ fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
     let mut kyb = begin(a, &reference);
     assert!(catch(|| gpu(a, "model").0 == "2"), "it was not taken");
     scenario.agent_a.take().unwrap().kill();
+    kyb.kill().unwrap();
     kyb.wait().unwrap();
     is_whole(a, "model", &on_a);
     scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());

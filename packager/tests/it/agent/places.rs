@@ -1,6 +1,6 @@
 //! What stays on the node: staged checkpoints and suspended containers.
 
-use kybernate_packager::agent_api::{Operation, OperationState, Tier};
+use kybernate_packager::agent_api::{Operation, OperationState, SuspendedPart, Suspension, Tier};
 
 use super::{Script, Scripted, staged};
 use crate::kyb::kyb;
@@ -89,11 +89,17 @@ async fn a_node_shows_its_facts_and_its_tiers() {
 #[tokio::test]
 async fn a_container_is_suspended_and_resumed() {
     let scratch = tempfile::tempdir().unwrap();
-    let agent = Scripted::start(scratch.path(), Script::default());
+    let since = "2026-01-01T00:00:00Z".to_owned();
+    let suspension =
+        Some(Suspension { parts: vec![SuspendedPart::Cpu.into()], since, already: false });
+    let state = OperationState::Done.into();
+    let end = Operation { state, suspension, ..Operation::default() };
+    let agent = Scripted::start(scratch.path(), Script { end, ..Script::default() });
     let socket = agent.socket.to_str().unwrap();
     let line = ["suspend", "job", "--json", "--agent-socket", socket];
     let told = kyb(scratch.path(), line).await.json();
     assert_eq!((&told["suspended"][0], &told["already"]), (&"cpu".into(), &false.into()));
+    assert_eq!(told["since"], "2026-01-01T00:00:00Z");
     let told = kyb(scratch.path(), ["resume", "job", "--agent-socket", socket]).await;
     assert!(told.out.contains("job runs already"), "{told:?}");
     let line = ["suspend", "theirs", "--agent-socket", socket];
