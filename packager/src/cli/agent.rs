@@ -1,5 +1,6 @@
 //! This node's agent.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -66,7 +67,11 @@ impl AgentSocket {
         let path = self.agent_socket.clone();
         let connector = service_fn(move |_| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            async move {
+                let stream = UnixStream::connect(path).await?;
+                ours(stream.peer_cred()?.uid())?;
+                Ok::<_, io::Error>(TokioIo::new(stream))
+            }
         });
         // The address is never looked at: the socket is the address.
         let endpoint = Endpoint::from_static("http://agent.local");
@@ -223,6 +228,17 @@ impl AgentSocket {
         }
         Ok(news)
     }
+}
+
+/// Refuses an agent of somebody else: it would be told of keys, and believed.
+fn ours(owner: u32) -> io::Result<()> {
+    if owner == 0 || owner == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("whoever listens there is user {owner}, and neither root nor you"),
+    ))
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "an interceptor may refuse, this one does not")]

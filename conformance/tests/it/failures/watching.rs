@@ -22,7 +22,7 @@ fn watch_all(scenario: &Scenario, node: &Node) {
     let file = scenario.testbed.private().join("watched");
     let lines = fs_err::File::create(&file).unwrap().into_parts().0;
     let mut command = node.command(&["kyb", "watch", "--json"]);
-    let mut watches = command.stdout(lines).stderr(Stdio::null()).spawn().unwrap();
+    let mut kyb = command.stdout(lines).stderr(Stdio::null()).spawn().unwrap();
     let told = || -> Vec<serde_json::Value> {
         let text = fs_err::read_to_string(&file).unwrap();
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -43,7 +43,7 @@ fn watch_all(scenario: &Scenario, node: &Node) {
     assert!(watched, "{told:?}");
     assert!(told.iter().all(|one| one["kind"] != "checkpoint"), "{told:?}");
     signal(&running(node, "kyb"), Signal::INT);
-    watches.wait().unwrap();
+    kyb.wait().unwrap();
 }
 
 #[test]

@@ -2,6 +2,9 @@
 
 use kybernate_packager::agent_api::{Operation, OperationState, SuspendedPart, Suspension, Tier};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::Uid;
+
 use super::{Script, Scripted, staged};
 use crate::kyb::kyb;
 
@@ -104,4 +107,24 @@ async fn a_container_is_suspended_and_resumed() {
     assert!(told.out.contains("job runs already"), "{told:?}");
     let line = ["suspend", "theirs", "--agent-socket", socket];
     kyb(scratch.path(), line).await.ended(1, "paused by somebody else");
+}
+
+/// A socket of somebody else's is not believed. Whose it is counts when it is made to listen.
+#[tokio::test]
+async fn an_agent_of_another_user_is_told_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("agent.sock");
+    let path = socket.clone();
+    let listener = std::thread::spawn(move || {
+        let nobody = Uid::from_raw(65_534);
+        let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        // Of this thread alone, which ends.
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        rustix::net::listen(&listener, 8).unwrap();
+        listener
+    });
+    let _listener = listener.join().unwrap();
+    let line = ["ps", "--agent-socket", socket.to_str().unwrap()];
+    kyb(scratch.path(), line).await.ended(1, "is user 65534, and neither root nor you");
 }
