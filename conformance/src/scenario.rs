@@ -241,7 +241,9 @@ impl Scenario {
         let mib = mib.to_string();
         node.run(&["ctr", "image", "pull", "--plain-http", image])?;
         let workload = ["/workload", "run", "--state", "/state", "--mib", &mib];
-        node.run(&[&["ctr", "run", "-d"], options, &[image, id], &workload[..]].concat())?;
+        // No weight, which needs a controller that a hierarchy of version 2 may not have.
+        let run = ["ctr", "run", "-d", "--cpu-shares", "0"];
+        node.run(&[&run[..], options, &[image, id], &workload[..]].concat())?;
         self.wait_for(node, id, |status| counter(status) > Some(0))?;
         Ok(())
     }

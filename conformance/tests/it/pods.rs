@@ -67,7 +67,8 @@ pub(crate) fn command_of(
     options: &[&str],
     program: &[&str],
 ) -> Command {
-    let mut words = vec!["ctr", "run", "-d", "--runc-binary", "/srv/bin/kybernate-runc"];
+    let mut words = vec!["ctr", "run", "-d", "--cpu-shares", "0"];
+    words.extend(["--runc-binary", "/srv/bin/kybernate-runc"]);
     let own =
         ["io.kubernetes.cri.container-type=container", "io.kubernetes.cri.container-name=main"];
     for annotation in own.iter().chain(annotations) {
