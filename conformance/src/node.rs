@@ -5,6 +5,7 @@
 
 mod cgroup;
 pub mod containerd;
+pub mod freezer;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -86,7 +86,7 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
         "mounts": mounts(from),
         "annotations": annotations,
         "linux": {
-            "resources": { "devices": device_rules(from.devices), "cpu": { "shares": 1024 } },
+            "resources": { "devices": device_rules(from.devices) },
             "cgroupsPath": from.cgroup,
             "namespaces": namespaces.collect::<Vec<_>>(),
             "devices": from.devices.iter().map(Device::node).collect::<Vec<_>>(),

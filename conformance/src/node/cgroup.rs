@@ -116,6 +116,12 @@ fn name_of(directory: &Path) -> String {
 
 /// Removes a cgroup with its children. Returns whether it is gone.
 fn remove(path: &Path) -> bool {
+    // In version 1, what is frozen does not die.
+    let freezer = path.join("freezer.state");
+    if freezer.exists() {
+        // Of the root there is none; of what is gone meanwhile neither.
+        drop(fs::write(freezer, "THAWED"));
+    }
     if let Ok(entries) = fs::read_dir(path) {
         for entry in entries.flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

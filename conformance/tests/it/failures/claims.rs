@@ -3,7 +3,6 @@
 
 use std::process::{Child, Stdio};
 
-use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
@@ -93,7 +92,7 @@ fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
     let create = hang(&staged);
     staged.scenario.agent_b.take().unwrap().kill();
     let b = staged.node();
-    fs::write(b.path("/sys/fs/cgroup/freezer/default/main/freezer.state"), "THAWED").unwrap();
+    b.freezer("main").set(false).unwrap();
     let output = create.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let after = staged.scenario.wait_for_ticks(b, "main").unwrap();

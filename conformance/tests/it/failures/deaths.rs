@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
+use kybernate_conformance::node::freezer::Freezer;
 use kybernate_conformance::process::Process;
 use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
@@ -71,7 +72,9 @@ const MOMENTS: [Moment; 13] = [
     }),
     ("files are captured", |dump| dump.file("rootfs.tar").is_some()),
     ("CRIU begins", |dump| dump.file("work/dump.log").is_some()),
-    ("CRIU has read the freezer", |dump| dump.says("freezer.state=")),
+    ("CRIU has read the freezer", |dump| {
+        dump.says("freezer.state=") || dump.says("cgroup.freeze=")
+    }),
     ("CRIU seizes", |dump| dump.says("Seized task")),
     ("CRIU locks the network", |dump| dump.says("Lock network")),
     ("CRIU begins to write memory", |dump| dump.written() > 0),
@@ -96,7 +99,7 @@ const WINDOWS: [Moment; 2] = [
 /// takes microseconds.
 struct Dump {
     stage: PathBuf,
-    freezer: PathBuf,
+    freezer: Freezer,
     state: PathBuf,
 }
 
@@ -105,7 +108,7 @@ impl Dump {
         let state = "/run/containerd/io.containerd.runtime.v2.task/default";
         Self {
             stage: node.path("/run/kybernate/stage"),
-            freezer: node.path(&format!("/sys/fs/cgroup/freezer/default/{id}/freezer.state")),
+            freezer: node.freezer(id),
             state: node.path(&format!("{state}/{id}/rootfs/state/status.json")),
         }
     }
@@ -129,7 +132,7 @@ impl Dump {
     }
 
     fn froze(&self) -> bool {
-        fs::read_to_string(&self.freezer).is_ok_and(|state| state.trim() != "THAWED")
+        self.freezer.state().is_ok() && !self.freezer.is_thawed()
     }
 
     fn counter(&self) -> Option<u64> {

@@ -18,13 +18,14 @@ pub(super) fn hang(staged: &Staged) -> Child {
 }
 
 pub(super) fn hang_in(staged: &Staged, create: &mut Command) -> Child {
-    let cgroup = staged.node().path("/sys/fs/cgroup/freezer/default/main");
+    let freezer = staged.node().freezer("main");
     let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let create = create.spawn().unwrap();
     // The first that is in there is CRIU.
-    let begun = || fs::read(cgroup.join("cgroup.procs")).is_ok_and(|found| !found.is_empty());
+    let begun =
+        || fs::read(freezer.directory().join("cgroup.procs")).is_ok_and(|found| !found.is_empty());
     assert!(catch(begun), "CRIU does not begin");
-    fs::write(cgroup.join("freezer.state"), "FROZEN").unwrap();
+    freezer.set(true).unwrap();
     create
 }
 
@@ -33,7 +34,8 @@ pub(super) fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
     let (b, scenario) = (staged.node(), &staged.scenario);
     assert_eq!(running(b, "criu"), [], "{what}");
     let script = "ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \
-                  iptables -w 5 -S | grep -i criu; ls -d /sys/fs/cgroup/freezer/default/*/ 2>/dev/null";
+                  iptables -w 5 -S | grep -i criu; ls -d /sys/fs/cgroup/freezer/default/*/ \
+                  /sys/fs/cgroup/default/*/ 2>/dev/null";
     let left = b.output(&["sh", "-c", script]).unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "{what}");
     b.output(&["ctr", "container", "rm", "main"]).unwrap();

@@ -1,12 +1,12 @@
 //! Who dies while a container is suspended or resumed, and when: what was asked for is done in the
 //! end, whoever is left, and written down as it is.
 
-use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
+use kybernate_conformance::node::freezer::Freezer;
 use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 
@@ -48,7 +48,7 @@ struct Place<'a> {
     scenario: &'a Scenario,
     node: &'a Node,
     agent: Option<Agent>,
-    freezer: PathBuf,
+    freezer: Freezer,
     /// What is there while it runs.
     before: String,
 }
@@ -60,7 +60,7 @@ impl<'a> Place<'a> {
         fs::write(node.path("/usr/sbin/runc"), RUNC).unwrap();
         node.run(&["chmod", "755", "/usr/sbin/runc"]).unwrap();
         scenario.run_workload(node, "job", 16, &[]).unwrap();
-        let freezer = node.path("/sys/fs/cgroup/freezer/default/job/freezer.state");
+        let freezer = node.freezer("job");
         let mut place = Self { scenario, node, agent, freezer, before: String::new() };
         place.asks("suspend");
         place.asks("resume");
@@ -193,8 +193,7 @@ impl<'a> Place<'a> {
 
     /// Whether containerd, the kernel and what is written down agree that it is done.
     fn is_done(&self, word: &str) -> bool {
-        let frozen = fs::read_to_string(&self.freezer).is_ok_and(|state| state.trim() == "FROZEN");
-        let thawed = fs::read_to_string(&self.freezer).is_ok_and(|state| state.trim() == "THAWED");
+        let (frozen, thawed) = (self.freezer.is_frozen(), self.freezer.is_thawed());
         let list = self.scenario.kyb_json(self.node, &["ps", "--container", "job"]).unwrap();
         let known = list["containers"][0]["suspendedSince"].is_string();
         match word {
@@ -233,7 +232,7 @@ impl<'a> Place<'a> {
             let lines: Vec<_> = log.lines().collect();
             lines[lines.len().saturating_sub(25)..].join("\n")
         };
-        let freezer = fs::read_to_string(&self.freezer).unwrap_or_default();
+        let freezer = self.freezer.state().unwrap_or_default();
         format!("{freezer}{node}\n{}\n{}", tail("kyb"), tail("agent"))
     }
 }
@@ -264,10 +263,9 @@ fn what_was_asked_for_is_done_whoever_dies_while_it_is_suspended_or_resumed() {
 fn a_container_that_somebody_else_froze_is_left_alone() {
     let mut scenario = start();
     scenario.run_workload(&scenario.testbed.a, "job", 16, &[]).unwrap();
-    let freezer = "/sys/fs/cgroup/freezer/default/job/freezer.state";
-    let freezer = scenario.testbed.a.path(freezer);
-    fs::write(&freezer, "FROZEN").unwrap();
-    let frozen = || fs::read_to_string(&freezer).unwrap().trim() == "FROZEN";
+    let freezer = scenario.testbed.a.freezer("job");
+    freezer.set(true).unwrap();
+    let frozen = || freezer.is_frozen();
     assert!(wait_until(END_LIMIT, frozen));
     let refused = |scenario: &Scenario| {
         for word in ["suspend", "resume"] {
@@ -281,7 +279,7 @@ fn a_container_that_somebody_else_froze_is_left_alone() {
     scenario.agent_a.take().unwrap().kill();
     scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, "").unwrap());
     refused(&scenario);
-    fs::write(&freezer, "THAWED").unwrap();
+    freezer.set(false).unwrap();
     scenario.wait_for_ticks(&scenario.testbed.a, "job").unwrap();
     scenario.end().unwrap();
 }
