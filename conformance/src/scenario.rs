@@ -26,6 +26,29 @@ pub const PASSWORD: &str = "scenario-secret";
 /// Starting a program takes milliseconds; a machine that compiles meanwhile needs far longer.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_mins(2);
 
+/// Tells everything that an operation could have left: what containerd has, files of the agent's
+/// directories, mounts, cgroups and which of them are frozen, CRIU's rules in the node's network and
+/// those of its containers, and processes; what only waits for its parent to ask how it ended is none
+/// any more. Not what a restored container leaves until the next restore: what its CRIU was told.
+const TRACES: &str = r#"
+for what in "container ls -q" "task ls" "snapshot ls" "leases ls" "image ls -q" "content ls -q"; do
+    ctr $what | sort
+done
+find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
+    -not -path '*/operations*' -not -name '*.sock' \
+    -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf \
+    -not -name '*.lock' -not -name '*.log'
+awk '$5 ~ /kybernate|default/ { print "mount", $5 }' /proc/self/mountinfo | sort
+find /sys/fs/cgroup -path '*/default/*' -type d | sort
+find /sys/fs/cgroup -path '*/default/*' '(' -name freezer.state -o -name cgroup.freeze ')' \
+    -exec grep -H . {} + | sort
+for pid in $$ $(ctr task ls | awk 'NR > 1 { print $2 }'); do
+    nsenter -t $pid -n sh -c '{ iptables -S; ip6tables -S; nft list tables; } | grep CRIU'
+done
+ps -e -o stat= -o pid= -o comm= -o args= |
+    awk '$1 !~ /^Z/ && $3 ~ /criu|runc|kybernate-agent/ { $1 = ""; print }'
+"#;
+
 /// Everything that runs.
 #[derive(Debug)]
 pub struct Scenario {
@@ -314,20 +337,9 @@ impl Scenario {
         Ok(())
     }
 
-    /// Returns everything on a node that an operation could have left: containers, tasks,
-    /// snapshots, leases, files of the agent's staging directories, and processes; what only waits
-    /// for its parent to ask how it ended is none any more. Not what a restored container leaves
-    /// until the next restore: what its CRIU was told.
+    /// Returns everything on a node that an operation could have left ([`TRACES`]).
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
-        let script = "ctr container ls -q | sort; ctr task ls | sort; ctr snapshot ls | sort; \
-            ctr leases ls | sort; \
-            find /var/lib/kybernate /run/kybernate -mindepth 1 -not -path '*/kybernate/stage' \
-            -not -path '*/operations*' -not -name '*.sock' \
-            -not '(' -type d -path '*/kybernate/volumes*' ')' -not -name criu.conf \
-            -not -name '*.lock' -not -name '*.log'; \
-            ps -e -o stat= -o pid= -o comm= -o args= | \
-            awk '$1 !~ /^Z/ && $3 ~ /criu|runc|kybernate-agent/ { $1 = \"\"; print }'";
-        let output = node.output(&["sh", "-c", script])?;
+        let output = node.output(&["sh", "-c", TRACES])?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
