@@ -232,6 +232,24 @@ impl Scenario {
         Ok(Agent { service, process })
     }
 
+    /// Returns a node, by its name.
+    pub fn node(&self, name: &str) -> &Node {
+        if name == self.testbed.a.name() { &self.testbed.a } else { &self.testbed.b }
+    }
+
+    /// Returns the agent of a node.
+    pub fn agent(&mut self, name: &str) -> &mut Option<Agent> {
+        if name == self.testbed.a.name() { &mut self.agent_a } else { &mut self.agent_b }
+    }
+
+    /// Ends the agent of a node if there is one, and starts the next, with `more` in its configuration.
+    pub fn next_agent(&mut self, name: &str, more: &str) -> Result<(), ScenarioError> {
+        drop(self.agent(name).take());
+        let agent = self.start_agent(self.node(name), more)?;
+        *self.agent(name) = Some(agent);
+        Ok(())
+    }
+
     /// Pushes the workload's image.
     pub fn push_image(&self, reference: &str) -> Result<(), ScenarioError> {
         let words =

@@ -28,7 +28,7 @@ mod watching;
 
 use self::halt::{hold, let_go, start_holding};
 use self::victims::{END_LIMIT, running, signal};
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{checkpoint, nodes, restore, said, start};
 
 /// A checkpoint that must fail with `reason`; the source runs on, and nothing is named or left.
 fn fails(scenario: &Scenario, node: &Node, id: &str, reference: &str, reason: &str) -> Output {
@@ -80,11 +80,17 @@ fn an_agent_whose_program_was_replaced_takes_checkpoints() {
 #[test]
 fn a_registry_that_is_away_or_full_harms_nothing() {
     let mut scenario = start();
-    scenario.run_workload(&scenario.testbed.a, "job", 32, &[]).unwrap();
-    let reference = scenario.reference("failure/job:v1");
+    let reference = |scenario: &Scenario, node: &Node| {
+        scenario.reference(&format!("failure/job:{}", node.name()))
+    };
+    for node in nodes(&scenario) {
+        scenario.run_workload(node, "job", 32, &[]).unwrap();
+    }
 
     scenario.registry.take().unwrap().stop().unwrap();
-    fails(&scenario, &scenario.testbed.a, "job", &reference, "10.77.0.1:5000");
+    for node in nodes(&scenario) {
+        fails(&scenario, node, "job", &reference(&scenario, node), "10.77.0.1:5000");
+    }
 
     // A registry with room for a tenth of the pages.
     let full = scenario.testbed.private().join("full");
@@ -95,23 +101,21 @@ fn a_registry_that_is_away_or_full_harms_nothing() {
     let place = full.to_str().unwrap().to_owned();
     mount(&["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", &place]);
     let registry = scenario.start_registry_at(&full).unwrap();
-    fails(&scenario, &scenario.testbed.a, "job", &reference, "full");
-    assert!(!has_tag(&scenario, &reference));
+    for node in nodes(&scenario) {
+        fails(&scenario, node, "job", &reference(&scenario, node), "full");
+        assert!(!has_tag(&scenario, &reference(&scenario, node)));
+    }
     registry.stop().unwrap();
     mount(&["umount", &place]);
 
     scenario.registry = Some(scenario.start_registry().unwrap());
-    assert!(!has_tag(&scenario, &reference));
-    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
-    assert!(has_tag(&scenario, &reference));
+    for node in nodes(&scenario) {
+        let reference = reference(&scenario, node);
+        assert!(!has_tag(&scenario, &reference));
+        checkpoint(&scenario, node, "job", &reference);
+        assert!(has_tag(&scenario, &reference));
+    }
     scenario.end().unwrap();
-}
-
-/// Starts a checkpoint without waiting for its end.
-fn begin(scenario: &Scenario, node: &Node, id: &str, reference: &str, more: &[&str]) -> Service {
-    let words = ["kyb", "checkpoint", id, reference, "--plain-http", "--sign-key", "node-a"];
-    Service::start(&mut scenario.testbed.a.command(&[&words[..], more].concat()))
-        .unwrap_or_else(|error| panic!("{}: {error}", node.name()))
 }
 
 fn is(node: &Node, id: &str, status: &str) -> bool {
@@ -125,7 +129,7 @@ fn the_source_runs_on_when_the_agent_dies_for_good() {
     scenario.run_workload(&scenario.testbed.a, "job", 64, &[]).unwrap();
     let reference = scenario.reference("failure/killed:v1");
     // Its guardian must not wait for that deadline.
-    let kyb = hold(&scenario, &reference, &["--pause-deadline", "50s"]);
+    let kyb = hold(&scenario.testbed.a, &reference, &["--pause-deadline", "50s"]);
     scenario.agent_a.take().unwrap().kill();
     drop(kyb);
     let a = &scenario.testbed.a;
@@ -145,31 +149,34 @@ fn the_source_runs_on_when_the_agent_dies_for_good() {
 #[test]
 fn the_source_runs_on_when_kyb_is_killed() {
     let scenario = start_holding();
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 64, &[]).unwrap();
-    let reference = scenario.reference("failure/interrupted:v1");
-    let kyb = hold(&scenario, &reference, &[]);
-    let victims = running(a, "kyb");
-    assert_eq!(victims.len(), 1);
-    signal(&victims, Signal::KILL);
-    drop(kyb);
-    let_go(&scenario);
-    scenario.wait_for_ticks(a, "job").unwrap();
-    // The operation is the agent's and goes on without its client. Tagging is its last step but
-    // one, so a second may still be told that the container is busy.
-    assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
-    let again = scenario.reference("failure/interrupted:v2");
-    let words = ["checkpoint", "job", &again, "--plain-http", "--sign-key", "node-a"];
-    let mut second = scenario.kyb(a, &words).unwrap();
-    assert!(wait_until(END_LIMIT, || {
-        let busy = said(&second).contains("is busy");
-        if busy {
-            second = scenario.kyb(a, &words).unwrap();
-        }
-        !busy
-    }));
-    assert!(second.status.success(), "{}", said(&second));
-    assert!(has_tag(&scenario, &again));
+    for node in nodes(&scenario) {
+        scenario.run_workload(node, "job", 64, &[]).unwrap();
+        let path = format!("failure/interrupted-{}", node.name());
+        let reference = scenario.reference(&format!("{path}:v1"));
+        let kyb = hold(node, &reference, &[]);
+        let victims = running(node, "kyb");
+        assert_eq!(victims.len(), 1);
+        signal(&victims, Signal::KILL);
+        drop(kyb);
+        let_go(node);
+        scenario.wait_for_ticks(node, "job").unwrap();
+        // The operation is the agent's and goes on without its client. Tagging is its last step but
+        // one, so a second may still be told that the container is busy.
+        assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
+        let (again, key) =
+            (scenario.reference(&format!("{path}:v2")), format!("node-{}", node.name()));
+        let words = ["checkpoint", "job", &again, "--plain-http", "--sign-key", &key];
+        let mut second = scenario.kyb(node, &words).unwrap();
+        assert!(wait_until(END_LIMIT, || {
+            let busy = said(&second).contains("is busy");
+            if busy {
+                second = scenario.kyb(node, &words).unwrap();
+            }
+            !busy
+        }));
+        assert!(second.status.success(), "{}", said(&second));
+        assert!(has_tag(&scenario, &again));
+    }
     scenario.end().unwrap();
 }
 
@@ -275,57 +282,63 @@ fn a_stopped_source_is_found_by_its_tag_when_its_signer_dies() {
 #[test]
 fn a_name_that_is_taken_and_a_container_that_is_busy_are_left_alone() {
     let scenario = start_holding();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    scenario.run_workload(a, "job", 64, &[]).unwrap();
-    let reference = scenario.reference("failure/taken:v1");
-    let kyb = hold(&scenario, &reference, &[]);
-    let second = scenario.reference("failure/taken:v2");
-    let words = ["checkpoint", "job", &second, "--plain-http", "--sign-key", "node-a"];
-    let output = scenario.kyb(a, &words).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("busy"), "{}", said(&output));
-    let_go(&scenario);
-    assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
-    assert!(!has_tag(&scenario, &second));
-    drop(kyb);
+    let taken = scenario.reference("failure/taken-a:v1");
+    for node in nodes(&scenario) {
+        scenario.run_workload(node, "job", 64, &[]).unwrap();
+        let path = format!("failure/taken-{}", node.name());
+        let reference = scenario.reference(&format!("{path}:v1"));
+        let kyb = hold(node, &reference, &[]);
+        let second = scenario.reference(&format!("{path}:v2"));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &second, "--plain-http", "--sign-key", &key];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("busy"), "{}", said(&output));
+        let_go(node);
+        assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
+        assert!(!has_tag(&scenario, &second));
+        drop(kyb);
 
-    let first = restore(&scenario, b, &reference, "taken", &[]);
-    assert!(first.status.success(), "{}", said(&first));
-    let before = scenario.traces(b).unwrap();
-    let again = restore(&scenario, b, &reference, "taken", &[]);
-    assert_eq!(again.status.code(), Some(1), "{}", said(&again));
-    assert!(said(&again).contains("taken"), "{}", said(&again));
-    assert_eq!(scenario.traces(b).unwrap(), before);
-    scenario.wait_for_ticks(b, "taken").unwrap();
+        let first = restore(&scenario, node, &taken, "taken", &[]);
+        assert!(first.status.success(), "{}", said(&first));
+        let before = scenario.traces(node).unwrap();
+        let again = restore(&scenario, node, &taken, "taken", &[]);
+        assert_eq!(again.status.code(), Some(1), "{}", said(&again));
+        assert!(said(&again).contains("taken"), "{}", said(&again));
+        assert_eq!(scenario.traces(node).unwrap(), before);
+        scenario.wait_for_ticks(node, "taken").unwrap();
+    }
     scenario.end().unwrap();
 }
 
 #[test]
 fn a_source_that_is_killed_while_it_is_paused_can_be_restored() {
     let scenario = start_holding();
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 32, &[]).unwrap();
-    for stop in [false, true] {
-        let what = format!("stop: {stop}");
-        let before = scenario.wait_for_ticks(a, "job").unwrap();
-        let reference = scenario.reference(&format!("failure/killed-{stop}:v1"));
-        let pid = first(a);
-        let mut kyb = hold(&scenario, &reference, if stop { &["--stop"] } else { &[] });
-        // It dies when it may run again, as one does that the kernel kills for want of memory.
-        a.run(&["kill", "-KILL", &pid]).unwrap();
-        let_go(&scenario);
-        assert!(wait_until(END_LIMIT, || kyb.ends()), "{what}: kyb waits");
-        let told = scenario.kyb_json(a, &["ps", "--operations"]).unwrap();
-        let last = told["operations"].as_array().unwrap().last().unwrap();
-        assert_eq!(last["state"], "done", "{what}: {last}");
-        let ended = || !is(a, "job", "RUNNING") && !is(a, "job", "PAUSED");
-        assert!(wait_until(END_LIMIT, ended), "{what}: it runs, or is frozen");
-        scenario.remove(a, "job").unwrap();
-        let output = restore(&scenario, a, &reference, "job", &[]);
-        assert!(output.status.success(), "{what}: {}", said(&output));
-        let after = scenario.wait_for_ticks(a, "job").unwrap();
-        assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"], "{what}");
-        assert_eq!(running(a, "criu"), [], "{what}");
+    for node in nodes(&scenario) {
+        scenario.run_workload(node, "job", 32, &[]).unwrap();
+        for stop in [false, true] {
+            let what = format!("on {}, stop: {stop}", node.name());
+            let before = scenario.wait_for_ticks(node, "job").unwrap();
+            let tag = format!("failure/killed-{stop}:{}", node.name());
+            let reference = scenario.reference(&tag);
+            let pid = first(node);
+            let mut kyb = hold(node, &reference, if stop { &["--stop"] } else { &[] });
+            // It dies when it may run again, as one does that the kernel kills for want of memory.
+            node.run(&["kill", "-KILL", &pid]).unwrap();
+            let_go(node);
+            assert!(wait_until(END_LIMIT, || kyb.ends()), "{what}: kyb waits");
+            let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
+            let last = told["operations"].as_array().unwrap().last().unwrap();
+            assert_eq!(last["state"], "done", "{what}: {last}");
+            let ended = || !is(node, "job", "RUNNING") && !is(node, "job", "PAUSED");
+            assert!(wait_until(END_LIMIT, ended), "{what}: it runs, or is frozen");
+            scenario.remove(node, "job").unwrap();
+            let output = restore(&scenario, node, &reference, "job", &[]);
+            assert!(output.status.success(), "{what}: {}", said(&output));
+            let after = scenario.wait_for_ticks(node, "job").unwrap();
+            assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"], "{what}");
+            assert_eq!(running(node, "criu"), [], "{what}");
+        }
     }
     scenario.end().unwrap();
 }

@@ -88,22 +88,37 @@ pub(crate) fn refused(
     assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
 }
 
-/// Does the same on both nodes at a time, with the agents of a scenario. What somebody fails with is said
+/// Returns both nodes.
+pub(crate) const fn nodes(scenario: &Scenario) -> [&Node; 2] {
+    [&scenario.testbed.a, &scenario.testbed.b]
+}
+
+/// Works on both nodes at a time, with the agents of a scenario. What somebody fails with is said
 /// again at the end, where it is looked for.
 pub(crate) fn on_both(scenario: &mut Scenario, work: impl Fn(&Scenario, &Node, Agent) + Sync) {
     let agents = [scenario.agent_a.take().unwrap(), scenario.agent_b.take().unwrap()];
     let (scenario, work) = (&*scenario, &work);
-    let nodes = [&scenario.testbed.a, &scenario.testbed.b];
-    let failed: Vec<_> = std::thread::scope(|scope| {
-        let both = nodes.into_iter().zip(agents);
-        let both = both.map(|(node, agent)| scope.spawn(move || work(scenario, node, agent)));
-        // Both begin before one is waited for.
-        let both: Vec<_> = both.collect();
-        both.into_iter().filter_map(|one| one.join().err()).collect()
+    let both = nodes(scenario).into_iter().zip(agents);
+    together(both.map(|(node, agent)| move || work(scenario, node, agent)));
+}
+
+/// Does the same with whatever agents there are, and returns what came of it.
+pub(crate) fn at_once<T: Send>(scenario: &Scenario, work: impl Fn(&Node) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    together(nodes(scenario).into_iter().map(|node| move || work(node)))
+}
+
+fn together<T: Send>(works: impl Iterator<Item = impl FnOnce() -> T + Send>) -> Vec<T> {
+    let done: Vec<_> = std::thread::scope(|scope| {
+        // All begin before one is waited for.
+        let all: Vec<_> = works.map(|work| scope.spawn(work)).collect();
+        all.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
     });
-    let said = failed.iter().map(|panic| {
+    let (done, failed): (Vec<_>, Vec<_>) = done.into_iter().partition(Result::is_ok);
+    let said = failed.iter().filter_map(|one| one.as_ref().err()).map(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
     });
     assert!(failed.is_empty(), "{}", said.collect::<Vec<_>>().join("\n\n"));
+    done.into_iter().flatten().collect()
 }

@@ -10,24 +10,37 @@ use crate::failures::victims::running;
 use crate::harness::{checkpoint, said, start};
 use crate::workloads::Place;
 
-/// What the agent of node b is told beyond its keys.
+/// What an agent is told beyond its keys.
 pub(crate) const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = \"5s\"\n\
                       [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
 
 /// Permissions of the root directory when the checkpoint is taken. No container has them by itself.
 pub(crate) const ROOT_MODE: &str = "1555";
 
-/// A scenario whose node b has a checkpoint of the workload staged and its image pulled.
+/// A scenario in which a checkpoint of the workload is staged, and its image pulled.
 pub(crate) struct Staged {
     pub(crate) scenario: Scenario,
+    /// The node it is restored on.
+    pub(crate) at: &'static str,
     /// `host/name@digest`.
     pub(crate) pinned: String,
     /// The counter when it was taken, and the identity of the process.
     pub(crate) before: serde_json::Value,
 }
 
+/// Stages one on node b.
 pub(crate) fn stage() -> Staged {
     stage_with(&[])
+}
+
+/// Stages one on both nodes, to be restored on node a first.
+pub(crate) fn stage_on_both() -> Staged {
+    let mut staged = stage();
+    staged.scenario.next_agent("a", CONFIG).unwrap();
+    let a = staged.scenario.node("a");
+    staged.scenario.remove(a, "job").unwrap();
+    make_ready(&staged.scenario, a, &staged.pinned);
+    Staged { at: "a", ..staged }
 }
 
 /// Stages a checkpoint of a workload that was started with more options of `ctr run`.
@@ -37,8 +50,7 @@ fn stage_with(options: &[&str]) -> Staged {
 
 /// Does the same with a scenario that was prepared for that.
 pub(crate) fn stage_on(mut scenario: Scenario, options: &[&str]) -> Staged {
-    drop(scenario.agent_b.take());
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
+    scenario.next_agent("b", CONFIG).unwrap();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     scenario.run_workload(a, "job", 24, options).unwrap();
     let before = scenario.wait_for_ticks(a, "job").unwrap();
@@ -47,7 +59,7 @@ pub(crate) fn stage_on(mut scenario: Scenario, options: &[&str]) -> Staged {
     let digest = checkpoint(&scenario, a, "job", &reference);
     let pinned = format!("{reference}@{digest}");
     make_ready(&scenario, b, &pinned);
-    Staged { scenario, pinned, before }
+    Staged { scenario, at: "b", pinned, before }
 }
 
 /// Stages a checkpoint in a node's memory, and pulls its image there.
@@ -86,8 +98,17 @@ pub(crate) fn root(node: &Node, id: &str) -> String {
 }
 
 impl Staged {
-    pub(crate) const fn node(&self) -> &Node {
-        &self.scenario.testbed.b
+    pub(crate) fn node(&self) -> &Node {
+        self.scenario.node(self.at)
+    }
+
+    /// Kills the agent of the node, and leaves it without one.
+    pub(crate) fn kill_agent(&mut self) {
+        self.scenario.agent(self.at).take().unwrap().kill();
+    }
+
+    pub(crate) fn start_agent(&mut self) {
+        self.scenario.next_agent(self.at, CONFIG).unwrap();
     }
 
     /// Prepares to create and start the workload.

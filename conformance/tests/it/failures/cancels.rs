@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::halt::halt;
 use super::victims::{END_LIMIT, catch, running, signal};
 use super::{first, has_tag, is, locks};
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{checkpoint, nodes, on_both, restore, said, start};
 
 /// How long a cancelled operation may take to end: CRIU gets five seconds to end by itself, then
 /// containerd has to notice that it did not.
@@ -92,118 +92,125 @@ pub(super) fn registry(scenario: &Scenario) -> Process {
 
 #[test]
 fn a_checkpoint_is_cancelled_while_it_is_dumped() {
-    let scenario = start();
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 256, &[]).unwrap();
-    let before = scenario.traces(a).unwrap();
-    let reference = scenario.reference("cancel/dump:v1");
-    let words = ["checkpoint", "job", &reference, "--sign-key", "node-a"];
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, _agent| {
+        scenario.run_workload(node, "job", 256, &[]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("cancel/dump:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &reference, "--sign-key", &key];
 
-    // One that is well, by Ctrl-C.
-    let kyb = begin(a, &words);
-    assert!(catch(|| stage(a, "work/dump.log") > 0), "it does not come to that");
-    let asks = running(a, "kyb");
-    assert_eq!(asks.len(), 1);
-    signal(&asks, Signal::INT);
-    assert!(fails(kyb).contains("cancelling operation"));
-    assert_eq!(newest(&scenario, a)["state"], "cancelled");
-    runs_on(&scenario, a, &before);
-    assert!(!has_tag(&scenario, &reference));
-    checkpoint(&scenario, a, "job", &reference);
-    assert!(has_tag(&scenario, &reference));
-    let done = newest(&scenario, a);
-    let late = scenario.kyb(a, &["cancel", done["id"].as_str().unwrap()]).unwrap();
-    assert_eq!(late.status.code(), Some(1));
-    assert!(said(&late).contains("has ended already: done"), "{}", said(&late));
+        // One that is well, by Ctrl-C.
+        let kyb = begin(node, &words);
+        assert!(catch(|| stage(node, "work/dump.log") > 0), "it does not come to that");
+        let asks = running(node, "kyb");
+        assert_eq!(asks.len(), 1);
+        signal(&asks, Signal::INT);
+        assert!(fails(kyb).contains("cancelling operation"));
+        assert_eq!(newest(scenario, node)["state"], "cancelled");
+        runs_on(scenario, node, &before);
+        assert!(!has_tag(scenario, &reference));
+        checkpoint(scenario, node, "job", &reference);
+        assert!(has_tag(scenario, &reference));
+        let done = newest(scenario, node);
+        let late = scenario.kyb(node, &["cancel", done["id"].as_str().unwrap()]).unwrap();
+        assert_eq!(late.status.code(), Some(1));
+        assert!(said(&late).contains("has ended already: done"), "{}", said(&late));
 
-    // One that hangs, in the long part of a dump, which has to be killed.
-    let kyb = begin(a, &words);
-    let criu = in_memory(a);
-    let id = at_step(&scenario, a, &["dump"]);
-    let percent = &newest(&scenario, a)["progress"]["percent"];
-    assert!(percent.as_u64().is_some_and(|percent| percent < 100), "{percent}");
-    let undone = cancel(&scenario, a, &id);
-    assert!(undone.contains("the source runs") && undone.contains("staging"), "{undone}");
-    assert!(criu.iter().all(|process| !process.runs()), "CRIU outlives it");
-    assert!(fails(kyb).contains("it was cancelled; the source runs"));
-    runs_on(&scenario, a, &before);
+        // One that hangs, in the long part of a dump, which has to be killed.
+        let kyb = begin(node, &words);
+        let criu = in_memory(node);
+        let id = at_step(scenario, node, &["dump"]);
+        let percent = &newest(scenario, node)["progress"]["percent"];
+        assert!(percent.as_u64().is_some_and(|percent| percent < 100), "{percent}");
+        let undone = cancel(scenario, node, &id);
+        assert!(undone.contains("the source runs") && undone.contains("staging"), "{undone}");
+        assert!(criu.iter().all(|process| !process.runs()), "CRIU outlives it");
+        assert!(fails(kyb).contains("it was cancelled; the source runs"));
+        runs_on(scenario, node, &before);
 
-    // It left its code in the source, which can only be dumped again when it is started anew.
-    scenario.remove(a, "job").unwrap();
-    scenario.run_workload(a, "job", 256, &[]).unwrap();
-    let before = scenario.traces(a).unwrap();
-    // One whose time is over: it is over when this machine has come as far, however slow it is.
-    let kyb = begin(a, &[&words[..], &["--timeout", "10s"]].concat());
-    in_memory(a);
-    assert!(fails(kyb).contains("its time was over"));
-    runs_on(&scenario, a, &before);
+        // It left its code in the source, which can only be dumped again when it is started anew.
+        scenario.remove(node, "job").unwrap();
+        scenario.run_workload(node, "job", 256, &[]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        // One whose time is over: it is over when this machine has come as far, however slow it is.
+        let kyb = begin(node, &[&words[..], &["--timeout", "10s"]].concat());
+        in_memory(node);
+        assert!(fails(kyb).contains("its time was over"));
+        runs_on(scenario, node, &before);
+    });
     scenario.end().unwrap();
 }
 
 #[test]
 fn a_checkpoint_is_cancelled_while_it_is_pushed() {
     let scenario = start();
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 128, &[]).unwrap();
-    let before = scenario.traces(a).unwrap();
-    let reference = scenario.reference("cancel/push:v1");
-    let words = ["checkpoint", "job", &reference, "--sign-key", "node-a"];
-    for stop in [false, true] {
-        let kyb = begin(a, &[&words[..], if stop { &["--stop"] } else { &[] }].concat());
-        assert!(catch(|| stage(a, "work/dump.log") > 0), "it does not come to that");
-        // As slow as can be.
-        registry(&scenario).signal(Signal::STOP);
-        let id = at_step(&scenario, a, &["pack", "push"]);
-        assert!(is(a, "job", if stop { "PAUSED" } else { "RUNNING" }));
-        let undone = cancel(&scenario, a, &id);
-        assert!(undone.contains("staging"), "{undone}");
-        assert_eq!(undone.contains("the source runs"), stop, "{undone}");
-        fails(kyb);
-        runs_on(&scenario, a, &before);
-        registry(&scenario).signal(Signal::CONT);
-        assert!(!has_tag(&scenario, &reference));
+    for node in nodes(&scenario) {
+        scenario.run_workload(node, "job", 128, &[]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("cancel/push:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &reference, "--sign-key", &key];
+        for stop in [false, true] {
+            let kyb = begin(node, &[&words[..], if stop { &["--stop"] } else { &[] }].concat());
+            assert!(catch(|| stage(node, "work/dump.log") > 0), "it does not come to that");
+            // As slow as can be.
+            registry(&scenario).signal(Signal::STOP);
+            let id = at_step(&scenario, node, &["pack", "push"]);
+            assert!(is(node, "job", if stop { "PAUSED" } else { "RUNNING" }));
+            let undone = cancel(&scenario, node, &id);
+            assert!(undone.contains("staging"), "{undone}");
+            assert_eq!(undone.contains("the source runs"), stop, "{undone}");
+            fails(kyb);
+            runs_on(&scenario, node, &before);
+            registry(&scenario).signal(Signal::CONT);
+            assert!(!has_tag(&scenario, &reference));
+        }
+        checkpoint(&scenario, node, "job", &reference);
+        assert!(has_tag(&scenario, &reference));
     }
-    checkpoint(&scenario, a, "job", &reference);
-    assert!(has_tag(&scenario, &reference));
     scenario.end().unwrap();
 }
 
 #[test]
 fn a_restore_is_cancelled() {
     let scenario = start();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 128, &[]).unwrap();
     let reference = scenario.reference("cancel/restore:v1");
     checkpoint(&scenario, a, "job", &reference);
-    // The first one leaves the image and its layers.
-    assert!(restore(&scenario, b, &reference, "job", &[]).status.success());
-    scenario.remove(b, "job").unwrap();
-    let before = scenario.traces(b).unwrap();
-    let words = ["restore", &reference, "--name", "job"];
+    scenario.remove(a, "job").unwrap();
+    for node in nodes(&scenario) {
+        // The first one leaves the image and its layers.
+        assert!(restore(&scenario, node, &reference, "job", &[]).status.success());
+        scenario.remove(node, "job").unwrap();
+        let before = scenario.traces(node).unwrap();
+        let words = ["restore", &reference, "--name", "job"];
 
-    let kyb = begin(b, &words);
-    assert!(catch(|| stage(b, "images/pages-1.img") > 0), "it does not come to that");
-    registry(&scenario).signal(Signal::STOP);
-    let id = newest(&scenario, b)["id"].as_str().unwrap().to_owned();
-    cancel(&scenario, b, &id);
-    registry(&scenario).signal(Signal::CONT);
-    fails(kyb);
-    assert_eq!(scenario.traces(b).unwrap(), before);
+        let kyb = begin(node, &words);
+        assert!(catch(|| stage(node, "images/pages-1.img") > 0), "it does not come to that");
+        registry(&scenario).signal(Signal::STOP);
+        let id = newest(&scenario, node)["id"].as_str().unwrap().to_owned();
+        cancel(&scenario, node, &id);
+        registry(&scenario).signal(Signal::CONT);
+        fails(kyb);
+        assert_eq!(scenario.traces(node).unwrap(), before);
 
-    let kyb = begin(b, &words);
-    let begun = || stage(b, "work/restore.log") > 0;
-    halt(b, begun, begun);
-    let id = at_step(&scenario, b, &["restore"]);
-    let undone = cancel(&scenario, b, &id);
-    for what in ["task", "container", "snapshot", "staging", "lease"] {
-        assert!(undone.contains(what), "{undone} has no {what}");
+        let kyb = begin(node, &words);
+        let begun = || stage(node, "work/restore.log") > 0;
+        halt(node, begun, begun);
+        let id = at_step(&scenario, node, &["restore"]);
+        let undone = cancel(&scenario, node, &id);
+        for what in ["task", "container", "snapshot", "staging", "lease"] {
+            assert!(undone.contains(what), "{undone} has no {what}");
+        }
+        fails(kyb);
+        assert_eq!(running(node, "criu"), []);
+        assert_eq!(scenario.traces(node).unwrap(), before);
+
+        let output = restore(&scenario, node, &reference, "job", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "job").unwrap();
     }
-    fails(kyb);
-    assert_eq!(running(b, "criu"), []);
-    assert_eq!(scenario.traces(b).unwrap(), before);
-
-    let output = restore(&scenario, b, &reference, "job", &[]);
-    assert!(output.status.success(), "{}", said(&output));
-    scenario.wait_for_ticks(b, "job").unwrap();
     scenario.end().unwrap();
 }

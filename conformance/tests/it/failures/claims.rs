@@ -4,7 +4,6 @@
 use std::process::{Child, Stdio};
 
 use kybernate_conformance::command::wait_until;
-use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -13,14 +12,10 @@ use super::has_tag;
 use super::pods::{hang, hang_in, is_clean};
 use super::victims::{END_LIMIT, running, signal, start_containerd};
 use crate::harness::said;
-use crate::pods::{CONFIG, Staged, stage};
+use crate::pods::{Staged, stage_on_both};
 
 /// Has a failed restore start afresh.
 const COLD: &str = "on-failure.kybernate.io/main=cold";
-
-fn start_agent(scenario: &Scenario) -> Agent {
-    scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap()
-}
 
 /// Returns the operations that are open, or all.
 fn operations(staged: &Staged, more: &[&str]) -> Vec<Value> {
@@ -59,25 +54,26 @@ fn is_free(staged: &Staged) {
 
 #[test]
 fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
-    let mut staged = stage();
-    for annotation in [None, Some(COLD)] {
+    let mut staged = stage_on_both();
+    for (at, annotation) in [("a", None), ("a", Some(COLD)), ("b", None), ("b", Some(COLD))] {
+        staged.at = at;
         let wish = staged.wish();
         let annotations: Vec<&str> = [&*wish].into_iter().chain(annotation).collect();
         let create = asks(&staged, &annotations);
-        staged.scenario.agent_b.take().unwrap().kill();
+        staged.kill_agent();
         registry(&staged.scenario).signal(Signal::CONT);
         let output = create.wait_with_output().unwrap();
         let text = said(&output);
         assert_eq!(output.status.success(), annotation.is_some(), "{annotation:?}: {text}");
-        let b = staged.node();
+        let node = staged.node();
         if annotation.is_some() {
-            let fresh = staged.scenario.wait_for_ticks(b, "main").unwrap();
+            let fresh = staged.scenario.wait_for_ticks(node, "main").unwrap();
             assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
-            staged.scenario.remove(b, "main").unwrap();
+            staged.scenario.remove(node, "main").unwrap();
         } else {
             assert!(text.contains("failed to restore"), "{text}");
         }
-        staged.scenario.agent_b = Some(start_agent(&staged.scenario));
+        staged.start_agent();
         let last = settled(&staged, "the agent died in a claim");
         assert_eq!(last["state"], "failed", "{last}");
         is_clean(&staged, "the agent died in a claim", &[]);
@@ -88,56 +84,64 @@ fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
 
 #[test]
 fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
-    let mut staged = stage();
-    let create = hang(&staged);
-    staged.scenario.agent_b.take().unwrap().kill();
-    let b = staged.node();
-    b.freezer("main").set(false).unwrap();
-    let output = create.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let after = staged.scenario.wait_for_ticks(b, "main").unwrap();
-    assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
+    let mut staged = stage_on_both();
+    for at in ["a", "b"] {
+        staged.at = at;
+        let create = hang(&staged);
+        staged.kill_agent();
+        let node = staged.node();
+        node.freezer("main").set(false).unwrap();
+        let output = create.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let after = staged.scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
 
-    // The next agent learns of it, and leaves it what it needs.
-    staged.scenario.agent_b = Some(start_agent(&staged.scenario));
-    let last = settled(&staged, "the agent died in a restore");
-    assert_eq!(last["state"], "done", "{last}");
-    let b = staged.node();
-    assert!(b.path("/run/kybernate/volumes/default/main/criu.conf").exists(), "no options");
-    staged.scenario.wait_for_ticks(b, "main").unwrap();
-    staged.scenario.remove(b, "main").unwrap();
-    is_clean(&staged, "the agent died in a restore", &[]);
-    is_free(&staged);
+        // The next agent learns of it, and leaves it what it needs.
+        staged.start_agent();
+        let last = settled(&staged, "the agent died in a restore");
+        assert_eq!(last["state"], "done", "{last}");
+        let node = staged.node();
+        let options = node.path("/run/kybernate/volumes/default/main/criu.conf");
+        assert!(options.exists(), "no options");
+        staged.scenario.wait_for_ticks(node, "main").unwrap();
+        staged.scenario.remove(node, "main").unwrap();
+        is_clean(&staged, "the agent died in a restore", &[]);
+        is_free(&staged);
+    }
     staged.scenario.end().unwrap();
 }
 
 #[test]
 fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
     const MOVE: &str = "restore-as.kybernate.io/main=move";
-    let mut staged = stage();
+    let mut staged = stage_on_both();
     let (repository, digest) = staged.pinned.split_once("@sha256:").unwrap();
     let repository = repository.rsplit_once(':').unwrap().0;
     let claim = format!("{repository}:sha256-{digest}.claim");
-    let create =
-        hang_in(&staged, &mut staged.command("main", &staged.pinned, &[&staged.wish(), MOVE]));
-    assert!(has_tag(&staged.scenario, &claim), "nobody has it");
-    staged.scenario.agent_b.take().unwrap().kill();
-    let output = create.wait_with_output().unwrap();
-    assert!(!output.status.success(), "{}", said(&output));
-    assert!(has_tag(&staged.scenario, &claim), "who let go of it?");
-    staged.scenario.agent_b = Some(start_agent(&staged.scenario));
-    let last = settled(&staged, "nothing moved");
-    assert_eq!(last["state"], "failed", "{last}");
-    assert!(!has_tag(&staged.scenario, &claim), "it stays taken: {last}");
-    is_clean(&staged, "nothing moved", &[]);
-    is_free(&staged);
+    for at in ["a", "b"] {
+        staged.at = at;
+        let create =
+            hang_in(&staged, &mut staged.command("main", &staged.pinned, &[&staged.wish(), MOVE]));
+        assert!(has_tag(&staged.scenario, &claim), "nobody has it");
+        staged.kill_agent();
+        let output = create.wait_with_output().unwrap();
+        assert!(!output.status.success(), "{}", said(&output));
+        assert!(has_tag(&staged.scenario, &claim), "who let go of it?");
+        staged.start_agent();
+        let last = settled(&staged, "nothing moved");
+        assert_eq!(last["state"], "failed", "{last}");
+        assert!(!has_tag(&staged.scenario, &claim), "it stays taken: {last}");
+        is_clean(&staged, "nothing moved", &[]);
+        is_free(&staged);
+    }
     staged.scenario.end().unwrap();
 }
 
 #[test]
 fn a_pods_container_can_be_created_again_when_containerd_dies_meanwhile() {
-    let staged = stage();
-    for claims in [true, false] {
+    let mut staged = stage_on_both();
+    for (at, claims) in [("a", true), ("a", false), ("b", true), ("b", false)] {
+        staged.at = at;
         let what =
             if claims { "containerd died in a claim" } else { "containerd died in a restore" };
         let create = if claims { asks(&staged, &[&staged.wish()]) } else { hang(&staged) };

@@ -451,9 +451,10 @@ fn the_source_runs_on_whenever_containerd_dies() {
 impl Place<'_> {
     /// Kills the agent and its guardian in the middle of a pause, so that nobody is left to end it.
     fn abandoned(&mut self, tag: &str) {
-        let reference = self.scenario.reference(&format!("deaths/both:{tag}"));
-        let words =
-            ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+        let tag = format!("deaths/both:{tag}-{}", self.node.name());
+        let (reference, key) =
+            (self.scenario.reference(&tag), format!("node-{}", self.node.name()));
+        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
         let told = fs::File::create(self.words()).unwrap().into_parts().0;
         let mut kyb = self.node.command(&words);
         let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
@@ -476,76 +477,79 @@ impl Place<'_> {
 #[test]
 fn a_source_whose_agent_and_guardian_died_together_is_the_first_thing_that_is_seen_to() {
     let mut scenario = start();
-    let (agent, node) = (scenario.agent_a.take(), &scenario.testbed.a);
-    let mut place = Place::new(&scenario, node, agent);
-    let rescue = || node.output(&["kybernate-agent", "rescue"]).unwrap();
-    // An agent that runs sees to everything itself.
-    assert!(rescue().status.success());
+    harness::on_both(&mut scenario, |scenario, node, agent| {
+        let mut place = Place::new(scenario, node, Some(agent));
+        let rescue = || node.output(&["kybernate-agent", "rescue"]).unwrap();
+        // An agent that runs sees to everything itself.
+        assert!(rescue().status.success());
 
-    // Without any agent, and with a configuration that lets none start.
-    place.abandoned("alone");
-    let config = node.path("/etc/kybernate/agent.toml");
-    let good = fs::read_to_string(&config).unwrap();
-    fs::write(&config, format!("{good}\n[no such thing\n")).unwrap();
-    let before = place.dump.counter();
-    let rescued = rescue();
-    assert!(rescued.status.success(), "{}", said(&rescued));
-    assert!(said(&rescued).contains("while this container was paused"), "{}", said(&rescued));
-    place.ticks(before, "rescued");
-    assert!(is(node, "job", "RUNNING"), "containerd disagrees");
-    fs::write(&config, &good).unwrap();
-    place.start_agent();
-    place.runs_on("the next agent");
-    assert_eq!(place.dump.directory(), None, "a dump is left");
+        // Without any agent, and with a configuration that lets none start.
+        place.abandoned("alone");
+        let config = node.path("/etc/kybernate/agent.toml");
+        let good = fs::read_to_string(&config).unwrap();
+        fs::write(&config, format!("{good}\n[no such thing\n")).unwrap();
+        let before = place.dump.counter();
+        let rescued = rescue();
+        assert!(rescued.status.success(), "{}", said(&rescued));
+        assert!(said(&rescued).contains("while this container was paused"), "{}", said(&rescued));
+        place.ticks(before, "rescued");
+        assert!(is(node, "job", "RUNNING"), "containerd disagrees");
+        fs::write(&config, &good).unwrap();
+        place.start_agent();
+        place.runs_on("the next agent");
+        assert_eq!(place.dump.directory(), None, "a dump is left");
 
-    // By an agent that gets no further than that: a tier's directory is somebody's.
-    place.abandoned("first");
-    let thesis = "/var/lib/theses";
-    node.run(&["sh", "-c", &format!("mkdir {thesis}; touch {thesis}/mine.txt")]).unwrap();
-    let tier = format!("[staging.nvme]\ndirectory = \"{thesis}\"\nbudget = \"1GiB\"\n");
-    fs::write(&config, format!("{good}{tier}")).unwrap();
-    let before = place.dump.counter();
-    let failed = node.output(&["kybernate-agent", "serve"]).unwrap();
-    assert_eq!(failed.status.code(), Some(1), "{}", said(&failed));
-    assert!(said(&failed).contains("mine.txt"), "{}", said(&failed));
-    place.ticks(before, "first of all");
-    place.start_agent();
-    place.runs_on("the last agent");
-    assert_eq!(place.dump.directory(), None, "a dump is left");
-    drop(place);
+        // By an agent that gets no further than that: a tier's directory is somebody's.
+        place.abandoned("first");
+        let thesis = "/var/lib/theses";
+        node.run(&["sh", "-c", &format!("mkdir {thesis}; touch {thesis}/mine.txt")]).unwrap();
+        let tier = format!("[staging.nvme]\ndirectory = \"{thesis}\"\nbudget = \"1GiB\"\n");
+        fs::write(&config, format!("{good}{tier}")).unwrap();
+        let before = place.dump.counter();
+        let failed = node.output(&["kybernate-agent", "serve"]).unwrap();
+        assert_eq!(failed.status.code(), Some(1), "{}", said(&failed));
+        assert!(said(&failed).contains("mine.txt"), "{}", said(&failed));
+        place.ticks(before, "first of all");
+        place.start_agent();
+        place.runs_on("the last agent");
+        assert_eq!(place.dump.directory(), None, "a dump is left");
+    });
     scenario.end().unwrap();
 }
 
 #[test]
 fn kyb_does_not_wait_for_containerd_when_the_time_is_over() {
     let mut scenario = start();
-    let (agent, node) = (scenario.agent_a.take(), &scenario.testbed.a);
-    let place = Place::new(&scenario, node, agent);
-    let reference = scenario.reference("deaths/late:cut");
-    let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
-    let mut kyb = node.command(&[&words[..], &["--timeout", "8s"]].concat());
-    let told = fs::File::create(place.words()).unwrap().into_parts().0;
-    let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
-    assert!(catch(|| MOMENTS[6].1(&place.dump)), "no memory is written\n{}", place.told());
-    let (before, program) = (place.dump.counter(), running(node, "containerd"));
-    signal(&program, Signal::KILL);
-    place.ticks(before, "while containerd is away");
-    let mut status = None;
-    wait_until(END_LIMIT, || {
-        status = kyb.try_wait().unwrap();
-        status.is_some()
+    harness::on_both(&mut scenario, |scenario, node, agent| {
+        let place = Place::new(scenario, node, Some(agent));
+        let reference = scenario.reference(&format!("deaths/late:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let mut kyb = node.command(&[&words[..], &["--timeout", "8s"]].concat());
+        let told = fs::File::create(place.words()).unwrap().into_parts().0;
+        let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+        assert!(catch(|| MOMENTS[6].1(&place.dump)), "no memory is written\n{}", place.told());
+        let (before, program) = (place.dump.counter(), running(node, "containerd"));
+        signal(&program, Signal::KILL);
+        place.ticks(before, "while containerd is away");
+        let mut status = None;
+        wait_until(END_LIMIT, || {
+            status = kyb.try_wait().unwrap();
+            status.is_some()
+        });
+        let told = fs::read_to_string(place.words()).unwrap();
+        assert_eq!(status.expect("kyb waits").code(), Some(1), "{told}");
+        assert!(told.contains(WAITS) && told.contains("kyb ps --operations"), "{told}");
+        // It is the agent's to see to.
+        let words = ["ps", "--operations", "--state", "running"];
+        let list = || scenario.kyb_json(node, &words).unwrap();
+        assert_eq!(list()["operations"].as_array().map(Vec::len), Some(1), "{}", list());
+        start_containerd(node);
+        let ended =
+            wait_until(END_LIMIT, || list()["operations"].as_array().is_none_or(Vec::is_empty));
+        assert!(ended, "{}", list());
+        place.runs_on("when containerd is back");
+        assert_eq!(place.dump.directory(), None, "a dump is left");
     });
-    let told = fs::read_to_string(place.words()).unwrap();
-    assert_eq!(status.expect("kyb waits").code(), Some(1), "{told}");
-    assert!(told.contains(WAITS) && told.contains("kyb ps --operations"), "{told}");
-    // It is the agent's to see to.
-    let list = || scenario.kyb_json(node, &["ps", "--operations", "--state", "running"]).unwrap();
-    assert_eq!(list()["operations"].as_array().map(Vec::len), Some(1), "{}", list());
-    start_containerd(node);
-    let ended = wait_until(END_LIMIT, || list()["operations"].as_array().is_none_or(Vec::is_empty));
-    assert!(ended, "{}", list());
-    place.runs_on("when containerd is back");
-    assert_eq!(place.dump.directory(), None, "a dump is left");
-    drop(place);
     scenario.end().unwrap();
 }

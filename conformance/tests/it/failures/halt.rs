@@ -7,9 +7,9 @@ use kybernate_conformance::process::{Process, Service};
 use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
+use super::is;
 use super::victims::{END_LIMIT, catch, running, signal};
-use super::{begin, is};
-use crate::harness::start;
+use crate::harness::{nodes, start};
 
 /// Where the hook waits that holds a pause.
 const PIPE: &str = "/run/hold";
@@ -24,28 +24,33 @@ limit = "50s"
 on_request = true
 "#;
 
-/// Starts everything, with an agent on node a that can be asked to hold.
+/// Starts everything, with agents that can be asked to hold.
 pub(super) fn start_holding() -> Scenario {
     let mut scenario = start();
-    drop(scenario.agent_a.take());
+    drop((scenario.agent_a.take(), scenario.agent_b.take()));
     scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOLD).unwrap());
-    scenario.testbed.a.run(&["mkfifo", PIPE]).unwrap();
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, HOLD).unwrap());
+    for node in nodes(&scenario) {
+        node.run(&["mkfifo", PIPE]).unwrap();
+    }
     scenario
 }
 
-/// Starts a checkpoint of node a's `job`, and returns when it is paused; it stays so.
-pub(super) fn hold(scenario: &Scenario, reference: &str, more: &[&str]) -> Service {
-    let a = &scenario.testbed.a;
-    let kyb = begin(scenario, a, "job", reference, &[&["--hook", "hold"][..], more].concat());
-    assert!(wait_until(END_LIMIT, || is(a, "job", "PAUSED")), "it is not paused");
+/// Starts a checkpoint of a node's `job`, and returns when it is paused; it stays so.
+pub(super) fn hold(node: &Node, reference: &str, more: &[&str]) -> Service {
+    let key = format!("node-{}", node.name());
+    let words = ["kyb", "checkpoint", "job", reference, "--plain-http", "--sign-key", &key];
+    let words = [&words[..], &["--hook", "hold"], more].concat();
+    let kyb = Service::start(&mut node.command(&words)).unwrap();
+    assert!(wait_until(END_LIMIT, || is(node, "job", "PAUSED")), "it is not paused");
     kyb
 }
 
 /// Lets a held checkpoint go on.
-pub(super) fn let_go(scenario: &Scenario) {
+pub(super) fn let_go(node: &Node) {
     // Not before the hook is there to read.
     let script = format!("echo >{PIPE}");
-    scenario.testbed.a.run(&["timeout", "50", "sh", "-c", &script]).unwrap();
+    node.run(&["timeout", "50", "sh", "-c", &script]).unwrap();
 }
 
 /// Stops the CRIU of a node when something is `reached`. Once it has `begun` it goes on from look to

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use super::locks;
 use super::victims::{catch, running, signal};
 use crate::harness::start;
-use crate::pods::{ROOT_MODE, Staged, root, stage, stage_on};
+use crate::pods::{ROOT_MODE, Staged, root, stage_on, stage_on_both};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
 
@@ -31,42 +31,45 @@ pub(super) fn hang_in(staged: &Staged, create: &mut Command) -> Child {
 
 /// Nothing of a restore is left on the node, and the name can be used again.
 pub(super) fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
-    let (b, scenario) = (staged.node(), &staged.scenario);
-    assert_eq!(running(b, "criu"), [], "{what}");
+    let (node, scenario) = (staged.node(), &staged.scenario);
+    assert_eq!(running(node, "criu"), [], "{what}");
     let script = "ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \
                   iptables -w 5 -S | grep -i criu; ls -d /sys/fs/cgroup/freezer/default/*/ \
                   /sys/fs/cgroup/default/*/ 2>/dev/null";
-    let left = b.output(&["sh", "-c", script]).unwrap();
+    let left = node.output(&["sh", "-c", script]).unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "{what}");
-    b.output(&["ctr", "container", "rm", "main"]).unwrap();
+    node.output(&["ctr", "container", "rm", "main"]).unwrap();
     let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
     let mut create =
         staged.command_of("main", &staged.pinned, &[&staged.wish()], network, &workload);
     let output = create.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{what}: {}", crate::harness::said(&output));
-    let after = scenario.wait_for_ticks(b, "main").unwrap();
+    let after = scenario.wait_for_ticks(node, "main").unwrap();
     assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"], "{what}");
-    scenario.remove(b, "main").unwrap();
+    scenario.remove(node, "main").unwrap();
 }
 
 #[test]
 fn a_pods_restore_that_hangs_is_ended_and_leaves_nothing() {
-    let staged = stage();
-    let create = hang(&staged);
-    let output = create.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && text.contains("took longer than 5 s"), "{text}");
-    is_clean(&staged, "CRIU hangs", &[]);
+    let mut staged = stage_on_both();
+    for at in ["a", "b"] {
+        staged.at = at;
+        let create = hang(&staged);
+        let output = create.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("took longer than 5 s"), "{text}");
+        is_clean(&staged, "CRIU hangs", &[]);
 
-    // containerd kills a runtime that takes too long for it, and nobody else.
-    let create = hang(&staged);
-    let wrapper = running(staged.node(), "kybernate-runc");
-    assert!(!wrapper.is_empty(), "it is gone already");
-    signal(&wrapper, Signal::KILL);
-    let output = create.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && !text.contains("took longer"), "{text}");
-    is_clean(&staged, "the wrapper is killed", &[]);
+        // containerd kills a runtime that takes too long for it, and nobody else.
+        let create = hang(&staged);
+        let wrapper = running(staged.node(), "kybernate-runc");
+        assert!(!wrapper.is_empty(), "it is gone already");
+        signal(&wrapper, Signal::KILL);
+        let output = create.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && !text.contains("took longer"), "{text}");
+        is_clean(&staged, "the wrapper is killed", &[]);
+    }
     staged.scenario.end().unwrap();
 }
 

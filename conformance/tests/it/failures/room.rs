@@ -3,7 +3,7 @@
 
 use fs_err as fs;
 use kybernate_conformance::node::Node;
-use kybernate_conformance::scenario::{Agent, Scenario};
+use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
 use super::cancels::{begin, fails, registry, stage};
@@ -45,17 +45,18 @@ const DISK: Place = Place {
 };
 
 impl Place {
-    /// Gives the node a small one, and an agent that uses it.
-    fn agent(self, scenario: &Scenario, node: &Node) -> Agent {
+    /// Gives a node a small one, and an agent that uses it.
+    fn give(self, scenario: &mut Scenario, name: &str) {
+        drop(scenario.agent(name).take());
         let Self { directory, config, .. } = self;
         let script = format!(
             "umount {directory}; mkdir -p {directory} && \
              mount -t tmpfs -o mode=0700,size={MIB}m small {directory}"
         );
-        node.run(&["sh", "-c", &script]).unwrap();
+        scenario.node(name).run(&["sh", "-c", &script]).unwrap();
         let hook = FILL.replace("PLACE", directory);
         let more = format!("pages_on_demand = false\n[staging]\n{config}\n{hook}");
-        scenario.start_agent(node, &more).unwrap()
+        scenario.next_agent(name, &more).unwrap();
     }
 
     /// Makes room again.
@@ -70,34 +71,36 @@ impl Place {
 }
 
 /// Takes a checkpoint for which there is no room once it is under way, and then one with room.
-fn takes(scenario: &mut Scenario, place: Place, mib: u32, written: usize, tag: &str) {
-    drop(scenario.agent_a.take());
-    scenario.agent_a = Some(place.agent(scenario, &scenario.testbed.a));
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", mib, &[]).unwrap();
+fn takes(scenario: &mut Scenario, name: &str, place: Place, (mib, written): (u32, usize)) {
+    let tag = format!("{}-{mib}-{name}", place.directory.replace('/', "-"));
+    place.give(scenario, name);
+    let node = scenario.node(name);
+    scenario.run_workload(node, "job", mib, &[]).unwrap();
     let state = "/run/containerd/io.containerd.runtime.v2.task/default/job/rootfs/state";
-    fs::write(a.path(state).join("written"), vec![7; written]).unwrap();
-    let before = scenario.traces(a).unwrap();
-    let reference = scenario.reference(&format!("room/job:{tag}"));
-    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
-    let output = scenario.kyb(a, &[&words[..], &["--hook", "fill"]].concat()).unwrap();
+    fs::write(node.path(state).join("written"), vec![7; written]).unwrap();
+    let before = scenario.traces(node).unwrap();
+    let reference = scenario.reference(&format!("room/job:of{tag}"));
+    let key = format!("node-{name}");
+    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+    let output = scenario.kyb(node, &[&words[..], &["--hook", "fill"]].concat()).unwrap();
     assert_eq!(output.status.code(), Some(1), "{tag}: {}", said(&output));
     place.tells(&said(&output));
-    scenario.wait_for_ticks(a, "job").unwrap();
-    place.tidy(a);
-    assert_eq!(scenario.traces(a).unwrap(), before, "{tag}: something is left");
-    checkpoint(scenario, a, "job", &reference);
-    scenario.wait_for_ticks(a, "job").unwrap();
-    scenario.remove(a, "job").unwrap();
+    scenario.wait_for_ticks(node, "job").unwrap();
+    place.tidy(node);
+    assert_eq!(scenario.traces(node).unwrap(), before, "{tag}: something is left");
+    checkpoint(scenario, node, "job", &reference);
+    scenario.wait_for_ticks(node, "job").unwrap();
+    scenario.remove(node, "job").unwrap();
 }
 
 #[test]
 fn a_dump_or_capture_without_room_harms_nothing() {
     let mut scenario = start();
-    for (name, place) in [("memory", MEMORY), ("disk", DISK)] {
-        takes(&mut scenario, place, 64, 0, &format!("dump-in-{name}"));
-        takes(&mut scenario, place, 8, 48 << 20, &format!("capture-in-{name}"));
-    }
+    let (dump, capture) = ((64, 0), (8, 48 << 20));
+    takes(&mut scenario, "a", MEMORY, dump);
+    takes(&mut scenario, "b", MEMORY, capture);
+    takes(&mut scenario, "a", DISK, capture);
+    takes(&mut scenario, "b", DISK, dump);
     scenario.end().unwrap();
 }
 
@@ -107,20 +110,20 @@ fn a_restore_without_room_leaves_nothing() {
     scenario.run_workload(&scenario.testbed.a, "job", 96, &[]).unwrap();
     let reference = scenario.reference("room/job:back");
     checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
-    for place in [MEMORY, DISK] {
-        drop(scenario.agent_b.take());
-        scenario.agent_b = Some(place.agent(&scenario, &scenario.testbed.b));
-        let b = &scenario.testbed.b;
+    scenario.remove(&scenario.testbed.a, "job").unwrap();
+    for (name, place) in [("a", DISK), ("b", MEMORY)] {
+        place.give(&mut scenario, name);
+        let node = scenario.node(name);
         // The first one leaves the image and its layers.
-        let output = restore(&scenario, b, &reference, "job", &[]);
+        let output = restore(&scenario, node, &reference, "job", &[]);
         assert!(output.status.success(), "{}", said(&output));
-        scenario.remove(b, "job").unwrap();
-        let before = scenario.traces(b).unwrap();
-        let kyb = begin(b, &["restore", &reference, "--name", "job"]);
+        scenario.remove(node, "job").unwrap();
+        let before = scenario.traces(node).unwrap();
+        let kyb = begin(node, &["restore", &reference, "--name", "job"]);
         let comes = || match place.directory {
-            "/run/kybernate/stage" => stage(b, "images/pages-1.img") > 0,
+            "/run/kybernate/stage" => stage(node, "images/pages-1.img") > 0,
             directory => {
-                let entries = fs::read_dir(b.path(directory)).unwrap().flatten();
+                let entries = fs::read_dir(node.path(directory)).unwrap().flatten();
                 let mut files = entries.map(|entry| entry.path().join("images/pages-1.img"));
                 files.any(|file| fs::metadata(file).is_ok_and(|file| file.len() > 0))
             }
@@ -128,15 +131,15 @@ fn a_restore_without_room_leaves_nothing() {
         assert!(catch(comes), "no memory comes");
         registry(&scenario).signal(Signal::STOP);
         let fill = format!("cat /dev/zero >{}/fill", place.directory);
-        assert!(!b.output(&["sh", "-c", &fill]).unwrap().status.success(), "it has no end");
+        assert!(!node.output(&["sh", "-c", &fill]).unwrap().status.success(), "it has no end");
         registry(&scenario).signal(Signal::CONT);
         place.tells(&fails(kyb));
-        place.tidy(b);
-        assert_eq!(scenario.traces(b).unwrap(), before, "something is left");
-        let output = restore(&scenario, b, &reference, "job", &[]);
+        place.tidy(node);
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        let output = restore(&scenario, node, &reference, "job", &[]);
         assert!(output.status.success(), "{}", said(&output));
-        scenario.wait_for_ticks(b, "job").unwrap();
-        scenario.remove(b, "job").unwrap();
+        scenario.wait_for_ticks(node, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
     }
     scenario.end().unwrap();
 }

@@ -7,7 +7,7 @@ use fs_err as fs;
 use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use serde_json::Value;
 
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{checkpoint, nodes, restore, said, start};
 
 const DUMP: &str = "/tmp/dump";
 const FACTS: &str = "/tmp/facts.json";
@@ -112,22 +112,24 @@ fn memory_that_is_missing_is_noticed_before_criu_waits_for_it() {
         scenario.remove(&scenario.testbed.b, "whole").unwrap();
     }
     // Read as it comes, and written first.
-    for config in ["", "pages_on_demand = false\n[staging.ram]\nbudget = \"256MiB\"\n"] {
-        scenario.agent_b.take().unwrap().kill();
-        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, config).unwrap());
-        let b = &scenario.testbed.b;
-        let before = scenario.traces(b).unwrap();
-        let output = restore(&scenario, b, &short, "short", &[]);
+    let config = "pages_on_demand = false\n[staging.ram]\nbudget = \"256MiB\"\n";
+    for (name, config) in [("a", ""), ("a", config), ("b", ""), ("b", config)] {
+        scenario.next_agent(name, config).unwrap();
+        let node = scenario.node(name);
+        let before = scenario.traces(node).unwrap();
+        let output = restore(&scenario, node, &short, "short", &[]);
         let text = said(&output);
-        assert_eq!(output.status.code(), Some(2), "{config:?}: {text}");
+        assert_eq!(output.status.code(), Some(2), "{config:?} on {name}: {text}");
         assert!(text.contains("refused (integrity)") && text.contains("pages-1.img"), "{text}");
         assert!(text.contains("take a checkpoint anew") && !was_begun(&output), "{text}");
-        assert_eq!(scenario.traces(b).unwrap(), before, "something is left");
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
     }
     // It is not staged for later either.
-    let words = ["stage", &short, "--tier", "ram", "--plain-http"];
-    let output = scenario.kyb(&scenario.testbed.b, &words).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("pages-1.img"), "{}", said(&output));
+    for node in nodes(&scenario) {
+        let words = ["stage", &short, "--tier", "ram", "--plain-http"];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("pages-1.img"), "{}", said(&output));
+    }
     scenario.end().unwrap();
 }

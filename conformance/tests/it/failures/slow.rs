@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::cancels::{at_step, begin, fails};
 use super::has_tag;
 use super::victims::END_LIMIT;
-use crate::harness::{checkpoint, said, start};
+use crate::harness::{at_once, checkpoint, nodes, said, start};
 
 /// How often bytes come.
 const TICK: Duration = Duration::from_millis(20);
@@ -201,34 +201,45 @@ fn ends_as_told(scenario: &Scenario, node: &Node, words: &[&str], steps: &[&str]
 #[test]
 fn a_restore_waits_for_a_slow_registry_as_long_as_it_may() {
     let scenario = start();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 24, &[]).unwrap();
     checkpoint(&scenario, a, "job", &scenario.reference("slow/job:v1"));
+    scenario.remove(a, "job").unwrap();
     let way = Way::open(&scenario);
     let reference = way.reference("slow/job:v1");
     let words = ["restore", &reference, "--name", "job"];
     way.pace(SLOWER);
-    let kyb = begin(b, &words);
-    comes_on(&scenario, b);
+    let begun = at_once(&scenario, |node| {
+        let kyb = begin(node, &words);
+        comes_on(&scenario, node);
+        kyb
+    });
     way.pace(SLOW);
-    let output = kyb.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    scenario.wait_for_ticks(b, "job").unwrap();
-    scenario.remove(b, "job").unwrap();
+    for (node, kyb) in nodes(&scenario).into_iter().zip(begun) {
+        let output = kyb.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
+    }
 
     way.pace(CRAWL);
-    ends_as_told(&scenario, b, &words, &["resolve", "verify", "pull", "materialise", "restore"]);
+    at_once(&scenario, |node| {
+        let steps = ["resolve", "verify", "pull", "materialise", "restore"];
+        ends_as_told(&scenario, node, &words, &steps);
+    });
 
     // Nothing comes any more, and nobody answers who asks again.
-    let before = scenario.traces(b).unwrap();
     way.pace(SLOW);
     way.stop_after(HALF_BYTES);
-    let mut kyb = begin(b, &words);
-    assert!(wait_until(STALL_LIMIT, || kyb.try_wait().unwrap().is_some()), "it waits for ever");
-    let told = fails(kyb);
-    let error = told.lines().find(|line| line.starts_with("error:")).unwrap_or_default();
-    assert!(error.contains(&way.address.to_string()), "{told} does not name the registry");
-    assert_eq!(scenario.traces(b).unwrap(), before, "something is left");
+    at_once(&scenario, |node| {
+        let before = scenario.traces(node).unwrap();
+        let mut kyb = begin(node, &words);
+        assert!(wait_until(STALL_LIMIT, || kyb.try_wait().unwrap().is_some()), "it waits for ever");
+        let told = fails(kyb);
+        let error = told.lines().find(|line| line.starts_with("error:")).unwrap_or_default();
+        assert!(error.contains(&way.address.to_string()), "{told} does not name the registry");
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+    });
     drop(way);
     scenario.end().unwrap();
 }
@@ -236,29 +247,41 @@ fn a_restore_waits_for_a_slow_registry_as_long_as_it_may() {
 #[test]
 fn a_source_runs_on_while_its_checkpoint_goes_to_a_slow_registry() {
     let scenario = start();
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 24, &[]).unwrap();
+    for node in nodes(&scenario) {
+        scenario.run_workload(node, "job", 24, &[]).unwrap();
+    }
     let way = Way::open(&scenario);
-    let reference = way.reference("slow/pushed:v1");
-    let words = ["checkpoint", "job", &reference, "--sign-key", "node-a"];
+    let path = |what: &str, node: &Node| format!("slow/{what}-{}:v1", node.name());
+    let keys = |node: &Node| format!("node-{}", node.name());
     way.pace(SLOWER);
-    let kyb = begin(a, &words);
-    // As little memory as this is told of at once, when all of it has arrived.
-    let goes = || ["pack", "push"].contains(&newest(&scenario, a)["step"].as_str().unwrap_or(""));
-    assert!(wait_until(END_LIMIT, goes), "it does not go: {}", newest(&scenario, a));
-    scenario.wait_for_ticks(a, "job").unwrap();
+    let begun = at_once(&scenario, |node| {
+        let (reference, key) = (way.reference(&path("pushed", node)), keys(node));
+        let kyb = begin(node, &["checkpoint", "job", &reference, "--sign-key", &key]);
+        // As little memory as this is told of at once, when all of it has arrived.
+        let step = || newest(&scenario, node)["step"].as_str().unwrap_or_default().to_owned();
+        let goes = || ["pack", "push"].contains(&&*step());
+        assert!(wait_until(END_LIMIT, goes), "it does not go: {}", newest(&scenario, node));
+        scenario.wait_for_ticks(node, "job").unwrap();
+        kyb
+    });
     way.pace(SLOW);
-    let output = kyb.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    assert!(has_tag(&scenario, &scenario.reference("slow/pushed:v1")));
+    for (node, kyb) in nodes(&scenario).into_iter().zip(begun) {
+        let output = kyb.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(has_tag(&scenario, &scenario.reference(&path("pushed", node))));
+    }
 
     way.pace(CRAWL);
-    let other = way.reference("slow/other:v1");
-    let words = ["checkpoint", "job", &other, "--sign-key", "node-a"];
-    ends_as_told(&scenario, a, &words, &["preflight", "dump", "capture", "pack", "push"]);
-    scenario.wait_for_ticks(a, "job").unwrap();
+    at_once(&scenario, |node| {
+        let (reference, key) = (way.reference(&path("other", node)), keys(node));
+        let words = ["checkpoint", "job", &reference, "--sign-key", &key];
+        ends_as_told(&scenario, node, &words, &["preflight", "dump", "capture", "pack", "push"]);
+        scenario.wait_for_ticks(node, "job").unwrap();
+    });
     way.pace(SLOW);
-    assert!(!has_tag(&scenario, &scenario.reference("slow/other:v1")));
+    for node in nodes(&scenario) {
+        assert!(!has_tag(&scenario, &scenario.reference(&path("other", node))));
+    }
     drop(way);
     scenario.end().unwrap();
 }

@@ -52,13 +52,13 @@ fn an_operation_is_watched_by_somebody_else_until_it_ends() {
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     scenario.run_workload(a, "job", 16, &[]).unwrap();
     let reference = scenario.reference("watched/job:v1");
-    let asked = hold(&scenario, &reference, &[]);
+    let asked = hold(a, &reference, &[]);
     let id = newest(&scenario, a)["id"].as_str().unwrap().to_owned();
     // Who asked for it is not needed any more.
     signal(&running(a, "kyb"), Signal::KILL);
     drop(asked);
     let watches = watch(a, &id);
-    let_go(&scenario);
+    let_go(a);
     let output = watches.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -53,7 +53,7 @@ fn what_the_plugin_has_dumped_comes_back_by_the_plugin_alone() {
     let output = scenario.kyb(b, &["stage", &pinned, "--tier", "ram", "--plain-http"]).unwrap();
     assert!(output.status.success(), "{}", said(&output));
     b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
-    let staged = Staged { scenario, pinned, before: serde_json::Value::Null };
+    let staged = Staged { scenario, at: "b", pinned, before: serde_json::Value::Null };
     let b = staged.node();
     let create = || {
         let program = ["/workload", "hold", "map", "/count"];
