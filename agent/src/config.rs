@@ -51,6 +51,12 @@ pub(crate) const PAUSE_DEADLINE_MAX: Duration = Duration::from_hours(1);
 
 const PAUSE_DEADLINE: Duration = Duration::from_mins(1);
 
+/// CRIU can hang for ever. Restoring reads the memory once; this is enough for hundreds of GiB.
+const RESTORE_STALL: Duration = Duration::from_mins(30);
+
+/// Longest time that CRIU may be allowed to stand still. Whoever waits longer waits for nothing.
+const RESTORE_STALL_MAX: Duration = Duration::from_hours(24);
+
 /// How the agent is started.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServeArgs {
@@ -118,6 +124,8 @@ pub struct Config {
     pub require_seccomp: bool,
     /// How long a source is paused at most, unless the request says otherwise.
     pub pause_deadline: Duration,
+    /// How long CRIU may restore without a byte of memory that comes.
+    pub restore_stall: Duration,
     /// Whether every checkpoint carries page hashes, so that the next one can be an increment of it.
     pub page_hashes: bool,
     /// Whether CRIU gets a dump's memory as it comes from the registry, and not from a copy.
@@ -232,6 +240,7 @@ impl ServeArgs {
             allow_unsigned: file.flag("allow_unsigned").unwrap_or(false),
             require_seccomp: file.flag("require_seccomp").unwrap_or(false),
             pause_deadline: pause_deadline(&mut file),
+            restore_stall: restore_stall(&mut file),
             gpu: gpu::gpu(&mut file),
             pods: pods::pods(&mut file),
             network: access::network(&mut file),
@@ -435,15 +444,13 @@ fn log_format(file: &mut Reader<'_>) -> Option<LogFormat> {
 }
 
 fn pause_deadline(file: &mut Reader<'_>) -> Duration {
-    let Some(text) = file.text("pause_deadline") else { return PAUSE_DEADLINE };
-    match humantime::parse_duration(&text) {
-        Ok(time) if (Duration::from_secs(1)..=PAUSE_DEADLINE_MAX).contains(&time) => time,
-        Ok(_) | Err(_) => {
-            let place = file.place("pause_deadline");
-            file.wrong(ConfigError::Bounds(place, "a time like \"60s\", from 1s to 1h", text));
-            PAUSE_DEADLINE
-        }
-    }
+    let wanted = "a time like \"60s\", from 1s to 1h";
+    file.time("pause_deadline", wanted, PAUSE_DEADLINE_MAX).unwrap_or(PAUSE_DEADLINE)
+}
+
+fn restore_stall(file: &mut Reader<'_>) -> Duration {
+    let wanted = "a time like \"30m\", from 1s to 24h";
+    file.time("restore_stall", wanted, RESTORE_STALL_MAX).unwrap_or(RESTORE_STALL)
 }
 
 fn host_name() -> String {

@@ -409,12 +409,16 @@ async fn end_processes(cgroup: &str) -> Result<(), AnyError> {
 
 /// Kills what is in a cgroup. Returns whether nobody was, and then removes it.
 fn kill_all(cgroup: &str) -> io::Result<bool> {
-    let processes = Freezer::at(cgroup)?.processes()?;
+    let freezer = Freezer::at(cgroup)?;
+    let processes = freezer.processes()?;
     for pid in &processes {
         process::kill(*pid)?;
     }
     if processes.is_empty() {
         cgroup::remove(cgroup)?;
+    } else if freezer.is_frozen()? {
+        // Whoever is held back does not die before it may run.
+        freezer.thaw()?;
     }
     Ok(processes.is_empty())
 }

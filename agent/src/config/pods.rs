@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::PAUSE_DEADLINE_MAX;
 use super::reader::Reader;
-use super::{ConfigError, PAUSE_DEADLINE_MAX};
 
 /// Less than the two minutes that a kubelet gives a runtime.
 const RESTORE_LIMIT: Duration = Duration::from_secs(100);
@@ -29,18 +29,9 @@ pub struct RegistryConfig {
 /// Reads `[pods]`.
 pub(super) fn pods(file: &mut Reader<'_>) -> PodsConfig {
     let mut table = file.table("pods");
-    let restore_limit = match table.text("restore_limit") {
-        None => RESTORE_LIMIT,
-        Some(text) => match humantime::parse_duration(&text) {
-            Ok(time) if (Duration::from_secs(1)..=PAUSE_DEADLINE_MAX).contains(&time) => time,
-            Ok(_) | Err(_) => {
-                let place = table.place("restore_limit");
-                let wrong = ConfigError::Bounds(place, "a time like \"100s\", from 1s to 1h", text);
-                table.wrong(wrong);
-                RESTORE_LIMIT
-            }
-        },
-    };
+    let wanted = "a time like \"100s\", from 1s to 1h";
+    let restore_limit = table.time("restore_limit", wanted, PAUSE_DEADLINE_MAX);
+    let restore_limit = restore_limit.unwrap_or(RESTORE_LIMIT);
     let capture_empty_dirs = table.flag("capture_empty_dirs").unwrap_or(false);
     table.finish();
     PodsConfig { restore_limit, capture_empty_dirs }

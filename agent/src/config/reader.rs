@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::time::Duration;
 
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
@@ -105,6 +106,24 @@ impl<'a> Reader<'a> {
             Value::Float(number) => Some(number),
             Value::Integer(number) => i32::try_from(number).ok().map(f64::from),
             other => self.mistyped(key, "a number", other.type_str()),
+        }
+    }
+
+    /// Reads a time from a second to `most`; `wanted` says so.
+    pub(super) fn time(
+        &mut self,
+        key: &str,
+        wanted: &'static str,
+        most: Duration,
+    ) -> Option<Duration> {
+        let text = self.text(key)?;
+        match humantime::parse_duration(&text) {
+            Ok(time) if (Duration::from_secs(1)..=most).contains(&time) => Some(time),
+            Ok(_) | Err(_) => {
+                let place = self.place(key);
+                self.wrong(ConfigError::Bounds(place, wanted, text));
+                None
+            }
         }
     }
 

@@ -31,6 +31,10 @@ pub(super) struct File {
     log_format: Option<LogFormat>,
     /// Longest time a source is paused, unless the request says otherwise, from `1s` to `1h`.
     pause_deadline: Option<String>,
+    /// How long CRIU may restore without a byte of memory that comes, from `1s` to `24h`; `30m` by
+    /// default. Then it is ended, and what it has made is taken away. Not for pods, which have
+    /// `pods.restore_limit`.
+    restore_stall: Option<String>,
     /// Whether every checkpoint carries page hashes, so that the next one can be an increment of it.
     page_hashes: Option<bool>,
     /// Whether CRIU gets a dump's memory as it comes from the registry, where the kernel has FUSE and

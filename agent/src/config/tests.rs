@@ -14,6 +14,7 @@ fn an_empty_file_is_enough() {
     let config = check("").unwrap();
     assert_eq!(config.root, Path::new("/var/lib/kybernate"));
     assert_eq!(config.pause_deadline, PAUSE_DEADLINE);
+    assert_eq!(config.restore_stall, RESTORE_STALL);
     assert!(!config.allow_unsigned && !config.allow_request_keys);
     assert!(config.trust.current(&Metrics::default()).rules().is_empty());
 }
@@ -21,7 +22,7 @@ fn an_empty_file_is_enough() {
 #[test]
 fn every_mistake_is_told_at_once() {
     let wrong = check(
-        "root = 'relative'\nnoise = 1\npause_deadline = '0s'\nallow_unsigned = 'yes'\n\
+        "root = 'relative'\nnoise = 1\npause_deadline = '0s'\nrestore_stall = '25h'\nallow_unsigned = 'yes'\n\
          [staging]\nmemory_share = 2\nsize = 1\n\
          [[sign_keys]]\nname = 'a'\n\
          [[trust]]\nkey = '/nowhere/a.pub'\n",
@@ -31,6 +32,7 @@ fn every_mistake_is_told_at_once() {
         "root must be an absolute path",
         "noise is not a setting",
         "pause_deadline must be a time",
+        "restore_stall must be a time like \"30m\", from 1s to 24h",
         "allow_unsigned must be true or false, not string",
         "staging.memory_share must be between 0 and 1",
         "staging.size is not a setting",

@@ -31,10 +31,6 @@ const WATCH: Duration = Duration::from_millis(50);
 /// How often it is looked at meanwhile: one that sleeps was scheduled, and lives.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// CRIU can hang for ever on a short file. Restoring reads the memory once; this is enough for
-/// hundreds of GiB.
-const RESTORE_LIMIT: Duration = Duration::from_mins(30);
-
 /// Why a container was not restored.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
@@ -58,8 +54,16 @@ pub(crate) enum LaunchError {
         /// What CRIU's log has to say about it, if anything.
         log: String,
     },
-    #[error("the restore has not moved for {} minutes", RESTORE_LIMIT.as_secs() / 60)]
-    Hung,
+    #[error(
+        "CRIU has stood still for {}: the most that restore_stall in the agent's configuration \
+         allows{log}", humantime::format_duration(*stall)
+    )]
+    Hung {
+        /// How long that was.
+        stall: Duration,
+        /// What CRIU's log has to say about it, if anything.
+        log: String,
+    },
     #[error("failed to bring up the loopback device of the restored container")]
     Loopback(#[source] io::Error),
     #[error("the restored process ended at once with status {0}")]
@@ -79,6 +83,8 @@ pub(super) struct Plan<'a> {
     pub(super) work: PathBuf,
     /// Where CRIU works, and what it makes lives.
     pub(super) cgroup: &'a str,
+    /// How long CRIU may stand still.
+    pub(super) stall: Duration,
 }
 
 impl Plan<'_> {
@@ -119,7 +125,7 @@ impl Plan<'_> {
         let (namespace, id) = (self.namespace, self.container);
         namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
         let started = tokio::select! {
-            started = while_it_moves(driver, namespace.start(id)) => started,
+            started = self.while_it_moves(driver, namespace.start(id)) => started,
             () = abandoned::abandoned(self.cgroup, &self.work) => {
                 return Err(LaunchError::Abandoned { log: self.log().await });
             }
@@ -129,7 +135,9 @@ impl Plan<'_> {
             Some(Err(source)) => {
                 return Err(LaunchError::Restore { log: self.log().await, source });
             }
-            None => return Err(LaunchError::Hung),
+            None => {
+                return Err(LaunchError::Hung { stall: self.stall, log: self.log().await });
+            }
         };
         let watch = async {
             tokio::select! {
@@ -148,6 +156,25 @@ impl Plan<'_> {
             }
             Some(Ok(status)) => Err(LaunchError::Ended(status)),
             Some(Err(error)) => Err(error.into()),
+        }
+    }
+
+    /// Waits for CRIU, as long as the memory that it reads comes; `None` when nothing has come for
+    /// long.
+    async fn while_it_moves<T>(
+        &self,
+        driver: &Driver,
+        restored: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut restored = std::pin::pin!(restored);
+        loop {
+            let before = driver.progress.snapshot().transferred;
+            if let Ok(done) = tokio::time::timeout(self.stall, &mut restored).await {
+                return Some(done);
+            }
+            if driver.progress.snapshot().transferred == before {
+                return None;
+            }
         }
     }
 
@@ -174,20 +201,6 @@ pub(super) fn made(container: &str, cgroup: &str, driver: &Driver) -> [Made; 3] 
 /// Returns the name of the root file system's snapshot.
 fn snapshot(container: &str, driver: &Driver) -> String {
     format!("{container}-{}", driver.id())
-}
-
-/// Waits for CRIU, as long as the memory that it reads comes; `None` when nothing has come for long.
-async fn while_it_moves<T>(driver: &Driver, restored: impl Future<Output = T>) -> Option<T> {
-    let mut restored = std::pin::pin!(restored);
-    loop {
-        let before = driver.progress.snapshot().transferred;
-        if let Ok(done) = tokio::time::timeout(RESTORE_LIMIT, &mut restored).await {
-            return Some(done);
-        }
-        if driver.progress.snapshot().transferred == before {
-            return None;
-        }
-    }
 }
 
 /// Waits until a process sleeps by itself; longer than it is watched when it does not.

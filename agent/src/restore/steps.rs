@@ -273,6 +273,7 @@ impl Restoring<'_> {
             images: &images,
             work,
             cgroup: &cgroup,
+            stall: self.app.config.restore_stall,
         };
         let rootfs = plan.rootfs(driver).await?;
         if let Some(mode) = root_mode {

@@ -11,11 +11,14 @@ use kybernate_conformance::scenario::{Agent, Scenario};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::halt::halt;
 use super::victims::{END_LIMIT, catch, dither, running, signal};
 use crate::harness::{self, checkpoint, restore, said, start};
 
 /// Enough that the memory comes in more than one look.
 const MIB: u32 = 96;
+/// Lets CRIU stand still for a shorter time than the half hour that it has.
+const STALL: &str = "restore_stall = \"5s\"\n";
 /// How the restored container is called.
 const NAME: &str = "back";
 
@@ -188,6 +191,33 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Has CRIU hang, stopped or with its whole cgroup frozen: it is ended when it has stood still for
+    /// as long as it may, and leaves nothing.
+    fn hangs(&mut self, frozen: bool) {
+        let what = format!("CRIU hangs on {}, frozen: {frozen}", self.node.name());
+        let mut kyb = self.begin();
+        let begun = || self.traces.file("work/restore.log").is_some();
+        let criu = halt(self.node, begun, begun);
+        if frozen {
+            // Its name has the operation's in it.
+            let all = self.node.path("/sys/fs/cgroup/freezer/default");
+            let own = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(NAME);
+            let cgroup = fs::read_dir(all).unwrap().map(Result::unwrap).find(own).unwrap();
+            fs::write(cgroup.path().join("freezer.state"), "FROZEN").unwrap();
+            signal(&criu, Signal::CONT);
+        }
+        let ends = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
+        assert!(ends, "{what}: kyb waits\n{}", self.told());
+        let told = fs::read_to_string(self.words()).unwrap();
+        assert_eq!(kyb.wait().unwrap().code(), Some(1), "{what}: {told}");
+        assert!(told.contains("stood still for 5s") && told.contains("restore_stall"), "{told}");
+        assert!(!self.settles(&what), "{what}: it is done");
+        assert!(criu.iter().all(|process| !process.runs()), "{what}: CRIU outlives it");
+        self.is_clean(&what);
+        self.restores(&what);
+        self.is_clean(&what);
+    }
+
     /// Waits until no operation is open. Returns whether the last one is done.
     fn settles(&self, what: &str) -> bool {
         let mut last = Vec::new();
@@ -288,6 +318,14 @@ impl<'a> Place<'a> {
     }
 }
 
+/// Runs `rounds` in which something is to be cut short.
+fn cut_on_both(rounds: impl Fn(&mut Place<'_>) + Sync) {
+    on_both(|place| {
+        rounds(place);
+        assert!(place.cut > 0, "nothing was ever cut short");
+    });
+}
+
 /// Runs `rounds` on both nodes at a time, with a checkpoint that was taken on the older one.
 fn on_both(rounds: impl Fn(&mut Place<'_>) + Sync) {
     let mut scenario = start();
@@ -298,14 +336,13 @@ fn on_both(rounds: impl Fn(&mut Place<'_>) + Sync) {
     harness::on_both(&mut scenario, |scenario, node, agent| {
         let mut place = Place::new(scenario, node, Some(agent), reference.clone());
         rounds(&mut place);
-        assert!(place.cut > 0, "nothing was ever cut short");
     });
     scenario.end().unwrap();
 }
 
 #[test]
 fn nothing_half_made_is_left_when_containerd_dies_in_a_restore() {
-    on_both(|place| {
+    cut_on_both(|place| {
         for moment in MOMENTS {
             for victim in [Victim::Containerd, Victim::ContainerdForGood] {
                 place.round(victim, moment);
@@ -317,7 +354,7 @@ fn nothing_half_made_is_left_when_containerd_dies_in_a_restore() {
 
 #[test]
 fn nothing_half_made_is_left_when_the_agent_dies_in_a_restore() {
-    on_both(|place| {
+    cut_on_both(|place| {
         for moment in MOMENTS {
             for victim in [Victim::Agent, Victim::AgentForGood, Victim::Both] {
                 place.round(victim, moment);
@@ -327,26 +364,25 @@ fn nothing_half_made_is_left_when_the_agent_dies_in_a_restore() {
 }
 
 #[test]
-fn nothing_half_made_is_left_when_criu_is_killed_in_a_restore() {
-    on_both(|place| {
+fn nothing_half_made_is_left_when_criu_is_killed_or_hangs_in_a_restore() {
+    cut_on_both(|place| {
         for moment in &MOMENTS[3..] {
             place.round(Victim::Criu, *moment);
+        }
+        drop(place.agent.take());
+        place.agent = Some(place.scenario.start_agent(place.node, STALL).unwrap());
+        for frozen in [false, true] {
+            place.hangs(frozen);
         }
     });
 }
 
 #[test]
 fn a_restore_goes_on_when_kyb_is_killed() {
-    let mut scenario = start();
-    scenario.run_workload(&scenario.testbed.a, "job", MIB, &[]).unwrap();
-    let reference = scenario.reference("restores/job:v1");
-    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
-    let agent = scenario.agent_b.take();
-    let mut place = Place::new(&scenario, &scenario.testbed.b, agent, reference);
-    for moment in &MOMENTS[..4] {
-        place.round(Victim::Kyb, *moment);
-        assert_eq!(place.cut, 0, "a restore ended with its client");
-    }
-    drop(place);
-    scenario.end().unwrap();
+    on_both(|place| {
+        for moment in MOMENTS {
+            place.round(Victim::Kyb, moment);
+            assert_eq!(place.cut, 0, "a restore ended with its client");
+        }
+    });
 }
