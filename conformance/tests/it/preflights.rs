@@ -9,7 +9,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
-use crate::harness::{restore, said, start};
+use crate::harness::{at_once, restore, said, start};
 
 /// How long a container may take to have what it is to hold.
 const HOLD_LIMIT: Duration = Duration::from_mins(1);
@@ -63,7 +63,7 @@ fn pauses(scenario: &Scenario, node: &Node) -> usize {
 fn refuses(scenario: &Scenario, node: &Node, finding: &str, more: &[&str]) {
     assert_eq!(findings(scenario, node, more), [format!("refuse {finding}")]);
     let before = (pauses(scenario, node), scenario.traces(node).unwrap());
-    let reference = scenario.reference("preflight/odd:v1");
+    let reference = scenario.reference(&format!("preflight/odd:{}", node.name()));
     let key = format!("node-{}", node.name());
     let words = ["checkpoint", "odd", &reference, "--plain-http", "--sign-key", &key];
     let output = scenario.kyb(node, &[&words[..], more].concat()).unwrap();
@@ -80,7 +80,7 @@ fn refuses(scenario: &Scenario, node: &Node, finding: &str, more: &[&str]) {
 fn takes(scenario: &Scenario, node: &Node, warnings: &[&str], more: &[&str]) -> Value {
     assert_eq!(findings(scenario, node, more), warnings);
     let before = pauses(scenario, node);
-    let reference = scenario.reference("preflight/odd:v1");
+    let reference = scenario.reference(&format!("preflight/odd:{}", node.name()));
     let key = format!("node-{}", node.name());
     let words = ["checkpoint", "odd", &reference, "--plain-http", "--sign-key", &key];
     let taken = scenario.kyb_json(node, &[&words[..], more].concat()).unwrap();
@@ -100,44 +100,68 @@ fn watch_events(node: &Node) {
     node.run(&["sh", "-c", script]).unwrap();
 }
 
+/// Internet sockets are shown on node b alone: CRIU 4.1 dumps none on newer kernels, which is a
+/// finding of its own.
+fn dumps_sockets(node: &Node) -> bool {
+    node.name() == "b"
+}
+
 #[test]
 fn what_criu_cannot_take_is_refused_without_a_pause() {
-    let scenario = start();
-    let b = &scenario.testbed.b;
-    watch_events(b);
-    for (finding, options, words) in [
-        ("inotify", &[][..], &["inotify", "/bin"][..]),
-        ("device", &["--device", "/dev/fuse"], &["device", "/dev/fuse"]),
-        ("hidden-mount", &["--mount", MOUNT, "--mount", COVER], &["lock"]),
-        ("deleted-file", &[], &["deleted"]),
-        ("tcp-established", &[], &["tcp"]),
-        ("external-unix-socket", &["--mount", MOUNT], &["unix", "/containerd/containerd.sock"]),
-    ] {
-        hold(&scenario, b, options, words);
-        refuses(&scenario, b, finding, &[]);
-        remove(&scenario, b);
-    }
-    for (finding, script) in [
-        ("nested-pid-namespace", "busybox unshare -p -f busybox sleep 1000"),
-        ("nested-namespace", "busybox unshare -m busybox sleep 1000; busybox true"),
-        ("namespace-file", "exec 9</proc/self/ns/uts; busybox sleep 1000"),
-        ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
-        ("unfit-file", "busybox touch /.wh.file; busybox sleep 1000"),
-        ("linked-file", "exec 9>/one; busybox ln /one /two; busybox rm /one; busybox sleep 1000"),
-    ] {
-        run(&scenario, b, &["--privileged"], &["sh", "-c", script]);
-        assert!(wait_until(HOLD_LIMIT, || !findings(&scenario, b, &[]).is_empty()), "{finding}");
-        refuses(&scenario, b, finding, &[]);
-        remove(&scenario, b);
-    }
-    // Where seccomp or the kernel forbids it, there is nothing to find.
-    if fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|off| off.trim() == "0") {
-        hold(&scenario, b, &[], &["io-uring"]);
-        refuses(&scenario, b, "io-uring", &[]);
-        remove(&scenario, b);
+    let mut scenario = start();
+    at_once(&scenario, |node| {
+        watch_events(node);
+        for (finding, options, words) in [
+            ("inotify", &[][..], &["inotify", "/bin"][..]),
+            ("device", &["--device", "/dev/fuse"], &["device", "/dev/fuse"]),
+            ("hidden-mount", &["--mount", MOUNT, "--mount", COVER], &["lock"]),
+            ("deleted-file", &[], &["deleted"]),
+            ("tcp-established", &[], &["tcp"]),
+            ("external-unix-socket", &["--mount", MOUNT], &["unix", "/containerd/containerd.sock"]),
+        ] {
+            if finding == "tcp-established" && !dumps_sockets(node) {
+                continue;
+            }
+            hold(&scenario, node, options, words);
+            refuses(&scenario, node, finding, &[]);
+            remove(&scenario, node);
+        }
+        for (finding, script) in PRIVILEGED {
+            run(&scenario, node, &["--privileged"], &["sh", "-c", script]);
+            let found = || !findings(&scenario, node, &[]).is_empty();
+            assert!(wait_until(HOLD_LIMIT, found), "{finding}");
+            refuses(&scenario, node, finding, &[]);
+            remove(&scenario, node);
+        }
+        // Where seccomp or the kernel forbids it, there is nothing to find.
+        let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+        if off.is_ok_and(|off| off.trim() == "0") {
+            hold(&scenario, node, &[], &["io-uring"]);
+            refuses(&scenario, node, "io-uring", &[]);
+            remove(&scenario, node);
+        }
+    });
+    // A dump of all that memory would not fit.
+    for name in ["a", "b"] {
+        let mount = "mount -t tmpfs -o mode=0700,size=8m small /var/lib/kybernate/stage";
+        scenario.node(name).run(&["sh", "-c", mount]).unwrap();
+        scenario.next_agent(name, "[staging]\nmemory_share = 0.0\n").unwrap();
+        let node = scenario.node(name);
+        scenario.run_workload(node, "odd", 48, &[]).unwrap();
+        refuses(&scenario, node, "staging-room", &[]);
     }
     scenario.end().unwrap();
 }
+
+/// What the containers do that may everything.
+const PRIVILEGED: [(&str, &str); 6] = [
+    ("nested-pid-namespace", "busybox unshare -p -f busybox sleep 1000"),
+    ("nested-namespace", "busybox unshare -m busybox sleep 1000; busybox true"),
+    ("namespace-file", "exec 9</proc/self/ns/uts; busybox sleep 1000"),
+    ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
+    ("unfit-file", "busybox touch /.wh.file; busybox sleep 1000"),
+    ("linked-file", "exec 9>/one; busybox ln /one /two; busybox rm /one; busybox sleep 1000"),
+];
 
 /// Containerd's own socket, whose other end is outside.
 const MOUNT: &str = "type=bind,src=/run/containerd,dst=/containerd,options=bind:ro";
@@ -148,43 +172,52 @@ const COVER: &str = "type=bind,src=/run,dst=/containerd,options=bind:ro";
 #[test]
 fn what_depends_on_a_choice_is_taken_when_it_is_made() {
     let scenario = start();
-    let b = &scenario.testbed.b;
-    watch_events(b);
+    at_once(&scenario, |node| {
+        watch_events(node);
 
-    hold(&scenario, b, &[], &["lock"]);
-    refuses(&scenario, b, "file-lock", &["--file-locks", "refuse"]);
-    takes(&scenario, b, &[], &[]);
-    remove(&scenario, b);
+        hold(&scenario, node, &[], &["lock"]);
+        refuses(&scenario, node, "file-lock", &["--file-locks", "refuse"]);
+        takes(&scenario, node, &[], &[]);
+        remove(&scenario, node);
 
-    hold(&scenario, b, &[], &["inotify", "/dev/shm"]);
-    takes(&scenario, b, &[], &[]);
-    remove(&scenario, b);
+        hold(&scenario, node, &[], &["inotify", "/dev/shm"]);
+        takes(&scenario, node, &[], &[]);
+        remove(&scenario, node);
 
-    // Only a container with a file of its own can have its connections closed.
-    hold(&scenario, b, &[], &["tcp"]);
-    refuses(&scenario, b, "tcp-close", &["--tcp", "close"]);
-    remove(&scenario, b);
-    let config = "org.criu.config=/var/lib/kybernate/criu/odd.conf";
-    hold(&scenario, b, &["--annotation", config], &["tcp"]);
-    refuses(&scenario, b, "tcp-established", &[]);
-    takes(&scenario, b, &[], &["--tcp", "close"]);
-    // What is restored has a file of its own, and no connection any more.
-    takes(&scenario, b, &[], &[]);
-    remove(&scenario, b);
+        if dumps_sockets(node) {
+            closes(&scenario, node);
+        }
 
-    hold(&scenario, b, &["--net-host"], &["listen", "10.77.0.12:4000"]);
-    assert_eq!(findings(&scenario, b, &[]), ["warn listener-address"]);
-    remove(&scenario, b);
-
-    scenario.run_workload(b, "odd", 16, &[]).unwrap();
-    b.run(&["ctr", "task", "exec", "-d", "--exec-id", "more", "odd", "sleep", "1000"]).unwrap();
-    assert_eq!(findings(&scenario, b, &[]), ["warn exec-session"]);
+        scenario.run_workload(node, "odd", 16, &[]).unwrap();
+        let more = ["ctr", "task", "exec", "-d", "--exec-id", "more", "odd", "sleep", "1000"];
+        node.run(&more).unwrap();
+        assert_eq!(findings(&scenario, node, &[]), ["warn exec-session"]);
+    });
     scenario.end().unwrap();
+}
+
+/// Only a container with a file of its own can have its connections closed.
+fn closes(scenario: &Scenario, node: &Node) {
+    hold(scenario, node, &[], &["tcp"]);
+    refuses(scenario, node, "tcp-close", &["--tcp", "close"]);
+    remove(scenario, node);
+    let config = "org.criu.config=/var/lib/kybernate/criu/odd.conf";
+    hold(scenario, node, &["--annotation", config], &["tcp"]);
+    refuses(scenario, node, "tcp-established", &[]);
+    takes(scenario, node, &[], &["--tcp", "close"]);
+    // What is restored has a file of its own, and no connection any more.
+    takes(scenario, node, &[], &[]);
+    remove(scenario, node);
+
+    hold(scenario, node, &["--net-host"], &["listen", "10.77.0.12:4000"]);
+    assert_eq!(findings(scenario, node, &[]), ["warn listener-address"]);
+    remove(scenario, node);
 }
 
 #[test]
 fn connections_over_loopback_that_cannot_come_back_are_not_kept() {
     let scenario = start();
+    // CRIU 4.1 dumps no internet socket on newer kernels; node b has 4.2.
     let b = &scenario.testbed.b;
     watch_events(b);
     // Both ends are its own, and so is the network, where nothing is up when CRIU connects them again.

@@ -1,8 +1,13 @@
 //! What a rule refuses: exit code 2, the reason, and nothing made.
 
+use std::process::Stdio;
+
 use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::process::Process;
 use kybernate_conformance::scenario::PASSWORD;
 
+use crate::failures::victims::{END_LIMIT, processes};
 use crate::harness::{checkpoint, refused, restore, said, start};
 
 #[test]
@@ -13,6 +18,46 @@ fn a_checkpoint_of_a_newer_criu_is_refused_by_an_older_one() {
     let reference = scenario.reference("refusal/young:v1");
     checkpoint(&scenario, b, "young", &reference);
     refused(&scenario, a, &reference, &[], "older than CRIU");
+    scenario.end().unwrap();
+}
+
+/// Stands in for runc, and says that it is another one.
+const RUNC: &str = "#!/bin/sh\n[ \"$1\" = --version ] && exec cat /run/runc-version\n\
+                    exec /usr/sbin/runc.real \"$@\"\n";
+
+#[test]
+fn a_checkpoint_of_another_runtime_is_warned_of_and_restored() {
+    let mut scenario = start();
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let reference = scenario.reference("refusal/runtime:v1");
+    checkpoint(&scenario, a, "job", &reference);
+    let b = &scenario.testbed.b;
+    b.run(&["mv", "/usr/sbin/runc", "/usr/sbin/runc.real"]).unwrap();
+    fs::write(b.path("/usr/sbin/runc"), RUNC).unwrap();
+    b.run(&["chmod", "755", "/usr/sbin/runc"]).unwrap();
+    for (version, rule) in [
+        ("runc version 1.3.6", None),
+        ("runc version 1.0.3", Some("runtime.version")),
+        ("crun version 1.20", Some("runtime.name")),
+    ] {
+        fs::write(scenario.node("b").path("/run/runc-version"), version).unwrap();
+        // The agent believes what it saw for a minute.
+        scenario.next_agent("b", "").unwrap();
+        let b = scenario.node("b");
+        let told = scenario.kyb_json(b, &["compat", &reference, "--plain-http"]).unwrap();
+        assert_eq!(told["verdict"], "compatible", "{version}: {told}");
+        let rules = told["rules"].as_array().unwrap().iter();
+        let broken: Vec<_> = rules
+            .filter(|one| one["outcome"] == "broken" && one["severity"] == "warn")
+            .filter_map(|one| one["rule"].as_str())
+            .collect();
+        assert_eq!(broken, Vec::from_iter(rule), "{version}: {told}");
+        let output = restore(&scenario, b, &reference, "job", &[]);
+        assert!(output.status.success(), "{version}: {}", said(&output));
+        scenario.wait_for_ticks(b, "job").unwrap();
+        scenario.remove(b, "job").unwrap();
+    }
     scenario.end().unwrap();
 }
 
@@ -110,24 +155,111 @@ fn privileges_beyond_the_defaults_are_refused() {
     scenario.end().unwrap();
 }
 
-/// Mounts something after the preflight that CRIU dumps and no restore takes back.
-const MOUNT_HOOK: &str = r#"
+/// Mounts something after the preflight that CRIU dumps and no restore takes back; and puts something
+/// into a dump that whoever reads it waits for.
+const HOOKS: &str = r#"
 [[hooks]]
 name = "mount"
 when = "before"
 command = ["/bin/sh", "-c", "nsenter -t $KYBERNATE_PID -m busybox mount --bind /proc/sys /tmp"]
+on_request = true
+[[hooks]]
+name = "stall"
+when = "while_paused"
+command = ["/bin/sh", "-c", "cd /run/kybernate/stage/*/images && mkfifo core-999.img"]
+on_request = true
 "#;
+
+/// What the process may that reads the images of a dump.
+const CONFINED: [&str; 8] = [
+    "Uid:\t65534\t65534\t65534\t65534\n",
+    "Gid:\t65534\t65534\t65534\t65534\n",
+    "Groups:\t \n",
+    "CapInh:\t0000000000000000\n",
+    "CapPrm:\t0000000000000000\n",
+    "CapEff:\t0000000000000000\n",
+    "CapAmb:\t0000000000000000\n",
+    "NoNewPrivs:\t1\n",
+];
+
+/// Its limits, in seconds and bytes. The last one is set last.
+const LIMITS: [(&str, &str); 5] = [
+    ("Max cpu time", "60"),
+    ("Max address space", "1073741824"),
+    ("Max core file size", "0"),
+    ("Max file size", "0"),
+    ("Max processes", "0"),
+];
+
+/// Returns a limit of a process, when both of it are the same.
+fn limit(process: Process, name: &str) -> Option<String> {
+    let limits = fs::read_to_string(format!("/proc/{}/limits", process.pid)).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    let mut words = line.split_whitespace();
+    let (soft, hard) = (words.next()?, words.next()?);
+    (soft == hard).then(|| soft.to_owned())
+}
+
+#[test]
+fn whoever_reads_the_images_of_a_dump_may_nothing() {
+    let mut scenario = start();
+    scenario.next_agent("a", HOOKS).unwrap();
+    let a = scenario.node("a");
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let before = scenario.traces(a).unwrap();
+    let reference = scenario.reference("refusal/read:v1");
+    let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+    let mut kyb = a.command(&[&words[..], &["--hook", "stall"]].concat());
+    let kyb = kyb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let reads = |pid: u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line == b"kybernate-agent\0gate\0"
+    };
+    let mut reader = None;
+    let reached = wait_until(END_LIMIT, || {
+        reader = processes(a, reads).pop();
+        let (name, most) = LIMITS[4];
+        reader.is_some_and(|reader| limit(reader, name).as_deref() == Some(most))
+    });
+    let told = scenario.kyb_json(a, &["ps", "--operations"]).unwrap();
+    assert!(reached, "nobody reads them: {reader:?}, {told}");
+    let reader = reader.unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", reader.pid)).unwrap();
+    for line in CONFINED {
+        assert!(status.contains(line), "{line:?} is missing: {status}");
+    }
+    for (name, most) in LIMITS {
+        assert_eq!(limit(reader, name).as_deref(), Some(most), "{name}");
+    }
+    // It has the pipes to us, and no other file.
+    let files = fs::read_dir(format!("/proc/{}/fd", reader.pid)).unwrap();
+    let files =
+        files.map(|file| fs::read_link(file.unwrap().path()).unwrap().display().to_string());
+    let others = files.filter(|file| !file.starts_with("pipe:") && file != "/dev/null");
+    assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
+
+    // There is nothing in it, which CRIU does not write.
+    let end = "for file in /run/kybernate/stage/*/images/core-999.img; do : >$file; done";
+    a.run(&["timeout", "50", "sh", "-c", end]).unwrap();
+    let output = kyb.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("cannot be judged"), "{}", said(&output));
+    assert!(!reader.runs(), "it outlives the checkpoint");
+    scenario.wait_for_ticks(a, "job").unwrap();
+    assert_eq!(scenario.traces(a).unwrap(), before, "something is left");
+    scenario.end().unwrap();
+}
 
 #[test]
 fn a_dump_that_nobody_restores_is_not_stored_and_its_source_not_stopped() {
     let mut scenario = start();
     scenario.agent_a.take().unwrap().kill();
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, MOUNT_HOOK).unwrap());
+    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOOKS).unwrap());
     let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 16, &[]).unwrap();
     let reference = scenario.reference("refusal/lost:v1");
     let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a", "--stop"];
-    let output = scenario.kyb(a, &words).unwrap();
+    let output = scenario.kyb(a, &[&words[..], &["--hook", "mount"]].concat()).unwrap();
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("nobody could restore the dump") && text.contains("\"/tmp\""), "{text}");

@@ -7,9 +7,10 @@ use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::failures::victims::{END_LIMIT, catch};
+use crate::failures::victims::{END_LIMIT, catch, running, signal, start_containerd};
 use crate::harness::{checkpoint, said, start};
 
 /// Memory of the workload, in MiB. A third of it is zero, and is stored nowhere.
@@ -22,6 +23,7 @@ budget = \"128MiB\"
 budget = \"16MiB\"
 ";
 const RAM: &str = "/run/kybernate/ram";
+const METRICS: &str = "/run/kybernate/metrics.sock";
 
 /// Starts everything, with tiers on node b and a checkpoint of node a's.
 fn scene() -> (Scenario, String, Value) {
@@ -62,6 +64,27 @@ fn tier(node: &Value, name: &str) -> Value {
     tiers.find(|tier| tier["tier"] == name).unwrap().clone()
 }
 
+/// Kills containerd and starts it again: the agent says that it cannot work meanwhile, and lives.
+fn is_ready_with_containerd(node: &Node) {
+    let ask = |page: &str| {
+        let url = format!("http://x/{page}");
+        let words = ["curl", "-s", "-w", " %{http_code}", "--unix-socket", METRICS, &url];
+        node.run(&words).unwrap()
+    };
+    assert_eq!(ask("readyz"), "ready\n 200");
+    signal(&running(node, "containerd"), Signal::KILL);
+    let mut told = String::new();
+    let tells = wait_until(END_LIMIT, || {
+        told = ask("readyz");
+        told.ends_with(" 503")
+    });
+    assert!(tells && told.contains("containerd"), "{told}");
+    assert!(ask("healthz").ends_with(" 200"));
+    start_containerd(node);
+    let is_back = wait_until(END_LIMIT, || ask("readyz") == "ready\n 200");
+    assert!(is_back, "{}", ask("readyz"));
+}
+
 #[test]
 fn a_staged_checkpoint_is_restored_where_it_lies() {
     let (mut scenario, reference, taken) = scene();
@@ -98,9 +121,11 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     assert!(ram["usedBytes"].as_u64().unwrap() > MIB << 19, "{node}");
     let (told, _) = restored(&scenario, &reference, "two");
     assert_eq!(told["staged"], "ram", "{told}");
-    let page = ["curl", "-s", "--unix-socket", "/run/kybernate/metrics.sock", "http://x/metrics"];
+    let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
     let page = b.run(&page).unwrap();
     assert!(page.contains("kybernate_agent_staging_hits_total{tier=\"ram\"} 1"), "{page}");
+
+    is_ready_with_containerd(b);
 
     let told = scenario.kyb_json(b, &["evict", &reference]).unwrap();
     assert_eq!(told["evicted"][0]["tier"], "ram", "{told}");

@@ -16,6 +16,8 @@ use crate::pods::{CONFIG, command_of, make_ready};
 
 const METRICS: &str = "/run/kybernate/metrics.sock";
 const POLICY: &str = "/etc/kybernate/trust.toml";
+/// Has a pod's container that was restored before fail.
+const FAIL: &str = "on-restart.kybernate.io/main=fail";
 
 /// Takes a checkpoint that nobody signs, and returns its digest.
 fn unsigned(scenario: &Scenario, node: &Node, id: &str, reference: &str) -> String {
@@ -182,11 +184,14 @@ fn a_pod_is_who_containerd_says_it_is() {
     make_ready(&scenario, b, &pinned);
     let wish = format!("restore.kybernate.io/main={pinned}");
     // What the kubelet has told containerd, and what the specification says of itself.
-    let create = |namespace: &str, name: &str| {
+    let create = |namespace: &str, name: &str, uid: &str| {
         let pod = format!("io.kubernetes.pod.namespace={namespace}");
         let name = format!("io.kubernetes.container.name={name}");
-        let labels = ["--label", &pod, "--label", "io.kubernetes.pod.uid=0-1", "--label", &name];
-        let annotations = ["io.kubernetes.cri.sandbox-namespace=default", &wish];
+        let uid = format!("io.kubernetes.pod.uid={uid}");
+        let labels = ["--label", &pod, "--label", &uid, "--label", &name];
+        let told =
+            ["io.kubernetes.cri.sandbox-namespace=default", "io.kubernetes.cri.sandbox-uid=0-1"];
+        let annotations = [&told[..], &[&wish, FAIL]].concat();
         let program = ["/workload", "run", "--state", "/state", "--mib", "16"];
         let mut command = command_of(b, [&pinned, "pod"], &annotations, &labels, &program);
         let output = command.stdin(Stdio::null()).output().unwrap();
@@ -199,13 +204,19 @@ fn a_pod_is_who_containerd_says_it_is() {
         }
         (output.status.success(), text)
     };
-    let (created, text) = create("default", "other");
+    let (created, text) = create("default", "other", "0-1");
     assert!(!created && text.contains("calls the container \"main\", and containerd \"other\""));
     assert!(text.contains("refused (policy)"), "{text}");
     // Its own word for its namespace is not taken either.
-    let (created, text) = create("stranger", "main");
+    let (created, text) = create("stranger", "main", "0-1");
     assert!(!created && text.contains("into namespace \"stranger\""), "{text}");
-    let (created, text) = create("default", "main");
+    let (created, text) = create("default", "main", "0-1");
+    assert!(created, "{text}");
+    // Who was restored before is that Pod, whatever it is called: another one of the same name is not,
+    // and its own word for its UID is not taken.
+    let (created, text) = create("default", "main", "0-1");
+    assert!(!created && text.contains("it was restored before"), "{text}");
+    let (created, text) = create("default", "main", "0-2");
     assert!(created, "{text}");
     scenario.end().unwrap();
 }

@@ -58,7 +58,7 @@ pub(crate) fn guards(pid: u32) -> bool {
 }
 
 /// Starts the containerd of a node that was killed, and waits until it answers.
-pub(super) fn start_containerd(node: &Node) {
+pub(crate) fn start_containerd(node: &Node) {
     let script = "containerd >>/var/lib/kybernate/containerd.log 2>&1 </dev/null &";
     node.run(&["sh", "-c", script]).unwrap();
     let answers = || node.run(&["ctr", "--connect-timeout", "1s", "version"]).is_ok();
