@@ -179,6 +179,29 @@ fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
     scenario.end().unwrap();
 }
 
+/// The agent dies in the middle: what it had staged is there whole, or not at all.
+fn the_agent_dies(scenario: &mut Scenario, name: &str, reference: &str) {
+    let node = scenario.node(name);
+    let mut kyb = node.command(&["kyb", "stage", reference, "--tier=ram", "--plain-http"]);
+    let mut kyb = kyb.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let place = node.path(RAM);
+    let new = || {
+        let mut entries = fs::read_dir(&place).unwrap().filter_map(Result::ok);
+        entries.any(|entry| entry.path().join("images/pages-1.img").exists())
+    };
+    assert!(catch(new), "no page came");
+    scenario.agent(name).take().unwrap().kill();
+    kyb.kill().unwrap();
+    kyb.wait().unwrap();
+    scenario.next_agent(name, TIERS).unwrap();
+    let node = scenario.node(name);
+    let left = || files(node, RAM);
+    assert!(wait_until(END_LIMIT, || !left().contains("new-")), "{}", left());
+    let whole = !left().is_empty();
+    let told = scenario.kyb_json(node, &["node"]).unwrap();
+    assert_eq!(tier(&told, "ram")["staged"].as_array().unwrap().len(), usize::from(whole));
+}
+
 #[test]
 fn what_cannot_be_staged_leaves_nothing() {
     let (mut scenario, reference, _) = scene();
@@ -198,25 +221,10 @@ fn what_cannot_be_staged_leaves_nothing() {
     assert!(said(&output).contains("not signed"), "{}", said(&output));
     assert_eq!(files(&scenario.testbed.b, RAM), "");
 
-    // The agent dies in the middle.
-    let mut kyb =
-        scenario.testbed.b.command(&["kyb", "stage", &reference, "--tier=ram", "--plain-http"]);
-    let mut kyb = kyb.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let place = scenario.testbed.b.path(RAM);
-    let new = || {
-        let mut entries = fs::read_dir(&place).unwrap().filter_map(Result::ok);
-        entries.any(|entry| entry.path().join("images/pages-1.img").exists())
-    };
-    assert!(catch(new), "no page came");
-    scenario.agent_b.take().unwrap().kill();
-    kyb.kill().unwrap();
-    kyb.wait().unwrap();
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS).unwrap());
-    let left = || files(&scenario.testbed.b, RAM);
-    assert!(wait_until(END_LIMIT, || !left().contains("new-")), "{}", left());
-    let whole = !left().is_empty();
-    let node = scenario.kyb_json(&scenario.testbed.b, &["node"]).unwrap();
-    assert_eq!(tier(&node, "ram")["staged"].as_array().unwrap().len(), usize::from(whole));
+    scenario.next_agent("a", TIERS).unwrap();
+    for name in ["a", "b"] {
+        the_agent_dies(&mut scenario, name, &reference);
+    }
     stage(&scenario, &reference, "ram");
 
     // The memory behind the tier is full.
