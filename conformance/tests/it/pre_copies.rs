@@ -2,12 +2,14 @@
 //! written to lets only the refusal be seen; the emulated machine's kernel does (`tests/machines`).
 
 use fs_err as fs;
+use kybernate_conformance::machine::INSIDE;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
 use crate::cgroups;
 use crate::harness::{refused_here, restore, said, start};
+use crate::workloads::own::another_user_moves;
 
 /// Of it, the workload writes to little.
 const MIB: u32 = 48;
@@ -101,5 +103,8 @@ fn memory_is_copied_before_the_pause_where_the_kernel_tracks_it() {
         }
         scenario.remove(node, "job").unwrap();
     }
+    // The emulated machine is the one that withholds nothing from CRIU.
+    let moved = another_user_moves(&scenario, [a, b]);
+    assert!(moved || std::env::var_os(INSIDE).is_none(), "what is another user's was not moved");
     scenario.end().unwrap();
 }

@@ -2,6 +2,7 @@
 
 use fs_err as fs;
 use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
 use super::Workload;
@@ -149,6 +150,17 @@ pub(crate) fn may_ask_others(node: &Node) -> bool {
     let status = node.run(&["cat", "/proc/self/status"]).unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
     u64::from_str_radix(mask, 16).unwrap() & (1 << 24) != 0
+}
+
+/// Moves what is not root's, with the image pulled, where CRIU may ask for what belongs to others.
+/// Returns whether it may.
+pub(crate) fn another_user_moves(scenario: &Scenario, [a, b]: [&Node; 2]) -> bool {
+    let user = WORKLOADS.iter().find(|workload| workload.id == "user").unwrap();
+    let may = may_ask_others(a);
+    if may {
+        user.moves(scenario, &scenario.image(), [a, b], &|_| {});
+    }
+    may
 }
 
 #[test]
