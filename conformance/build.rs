@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const SOURCE: &str = "workload/main.rs";
-const PARTS: [&str; 4] = [SOURCE, "workload/hold.rs", "workload/keep.rs", "workload/keep"];
+const PARTS: [&str; 5] =
+    [SOURCE, "workload/hold.rs", "workload/keep.rs", "workload/keep", "workload/talk.rs"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let variable = |name: &'static str| {

@@ -48,8 +48,10 @@ struct Foreign {
     code: Vec<Range<u64>>,
 }
 
-/// Kills the CRIU that dumps the processes of a cgroup.
-pub(crate) async fn cut(criu: u32, freezer: &Freezer) -> io::Result<()> {
+/// Kills the CRIU that dumps the processes of a cgroup. Where that `stays` frozen, nothing of it runs
+/// before somebody has put right what is left: its sockets deny what they are asked
+/// ([`crate::connections`]). Else it runs from then on.
+pub(crate) async fn cut(criu: u32, freezer: &Freezer, stays: bool) -> io::Result<()> {
     let mut tries = Patience::new(CUT_LIMIT, LOOK_EVERY);
     while tries.once_more().await {
         process::signal(criu, Signal::STOP)?;
@@ -62,12 +64,24 @@ pub(crate) async fn cut(criu: u32, freezer: &Freezer) -> io::Result<()> {
             moment = looked.ok().and_then(Result::ok).unwrap_or(Moment::Bad);
         }
         if moment == Moment::Good {
+            if stays {
+                freeze(freezer).await;
+            }
             return process::kill(criu);
         }
         process::signal(criu, Signal::CONT)?;
     }
     tracing::warn!(pid = criu, "a dump is ended at a bad moment: none was good");
     process::kill(criu)
+}
+
+/// Freezes what CRIU may have thawed for its work.
+async fn freeze(freezer: &Freezer) {
+    let freezer = freezer.clone();
+    let frozen = tokio::task::spawn_blocking(move || freezer.freeze()).await;
+    if let Err(error) = frozen.map_err(io::Error::other).and_then(|frozen| frozen) {
+        tracing::warn!(%error, "failed to freeze a container whose dump is ended");
+    }
 }
 
 /// Looks at every thread that CRIU traces.
@@ -170,7 +184,7 @@ mod tests {
     async fn who_traces_nobody_is_ended_at_once() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let nobody = Freezer::at("/kybernate-no-such-cgroup").unwrap();
-        cut(child.id(), &nobody).await.unwrap();
+        cut(child.id(), &nobody, false).await.unwrap();
         assert!(!child.wait().unwrap().success());
     }
 }

@@ -14,6 +14,7 @@ pub mod app;
 mod cgroup;
 mod checkpoint;
 pub mod config;
+mod connections;
 mod container;
 mod criu_config;
 mod criu_log;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::cgroup::Freezer;
+use crate::connections;
 use crate::dumper;
-use crate::network;
 use crate::patience::Patience;
 use crate::process;
 use crate::runtime::{Namespace, RuntimeError, TaskStatus};
@@ -108,9 +108,10 @@ impl Paused {
             }
             // Before it runs: it must not see that nothing can be sent.
             if std::mem::take(&mut locked)
-                && let Err(error) = network::unlock(self.pid).await
+                && let Err(error) =
+                    connections::free(self.pid, &self.freezer, &self.directory).await
             {
-                tracing::warn!(%error, "failed to unlock the container's network");
+                tracing::warn!(%error, "failed to free the container's network");
             }
             match self.step(patience).await {
                 Ok(Step::Ended(revived)) => return Ok(revived),
@@ -139,7 +140,7 @@ impl Paused {
         let Some(criu) = self.dumper().await else { return false };
         if Instant::now() >= patience {
             tracing::warn!(pid = criu, "ending a dump that outlives its deadline");
-            if let Err(error) = dumper::cut(criu, &self.freezer).await {
+            if let Err(error) = dumper::cut(criu, &self.freezer, true).await {
                 tracing::warn!(%error, pid = criu, "failed to end a dump");
             }
         }

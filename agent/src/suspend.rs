@@ -31,7 +31,7 @@ use crate::operations::{Conclusion, Driver, Kind, Sizes, Stopped, Subject, Suspe
 use crate::patience::Patience;
 use crate::revive::ReviveError;
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
-use crate::{dumper, network, process};
+use crate::{connections, dumper, process};
 
 /// How long containerd may take to thaw a container.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
@@ -383,7 +383,7 @@ pub(crate) async fn settle(
         };
         if let Some(criu) = criu.unwrap_or_default() {
             if Instant::now() >= patience {
-                dumper::cut(criu, &freezer).await?;
+                dumper::cut(criu, &freezer, true).await?;
             }
             continue;
         }
@@ -394,7 +394,7 @@ pub(crate) async fn settle(
                     // A CRIU that was killed had it thawed.
                     freezer.freeze()?;
                 }
-                network::unlock(pid).await?;
+                connections::free(pid, &freezer, directory).await?;
                 return Ok(true);
             }
             // It has ended, or somebody resumed it meanwhile.

@@ -11,6 +11,7 @@
 
 mod hold;
 mod keep;
+mod talk;
 
 use std::error::Error;
 use std::fs::{self, File, OpenOptions};
@@ -33,6 +34,9 @@ usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--
        workload status --state DIR
        workload echo --state DIR
        workload keep --state DIR [--threads N] [--huge MIB]
+       workload talk ADDRESS --state DIR [--mib N]
+       workload speak ADDRESS --state DIR
+       workload converse --state DIR [--mib N]
        workload hold tcp|listen|unix|lock|device|map|deleted|inotify|io-uring [ARGUMENT]
 ";
 
@@ -142,12 +146,19 @@ fn main() -> ExitCode {
         Some((command, [])) if command == "pause" => loop {
             thread::park();
         },
+        Some((command, [address, rest @ ..])) if command == "talk" || command == "speak" => {
+            Options::parse(rest).and_then(|options| match command.as_str() {
+                "speak" => talk::speak(address, &options.state),
+                _ => holding(&options, || talk::answer(address, &options.state)),
+            })
+        }
         Some((command, rest)) => match (command.as_str(), Options::parse(rest)) {
             ("run", Ok(options)) => Ticker::start(options).and_then(Ticker::run),
             ("keep", Ok(options)) => keep::keep(&options.state, options.threads, options.huge),
             ("status", Ok(options)) => status(&options.state),
             ("echo", Ok(options)) => echo(&options.state),
-            ("run" | "keep" | "status" | "echo", Err(error)) => Err(error),
+            ("converse", Ok(options)) => holding(&options, || talk::converse(&options.state)),
+            ("run" | "keep" | "status" | "echo" | "converse", Err(error)) => Err(error),
             _ => Err(USAGE.into()),
         },
         None => Err(USAGE.into()),
@@ -160,6 +171,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Does something in the middle of much memory.
+fn holding<T>(options: &Options, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let memory = Memory::fill(options.mib, options.pattern, &mut Random(random_seed()? | 1));
+    let done = work();
+    black_box(memory);
+    done
 }
 
 impl Options {

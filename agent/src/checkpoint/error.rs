@@ -46,6 +46,8 @@ pub(crate) enum CheckpointError {
          leave out --pre-copy, or take a longer --pause-deadline"
     )]
     HeldTooLong,
+    #[error("failed to look at the container's TCP connections")]
+    Connections(#[source] io::Error),
     #[error("the dump failed{log}")]
     Dump {
         /// What CRIU's log has to say about it, if anything.

@@ -21,7 +21,7 @@ use crate::gpu::Held;
 use crate::node::numbers;
 use crate::operations::Kind;
 use crate::pre_copy::PreCopyError;
-use crate::preflight::{self, Check, Finding, Findings, Policy};
+use crate::preflight::{self, Check, CriuOptions, Finding, Findings, Policy};
 use crate::process;
 use crate::runtime::{Namespace, TaskState, TaskStatus};
 use crate::stage::{self, StageError};
@@ -70,6 +70,8 @@ pub(crate) struct Source {
     pub(super) gpu_aside: bool,
     /// CRIU's configuration file for it, when that is the agent's to write.
     pub(super) criu_config: Option<PathBuf>,
+    /// Whether TCP connections go into its dump.
+    pub(super) keeps: bool,
     /// Version of CRIU.
     pub(super) criu: Vec<u64>,
 }
@@ -111,6 +113,7 @@ struct Measured {
     freezer: Freezer,
     stage: Result<PathBuf, StageError>,
     estimate: Estimate,
+    keeps: bool,
     findings: Vec<Finding>,
 }
 
@@ -214,13 +217,15 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     };
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
-    let Measured { born, freezer, stage, estimate, findings: more } = measured.map_err(unseen)?;
+    let Measured { born, freezer, stage, estimate, keeps, findings: more } =
+        measured.map_err(unseen)?;
     findings.extend(more);
     let stage = found_room(app, stage, estimate, &mut findings)?;
     findings.sort();
     let source = match (upper, stage) {
         (Some(upper), Some(stage)) if !findings.iter().any(Finding::refuses) => Some(Source {
             criu_config: told.filter(|file| criu_config::is_own(&app.config, file)),
+            keeps,
             criu: numbers(&app.report().await.facts.criu),
             namespace,
             container,
@@ -322,7 +327,8 @@ async fn measure(
         let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);
         findings.extend(unfit.map(|subject| Finding::new(Check::UnfitFile, subject)));
         let estimate = Estimate { memory, written, room };
-        Ok(Measured { born, freezer, stage, estimate, findings })
+        let keeps = subject.policy.tcp.keeps(&CriuOptions::of(&subject.criu_config));
+        Ok(Measured { born, freezer, stage, estimate, keeps, findings })
     });
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
 }

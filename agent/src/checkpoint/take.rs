@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 mod early;
+mod keep;
 
 use self::early::COPY_LIMIT;
 use super::away::Away;
@@ -239,6 +240,7 @@ impl Taking<'_> {
             self.paused_at.get_or_insert_with(Instant::now);
             self.in_containerd(self.source.namespace.pause(&self.order.container)).await?;
         }
+        self.note_connections().await?;
         let captured = if self.source.suspended {
             // Without a guardian, a CRIU that hangs has to be noticed here.
             let captured = tokio::time::timeout(self.order.deadline, self.capture()).await;

@@ -12,6 +12,7 @@ mod calls;
 mod cgroups;
 mod clients;
 mod cluster;
+mod connections;
 mod failures;
 mod gpus;
 mod harness;

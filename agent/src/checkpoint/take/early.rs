@@ -181,7 +181,7 @@ impl Taking<'_> {
                     let since = *held.get_or_insert_with(Instant::now);
                     if since.elapsed() > self.order.deadline {
                         if let Some(criu) = tracer {
-                            dumper::cut(criu, &self.source.freezer).await?;
+                            dumper::cut(criu, &self.source.freezer, false).await?;
                         }
                         criu.wait().await?;
                         return Ok(Watched::HeldTooLong);

@@ -1,0 +1,182 @@
+//! The TCP connections of a container's processes around a dump that keeps them (`--tcp keep`).
+//!
+//! CRIU puts each of their sockets into the kernel's repair mode while it dumps ([`repair`]), and one
+//! that is killed leaves them there: readers are denied, and nothing is sent. Whoever lets the container
+//! run on puts them right first, by the note that was left before the dump.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use fs_err as fs;
+use rustix::net::sockopt::{set_socket_reuseaddr, socket_protocol, socket_reuseaddr};
+use rustix::net::{getpeername, getsockname, ipproto};
+use rustix::process::{ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::cgroup::Freezer;
+use crate::network;
+
+mod repair;
+
+/// Descriptors that are looked at, of all processes together: as the preflight.
+const FILES_MAX: usize = 100_000;
+
+/// The note, in an operation's directory.
+const NOTE: &str = "connections";
+
+/// Local and remote address of a connection.
+pub(crate) type Ends = (SocketAddr, SocketAddr);
+
+/// One end of a connection, which a process has open.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Of the socket.
+    number: u64,
+    pub(crate) ends: Ends,
+    socket: OwnedFd,
+}
+
+/// Returns the connections that processes have open.
+pub(crate) fn of(pids: &[u32]) -> Vec<Connection> {
+    let (mut found, mut seen, mut left) = (Vec::new(), BTreeSet::new(), FILES_MAX);
+    for pid in pids {
+        let id = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+        // What ends meanwhile has no connections.
+        let Some(Ok(process)) = id.map(|id| pidfd_open(id, PidfdFlags::empty())) else { continue };
+        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        for file in files.filter_map(Result::ok).take(left) {
+            left -= 1;
+            let Some(number) = socket(&file.path()).filter(|number| seen.insert(*number)) else {
+                continue;
+            };
+            let place = file.file_name().to_str().and_then(|place| place.parse().ok());
+            let taken = place.map(|place| connection(&process, place, number));
+            found.extend(taken.and_then(Result::ok).flatten());
+        }
+    }
+    if left == 0 {
+        tracing::warn!("not all descriptors of a container were looked at: it has too many");
+    }
+    found
+}
+
+/// Returns the number of a socket by its link in `/proc/PID/fd`.
+fn socket(link: &Path) -> Option<u64> {
+    let target = fs::read_link(link).ok()?;
+    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Takes a descriptor of a process's for a moment; nothing when it is no TCP connection.
+fn connection(
+    process: &OwnedFd,
+    place: ForeignRawFd,
+    number: u64,
+) -> io::Result<Option<Connection>> {
+    let socket = pidfd_getfd(process, place, PidfdGetfdFlags::empty())?;
+    if socket_protocol(&socket)? != Some(ipproto::TCP) {
+        return Ok(None);
+    }
+    let Some(remote) = getpeername(&socket)? else { return Ok(None) };
+    let ends = (getsockname(&socket)?, remote);
+    let ends = (SocketAddr::try_from(ends.0)?, SocketAddr::try_from(ends.1)?);
+    Ok(Some(Connection { number, ends, socket }))
+}
+
+/// Writes down what a dump that keeps connections changes of them: whether their addresses may be used
+/// again. Before that dump, and while the processes are frozen.
+pub(crate) fn note(connections: &[Connection], directory: &Path) -> io::Result<()> {
+    let reuses = |one: &&Connection| socket_reuseaddr(&one.socket).unwrap_or_default();
+    let numbers = connections.iter().filter(reuses).map(|one| format!("{}\n", one.number));
+    fs::write(directory.join(NOTE), numbers.collect::<String>())
+}
+
+/// Makes a container that was being dumped one that can be let run: CRIU has ended, and may have been
+/// killed in the middle. Its processes are frozen, or should be.
+pub(crate) async fn free(pid: u32, freezer: &Freezer, directory: &Path) -> io::Result<()> {
+    let (freezer, place) = (freezer.clone(), directory.to_owned());
+    let mended = tokio::task::spawn_blocking(move || mend(&freezer, &place));
+    let mended = mended.await.map_err(io::Error::other).and_then(|mended| mended);
+    let unlocked = network::unlock(pid).await;
+    mended.and(unlocked)
+}
+
+/// Takes sockets out of repair, as CRIU does at its end, in the same order: before the network is
+/// unlocked. Their queues and numbers are as they were: nothing was changed but the mode. A dump that
+/// kept nothing has left no note, and costs nothing here.
+fn mend(freezer: &Freezer, directory: &Path) -> io::Result<()> {
+    let reusing = match fs::read_to_string(directory.join(NOTE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    let reusing = reusing.lines().filter_map(|line| line.parse().ok()).collect();
+    mend_all(&of(&freezer.processes()?), &reusing)
+}
+
+/// `reusing` has the numbers of those whose addresses may be used again.
+fn mend_all(connections: &[Connection], reusing: &BTreeSet<u64>) -> io::Result<()> {
+    let mut mended = Ok(());
+    for one in connections {
+        let done = repair::is_on(&one.socket).and_then(|is_on| {
+            if !is_on {
+                return Ok(());
+            }
+            tracing::warn!(ends = ?one.ends, "a CRIU that did not end well left a connection");
+            repair::set(&one.socket, false)?;
+            // The kernel does not remember what that was before.
+            Ok(set_socket_reuseaddr(&one.socket, reusing.contains(&one.number))?)
+        });
+        // One that cannot be mended does not keep the rest.
+        mended = mended.and(done);
+    }
+    mended
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+
+    use rustix::fs::fstat;
+
+    use super::*;
+
+    #[test]
+    fn sockets_that_criu_left_are_as_they_were() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let number = |socket: &TcpStream| fstat(socket).unwrap().st_ino;
+        // One that was accepted has it from who listens.
+        let (one, other) = (number(&server), number(&client));
+        let found = || {
+            let mut found = of(&[std::process::id()]);
+            found.retain(|found| [one, other].contains(&found.number));
+            found
+        };
+        let before = found();
+        assert_eq!(before.len(), 2, "{before:?}");
+        let ends = before.iter().find(|found| found.number == other).map(|found| found.ends);
+        assert_eq!(ends, Some((client.local_addr().unwrap(), client.peer_addr().unwrap())));
+        let directory = tempfile::tempdir().unwrap();
+        note(&before, directory.path()).unwrap();
+        let noted = fs::read_to_string(directory.path().join(NOTE)).unwrap();
+        assert_eq!(noted, format!("{one}\n"));
+
+        client.write_all(b"before").unwrap();
+        before.iter().try_for_each(|one| repair::set(&one.socket, true)).unwrap();
+        let denied = server.read(&mut [0; 6]).unwrap_err();
+        assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
+        mend_all(&found(), &BTreeSet::from([one])).unwrap();
+        for (socket, reuses) in [(&server, true), (&client, false)] {
+            assert!(!repair::is_on(socket).unwrap());
+            assert_eq!(socket_reuseaddr(socket.as_fd()).unwrap(), reuses);
+        }
+        let mut read = [0; 11];
+        client.write_all(b"after").unwrap();
+        server.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"beforeafter");
+    }
+}

@@ -1,0 +1,110 @@
+//! Two network namespaces on node b with a cable between them: a container in one, and in the other a
+//! process of the node that it talks to.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use fs_err as fs;
+use kybernate_conformance::command::wait_until;
+use kybernate_conformance::image::WORKLOAD;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::process::Service;
+use kybernate_conformance::scenario::Scenario;
+
+use crate::failures::victims::END_LIMIT;
+
+/// Name of the container.
+pub(crate) const ID: &str = "talker";
+/// Its network namespace, and where a restored one may go: with the same address, but no cable.
+pub(crate) const INNER: &str = "inner";
+/// Who listens in the other one.
+const ADDRESS: &str = "10.99.0.1:7000";
+/// How far both ends are to come before they are believed: more than what lies in their buffers.
+const ENOUGH: u64 = 200_000;
+
+const NETWORKS: &str = "set -e; ip netns add inner; ip netns add outer; \
+    ip link add in0 netns inner type veth peer name out0 netns outer; \
+    ip -n inner addr add 10.99.0.2/24 dev in0; ip -n outer addr add 10.99.0.1/24 dev out0; \
+    for net in inner outer; do ip -n $net link set lo up; done; \
+    ip -n inner link set in0 up; ip -n outer link set out0 up";
+
+/// The networks, and who listens.
+pub(crate) struct Site<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) node: &'a Node,
+    speaker: Option<Service>,
+}
+
+impl<'a> Site<'a> {
+    pub(crate) fn new(scenario: &'a Scenario) -> Self {
+        let node = &scenario.testbed.b;
+        node.run(&["sh", "-c", NETWORKS]).unwrap();
+        fs::write(node.path("/root/workload"), WORKLOAD).unwrap();
+        node.run(&["chmod", "+x", "/root/workload"]).unwrap();
+        node.run(&["ctr", "image", "pull", "--plain-http", &scenario.image()]).unwrap();
+        Self { scenario, node, speaker: None }
+    }
+
+    /// Begins anew: another container, and another one that it talks to.
+    pub(crate) fn start(&mut self, mib: &str) {
+        if self.speaker.take().is_some() {
+            self.scenario.remove(self.node, ID).unwrap();
+        }
+        self.node.run(&["rm", "-rf", "/root/speaker"]).unwrap();
+        let words = ["ip", "netns", "exec", "outer", "/root/workload", "speak", ADDRESS];
+        let mut command: Command = self.node.command(&words);
+        command.args(["--state", "/root/speaker"]).stderr(Stdio::null());
+        self.speaker = Some(Service::start(&mut command).unwrap());
+        self.run(&["talk", ADDRESS, "--state", "/state", "--mib", mib]);
+        assert!(wait_until(END_LIMIT, || self.spoken("") > 0), "they do not talk");
+    }
+
+    /// Runs a container in the inner network.
+    pub(crate) fn run(&self, words: &[&str]) {
+        let (image, network) = (self.scenario.image(), format!("network:/run/netns/{INNER}"));
+        let run = ["ctr", "run", "-d", "--with-ns", &network, &image, ID, "/workload"];
+        self.node.run(&[&run[..], words].concat()).unwrap();
+    }
+
+    /// A file of one of them: of the container's, or of who it talks to.
+    fn file(&self, name: &str) -> PathBuf {
+        let own =
+            format!("/run/containerd/io.containerd.runtime.v2.task/default/{ID}/rootfs/state");
+        let place = if name.starts_with("speaker/") { "/root" } else { &own };
+        self.node.path(&format!("{place}/{name}"))
+    }
+
+    /// How far one of them is.
+    fn spoken(&self, place: &str) -> u64 {
+        let text = fs::read_to_string(self.file(&format!("{place}spoken")));
+        text.ok().and_then(|text| text.parse().ok()).unwrap_or_default()
+    }
+
+    /// Both ends hear each other, one number after the other, beyond what was on its way.
+    pub(crate) fn talks(&self, [one, other]: [&str; 2], what: &str, told: &dyn Fn() -> String) {
+        let before = [self.spoken(one), self.spoken(other)];
+        let on = |place, before| self.spoken(place) > before + ENOUGH;
+        let talk = wait_until(END_LIMIT, || on(one, before[0]) && on(other, before[1]));
+        for place in [one, other] {
+            let wrong = fs::read_to_string(self.file(&format!("{place}wrong"))).ok();
+            assert_eq!(wrong, None, "{what}, {place:?}\n{}", told());
+        }
+        let now = [self.spoken(one), self.spoken(other)];
+        assert!(talk, "{what}: they do not talk: {before:?}, then {now:?}\n{}", told());
+    }
+
+    /// Whether the container was denied a read.
+    pub(crate) fn was_denied(&self) -> bool {
+        self.file("denied").exists()
+    }
+
+    /// Rules that drop packets in the inner network.
+    pub(crate) fn locks(&self) -> String {
+        let script = "{ iptables -S; ip6tables -S; nft list tables; } | grep -i 'CRIU\\|kybernate'";
+        let words = ["ip", "netns", "exec", INNER, "sh", "-c", script];
+        String::from_utf8_lossy(&self.node.output(&words).unwrap().stdout).into_owned()
+    }
+}
+
+/// The container, and who it talks to.
+pub(crate) const BOTH: [&str; 2] = ["", "speaker/"];
