@@ -5,6 +5,7 @@
 //! run on puts them right first, by the note that was left before the dump.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -16,7 +17,7 @@ use rustix::net::{getpeername, getsockname, ipproto};
 use rustix::process::{ForeignRawFd, Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::cgroup::Freezer;
-use crate::network;
+use crate::{network, process};
 
 mod repair;
 
@@ -25,6 +26,9 @@ const FILES_MAX: usize = 100_000;
 
 /// The note, in an operation's directory.
 const NOTE: &str = "connections";
+
+/// In the same place, when the container ends with its checkpoint.
+const ENDS: &str = "connections-end";
 
 /// Local and remote address of a connection.
 pub(crate) type Ends = (SocketAddr, SocketAddr);
@@ -92,26 +96,58 @@ pub(crate) fn note(connections: &[Connection], directory: &Path) -> io::Result<(
     fs::write(directory.join(NOTE), numbers.collect::<String>())
 }
 
+/// Makes connections end without a word to their other ends, however their processes do: they go on
+/// elsewhere.
+pub(crate) fn silence(connections: &[Connection], directory: &Path) -> io::Result<()> {
+    fs::write(directory.join(ENDS), "")?;
+    connections.iter().try_for_each(|one| repair::set(&one.socket, true))
+}
+
+/// Lets connections go on that were held for the container in a cgroup, which has been restored.
+pub(crate) async fn hand_over(cgroup: &str) -> io::Result<()> {
+    let cgroup = cgroup.to_owned();
+    let found = tokio::task::spawn_blocking(move || {
+        let processes = Freezer::at(&cgroup)?.processes()?;
+        let ends: Vec<Ends> = of(&processes).into_iter().map(|one| one.ends).collect();
+        Ok::<_, io::Error>((processes.first().copied(), ends))
+    });
+    match found.await.map_err(io::Error::other)?? {
+        (Some(pid), ends) if !ends.is_empty() => network::hand_over(pid, &ends).await,
+        _ => Ok(()),
+    }
+}
+
 /// Makes a container that was being dumped one that can be let run: CRIU has ended, and may have been
 /// killed in the middle. Its processes are frozen, or should be.
 pub(crate) async fn free(pid: u32, freezer: &Freezer, directory: &Path) -> io::Result<()> {
     let (freezer, place) = (freezer.clone(), directory.to_owned());
-    let mended = tokio::task::spawn_blocking(move || mend(&freezer, &place));
+    let mended = tokio::task::spawn_blocking(move || {
+        // Killed, and not dead yet: its connections are to go on elsewhere.
+        if place.join(ENDS).exists() && process::is_killed(pid) {
+            return Ok(false);
+        }
+        mend(&freezer, &place)
+    });
     let mended = mended.await.map_err(io::Error::other).and_then(|mended| mended);
-    let unlocked = network::unlock(pid).await;
-    mended.and(unlocked)
+    let mut freed = network::unlock(pid).await;
+    let operation = directory.file_name().and_then(OsStr::to_str);
+    // Not when nothing was noted, and so nothing was held.
+    if let (Ok(true) | Err(_), Some(operation)) = (&mended, operation) {
+        freed = freed.and(network::let_go(pid, operation).await);
+    }
+    mended.and(freed)
 }
 
 /// Takes sockets out of repair, as CRIU does at its end, in the same order: before the network is
 /// unlocked. Their queues and numbers are as they were: nothing was changed but the mode. A dump that
-/// kept nothing has left no note, and costs nothing here.
-fn mend(freezer: &Freezer, directory: &Path) -> io::Result<()> {
+/// kept nothing has left no note, and costs nothing here. Returns whether there was one.
+fn mend(freezer: &Freezer, directory: &Path) -> io::Result<bool> {
     let reusing = match fs::read_to_string(directory.join(NOTE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         read => read?,
     };
     let reusing = reusing.lines().filter_map(|line| line.parse().ok()).collect();
-    mend_all(&of(&freezer.processes()?), &reusing)
+    mend_all(&of(&freezer.processes()?), &reusing).map(|()| true)
 }
 
 /// `reusing` has the numbers of those whose addresses may be used again.
@@ -166,7 +202,7 @@ mod tests {
         assert_eq!(noted, format!("{one}\n"));
 
         client.write_all(b"before").unwrap();
-        before.iter().try_for_each(|one| repair::set(&one.socket, true)).unwrap();
+        silence(&before, directory.path()).unwrap();
         let denied = server.read(&mut [0; 6]).unwrap_err();
         assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
         mend_all(&found(), &BTreeSet::from([one])).unwrap();
@@ -178,5 +214,20 @@ mod tests {
         client.write_all(b"after").unwrap();
         server.read_exact(&mut read).unwrap();
         assert_eq!(&read, b"beforeafter");
+    }
+
+    #[test]
+    fn silenced_sockets_end_without_a_word() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let number = fstat(&client).unwrap().st_ino;
+        let mut connections = of(&[std::process::id()]);
+        connections.retain(|one| one.number == number);
+        let directory = tempfile::tempdir().unwrap();
+        silence(&connections, directory.path()).unwrap();
+        drop((connections, client));
+        server.set_nonblocking(true).unwrap();
+        assert_eq!(server.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -12,7 +12,12 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
+
+mod hold;
+
+pub(crate) use self::hold::{HOLD, hand_over, hold, let_go};
 
 /// Bound of one call; each takes a few milliseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
@@ -110,13 +115,28 @@ fn request() -> Vec<u8> {
 
 /// Runs a program in the network namespace of `pid` and returns what it printed.
 async fn call(pid: u32, words: &[&str]) -> io::Result<String> {
+    call_with(pid, words, "").await
+}
+
+/// The same with something to read.
+async fn call_with(pid: u32, words: &[&str], input: &str) -> io::Result<String> {
     let mut command = Command::new("nsenter");
     command
         .args(["--target", &pid.to_string(), "--net", "--"])
         .args(words)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let output = tokio::time::timeout(CALL_LIMIT, command.output()).await??;
+    let called = async {
+        let mut child = command.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that reads nothing says by its end how it went.
+            stdin.write_all(input.as_bytes()).await.unwrap_or_default();
+        }
+        child.wait_with_output().await
+    };
+    let output = tokio::time::timeout(CALL_LIMIT, called).await??;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }

@@ -145,6 +145,14 @@ pub(crate) fn sleeps(pid: u32) -> bool {
     is("State:", "S") && field(&status, "TracerPid:") == Some("0")
 }
 
+/// Whether a process is to die of SIGKILL as soon as it runs: one that is frozen does not before.
+pub(crate) fn is_killed(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kill = 1_u64 << (Signal::KILL.as_raw() - 1);
+    let pends = |key| u64::from_str_radix(field(&status, key)?, 16).ok();
+    ["SigPnd:", "ShdPnd:"].iter().filter_map(|key| pends(key)).any(|pending| pending & kill != 0)
+}
+
 /// Whether a process runs under a seccomp filter (`proc_pid_status(5)`).
 pub(crate) fn is_filtered(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -36,7 +36,7 @@ use self::claim::{Answer, ClaimError, Subject, claim, settle};
 use self::mark::{Mark, State};
 use self::run::RunError;
 use self::settings::Settings;
-use crate::criu_config;
+use crate::{connections, criu_config};
 
 /// Why a container was not created.
 #[derive(Debug, thiserror::Error)]
@@ -226,7 +226,13 @@ impl Wrapper {
             dump.note_restored().map_err(WrapperError::Prepare)
         });
         let (problem, outcome) = match noted {
-            Ok(()) => (String::new(), Outcome::Restored),
+            Ok(()) => {
+                if let Err(error) = hand_over(begun.cgroup.as_deref()) {
+                    let text = "its TCP connections are still held";
+                    tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
+                }
+                (String::new(), Outcome::Restored)
+            }
             Err(error) => {
                 self.end(call, &create.id, &mark)?;
                 // What starts afresh is the image's.
@@ -273,6 +279,13 @@ impl Wrapper {
         run::clean(&self.runtime, call, id, cgroup).map_err(WrapperError::Clean)?;
         mark.remove().map_err(WrapperError::Clean)
     }
+}
+
+/// Lets the connections go on that were held for a container.
+fn hand_over(cgroup: Option<&str>) -> io::Result<()> {
+    let Some(cgroup) = cgroup else { return Ok(()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(connections::hand_over(cgroup))
 }
 
 /// Says what is wrong where containerd looks for it: the last error of the log becomes the message of

@@ -48,6 +48,11 @@ pub(crate) enum CheckpointError {
     HeldTooLong,
     #[error("failed to look at the container's TCP connections")]
     Connections(#[source] io::Error),
+    #[error(
+        "the container's TCP connections cannot be held for a restore (nft, of nftables, does that): \
+         install it, or leave out --stop"
+    )]
+    Hold(#[source] io::Error),
     #[error("the dump failed{log}")]
     Dump {
         /// What CRIU's log has to say about it, if anything.

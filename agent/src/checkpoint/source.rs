@@ -215,10 +215,9 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         told: told.clone(),
         maker: Maker::of(&container, &wanted.namespace),
     };
-    let measured = measure(app, wanted, &spec, task, &namespace, from).await?;
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
-    let Measured { born, freezer, stage, estimate, keeps, findings: more } =
-        measured.map_err(unseen)?;
+    let measured = measure(app, wanted, &spec, task, &namespace, from).await?.map_err(unseen)?;
+    let Measured { born, freezer, stage, estimate, keeps, findings: more } = measured;
     findings.extend(more);
     let stage = found_room(app, stage, estimate, &mut findings)?;
     findings.sort();

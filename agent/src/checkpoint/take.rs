@@ -567,6 +567,7 @@ impl Taking<'_> {
     /// Kills the source. It is frozen, so nothing of it runs between the dump and its end.
     async fn end_source(&mut self) -> Result<(), CheckpointError> {
         let (namespace, container) = (&self.source.namespace, &self.order.container);
+        self.silence_connections().await;
         namespace.kill(container).await?;
         let revived = self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
         if revived != Revived::Gone {

@@ -25,7 +25,7 @@ pub(super) fn is_on(socket: impl AsFd) -> io::Result<bool> {
     if done == 0 { Ok(value != 0) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Puts a TCP socket into repair or out of it; the kernel wants CAP_NET_ADMIN in the socket's network
+/// Puts a TCP socket into repair or out of it; the kernel wants `CAP_NET_ADMIN` in the socket's network
 /// namespace. Out of it as CRIU takes it (`TCP_REPAIR_OFF`): with a probe of the other end's window.
 pub(super) fn set(socket: impl AsFd, on: bool) -> io::Result<()> {
     let value = c_int::from(on);

@@ -33,7 +33,7 @@ use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::runtime::Namespace;
 use crate::stage::MEMORY;
 use crate::staging::Use;
-use crate::{criu_config, stage};
+use crate::{connections, criu_config, stage};
 
 /// Where CRIU's log is in an operation's directory.
 const WORK: &str = "work";
@@ -299,6 +299,10 @@ impl Restoring<'_> {
         driver.step("restore");
         driver.progress.expect(to_come);
         let pid = plan.start(rootfs, driver).await?;
+        if let Err(error) = connections::hand_over(&cgroup).await {
+            let told = format!("its TCP connections are still held in its network: {error}");
+            driver.note(|record| record.warnings.push(told));
+        }
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
     }

@@ -12,6 +12,7 @@ use self::site::{BOTH, ID, Site};
 use crate::failures::victims::{END_LIMIT, catch, guards, processes, running, signal};
 use crate::harness::{said, start};
 
+mod moves;
 mod site;
 
 /// Of a container whose dump must last long enough to be caught.

@@ -15,17 +15,18 @@ use crate::failures::victims::END_LIMIT;
 
 /// Name of the container.
 pub(crate) const ID: &str = "talker";
-/// Its network namespace, and where a restored one may go: with the same address, but no cable.
+/// Its network namespace, and one that has loopback and nothing else.
 pub(crate) const INNER: &str = "inner";
+pub(crate) const ELSEWHERE: &str = "elsewhere";
 /// Who listens in the other one.
 const ADDRESS: &str = "10.99.0.1:7000";
 /// How far both ends are to come before they are believed: more than what lies in their buffers.
 const ENOUGH: u64 = 200_000;
 
-const NETWORKS: &str = "set -e; ip netns add inner; ip netns add outer; \
+const NETWORKS: &str = "set -e; ip netns add inner; ip netns add outer; ip netns add elsewhere; \
     ip link add in0 netns inner type veth peer name out0 netns outer; \
     ip -n inner addr add 10.99.0.2/24 dev in0; ip -n outer addr add 10.99.0.1/24 dev out0; \
-    for net in inner outer; do ip -n $net link set lo up; done; \
+    for net in inner outer elsewhere; do ip -n $net link set lo up; done; \
     ip -n inner link set in0 up; ip -n outer link set out0 up";
 
 /// The networks, and who listens.
@@ -55,15 +56,15 @@ impl<'a> Site<'a> {
         let mut command: Command = self.node.command(&words);
         command.args(["--state", "/root/speaker"]).stderr(Stdio::null());
         self.speaker = Some(Service::start(&mut command).unwrap());
-        self.run(&["talk", ADDRESS, "--state", "/state", "--mib", mib]);
-        assert!(wait_until(END_LIMIT, || self.spoken("") > 0), "they do not talk");
+        self.start_with(&["talk", ADDRESS, "--state", "/state", "--mib", mib], "");
     }
 
-    /// Runs a container in the inner network.
-    pub(crate) fn run(&self, words: &[&str]) {
+    /// Runs a container in the inner network, and waits until one of it talks.
+    pub(crate) fn start_with(&self, words: &[&str], place: &str) {
         let (image, network) = (self.scenario.image(), format!("network:/run/netns/{INNER}"));
         let run = ["ctr", "run", "-d", "--with-ns", &network, &image, ID, "/workload"];
         self.node.run(&[&run[..], words].concat()).unwrap();
+        assert!(wait_until(END_LIMIT, || self.spoken(place) > 0), "they do not talk");
     }
 
     /// A file of one of them: of the container's, or of who it talks to.

@@ -1,0 +1,154 @@
+//! Connections that move with a container which ends: from one network namespace into the same again.
+
+use std::process::{Child, Stdio};
+
+use fs_err as fs;
+use rustix::process::Signal;
+
+use super::site::{BOTH, ELSEWHERE, ID, INNER, Site};
+use super::{MIB, kyb};
+use crate::failures::victims::{catch, running, signal};
+use crate::harness::{restore, said, start};
+use crate::pods::{CONFIG, command_of, make_ready};
+
+/// Both ends in one container.
+const WITHIN: [&str; 2] = ["one/", "other/"];
+
+impl Site<'_> {
+    fn reference(&self, tag: &str) -> String {
+        self.scenario.reference(&format!("connections/moved:{tag}"))
+    }
+
+    /// Takes the container with its connections.
+    fn take(&self, tag: &str, more: &[&str]) {
+        let reference = self.reference(tag);
+        let words = ["checkpoint", ID, &reference, "--plain-http", "--sign-key", "node-b"];
+        kyb(self.scenario, &[&words[..], &["--tcp", "keep"], more].concat());
+    }
+
+    /// Restores it into a network. Returns what was said when that failed.
+    fn restored(&self, tag: &str, network: &str) -> Result<(), String> {
+        let allow = format!("network:/run/netns/{network}");
+        let more = ["--allow-host-namespace", &allow];
+        let output = restore(self.scenario, self.node, &self.reference(tag), ID, &more);
+        if output.status.success() { Ok(()) } else { Err(said(&output)) }
+    }
+
+    /// Begins to take and end it, and returns when its dump is over and it is held.
+    fn held(&self) -> Child {
+        let reference = self.reference("never");
+        let words = ["kyb", "checkpoint", ID, &reference, "--plain-http", "--sign-key", "node-b"];
+        let mut kyb = self.node.command(&[&words[..], &["--tcp", "keep", "--stop"]].concat());
+        let told = fs::File::create(self.scenario.testbed.private().join("kyb.log")).unwrap();
+        let kyb = kyb.stdout(Stdio::null()).stderr(told.into_parts().0).spawn().unwrap();
+        let stage = self.node.path("/run/kybernate/stage");
+        let is_over = || {
+            let Ok(mut dumps) = fs::read_dir(&stage) else { return false };
+            dumps.any(|dump| {
+                let log = dump.map(|dump| fs::read(dump.path().join("work/dump.log")));
+                let log = log.and_then(|log| log).unwrap_or_default();
+                String::from_utf8_lossy(&log).contains("Dumping finished")
+            })
+        };
+        assert!(catch(is_over), "the dump does not end\n{}", self.told());
+        assert!(self.locks().contains("kybernate-"), "nothing is held\n{}", self.told());
+        kyb
+    }
+}
+
+#[test]
+fn a_connection_goes_on_where_its_container_is_restored() {
+    let scenario = start();
+    let mut site = Site::new(&scenario);
+    site.start("16");
+    site.talks(BOTH, "before", &|| site.told());
+    for tag in ["1", "2"] {
+        site.take(tag, &["--stop"]);
+        assert!(site.locks().contains("kybernate-"), "{tag}: nothing is held");
+        scenario.remove(site.node, ID).unwrap();
+        if tag == "1" {
+            // As on another node, where a pod has another address.
+            let why = site.restored(tag, ELSEWHERE).unwrap_err();
+            assert!(why.contains("bind inet socket"), "{why}");
+            assert!(site.locks().contains("kybernate-"), "{tag}: it is not held any more");
+        }
+        site.restored(tag, INNER).unwrap();
+        assert_eq!(site.locks(), "", "{tag}: it is still held");
+        site.talks(BOTH, tag, &|| site.told());
+    }
+    assert!(!site.was_denied(), "a read was denied");
+    drop(site);
+    scenario.end().unwrap();
+}
+
+/// As in a Pod whose sandbox stays when its container is made anew.
+#[test]
+fn a_connection_goes_on_where_kybernate_runc_restores_its_container() {
+    let mut scenario = start();
+    scenario.agent_b.take().unwrap().kill();
+    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
+    let mut site = Site::new(&scenario);
+    let node = site.node;
+    site.start("16");
+    site.talks(BOTH, "before", &|| site.told());
+    site.take("pod", &["--stop"]);
+    scenario.remove(node, ID).unwrap();
+    let reference = site.reference("pod");
+    let digest = node.run(&["crane", "digest", "--insecure", &reference]).unwrap();
+    let pinned = format!("{reference}@{}", digest.trim());
+    make_ready(&scenario, node, &pinned);
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let network = format!("network:/run/netns/{INNER}");
+    let (network, program) = (["--with-ns", &network], ["/workload", "pause"]);
+    let mut command = command_of(node, [&pinned, ID], &[&wish], &network, &program);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(site.locks(), "", "it is still held");
+    site.talks(BOTH, "as a pod's container", &|| site.told());
+    drop(site);
+    scenario.end().unwrap();
+}
+
+#[test]
+fn connections_within_a_container_come_back_with_what_is_on_its_way() {
+    let scenario = start();
+    let site = Site::new(&scenario);
+    site.start_with(&["converse", "--state", "/state", "--mib", "16"], "one/");
+    site.talks(WITHIN, "before", &|| site.told());
+    site.take("within", &[]);
+    site.talks(WITHIN, "while it runs on", &|| site.told());
+    scenario.remove(site.node, ID).unwrap();
+    // Loopback has the same address everywhere.
+    for (tag, network) in [("within", ELSEWHERE), ("ended", ELSEWHERE)] {
+        site.restored(tag, network).unwrap();
+        site.talks(WITHIN, tag, &|| site.told());
+        if tag == "within" {
+            site.take("ended", &["--stop"]);
+            scenario.remove(site.node, ID).unwrap();
+        }
+    }
+    assert!(!site.was_denied(), "a read was denied");
+    drop(site);
+    scenario.end().unwrap();
+}
+
+#[test]
+fn a_source_that_does_not_end_after_all_has_its_connections() {
+    let mut scenario = start();
+    let agent = scenario.agent_b.take().unwrap();
+    let mut site = Site::new(&scenario);
+
+    // It is cancelled while it is pushed.
+    site.start(MIB);
+    let taken = site.held();
+    signal(&running(site.node, "kyb"), Signal::INT);
+    site.goes_on(taken, "it is cancelled");
+
+    // The agent dies then, and nobody starts it again.
+    site.start(MIB);
+    let taken = site.held();
+    agent.kill();
+    site.goes_on(taken, "the agent is dead");
+    drop(site);
+    scenario.end().unwrap();
+}
