@@ -124,49 +124,53 @@ pub(crate) async fn free(pid: u32, freezer: &Freezer, directory: &Path) -> io::R
     let mended = tokio::task::spawn_blocking(move || {
         // Killed, and not dead yet: its connections are to go on elsewhere.
         if place.join(ENDS).exists() && process::is_killed(pid) {
-            return Ok(false);
+            return Ok(None);
         }
         mend(&freezer, &place)
     });
     let mended = mended.await.map_err(io::Error::other).and_then(|mended| mended);
-    let mut freed = network::unlock(pid).await;
-    let operation = directory.file_name().and_then(OsStr::to_str);
-    // Not when nothing was noted, and so nothing was held.
-    if let (Ok(true) | Err(_), Some(operation)) = (&mended, operation) {
-        freed = freed.and(network::let_go(pid, operation).await);
-    }
-    mended.and(freed)
+    let unlocked = network::unlock(pid).await;
+    let Some(ends) = mended? else { return unlocked };
+    let each = network::unlock_each(pid, &ends).await;
+    let operation = directory.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let let_go = network::let_go(pid, operation).await;
+    unlocked.and(each).and(let_go)
 }
 
 /// Takes sockets out of repair, as CRIU does at its end, in the same order: before the network is
 /// unlocked. Their queues and numbers are as they were: nothing was changed but the mode. A dump that
-/// kept nothing has left no note, and costs nothing here. Returns whether there was one.
-fn mend(freezer: &Freezer, directory: &Path) -> io::Result<bool> {
+/// kept nothing has left no note, and costs nothing here. Returns which connections there are.
+fn mend(freezer: &Freezer, directory: &Path) -> io::Result<Option<Vec<Ends>>> {
     let reusing = match fs::read_to_string(directory.join(NOTE)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read?,
     };
     let reusing = reusing.lines().filter_map(|line| line.parse().ok()).collect();
-    mend_all(&of(&freezer.processes()?), &reusing).map(|()| true)
+    let found = of(&freezer.processes()?);
+    mend_all(&found, &reusing);
+    Ok(Some(found.into_iter().map(|one| one.ends).collect()))
 }
 
-/// `reusing` has the numbers of those whose addresses may be used again.
-fn mend_all(connections: &[Connection], reusing: &BTreeSet<u64>) -> io::Result<()> {
-    let mut mended = Ok(());
+/// `reusing` has the numbers of those whose addresses may be used again. One that cannot be mended does
+/// not keep the rest.
+fn mend_all(connections: &[Connection], reusing: &BTreeSet<u64>) {
     for one in connections {
-        let done = repair::is_on(&one.socket).and_then(|is_on| {
-            if !is_on {
-                return Ok(());
+        let mended = repair::is_on(&one.socket).and_then(|is_on| {
+            if is_on {
+                repair::set(&one.socket, false)?;
+                // The kernel does not remember what that was before.
+                set_socket_reuseaddr(&one.socket, reusing.contains(&one.number))?;
             }
-            tracing::warn!(ends = ?one.ends, "a CRIU that did not end well left a connection");
-            repair::set(&one.socket, false)?;
-            // The kernel does not remember what that was before.
-            Ok(set_socket_reuseaddr(&one.socket, reusing.contains(&one.number))?)
+            Ok(is_on)
         });
-        // One that cannot be mended does not keep the rest.
-        mended = mended.and(done);
+        match mended {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::warn!(ends = ?one.ends, "took a connection out of repair, where it was left");
+            }
+            Err(error) => tracing::error!(ends = ?one.ends, %error, "a connection stays in repair"),
+        }
     }
-    mended
 }
 
 #[cfg(test)]
@@ -205,7 +209,7 @@ mod tests {
         silence(&before, directory.path()).unwrap();
         let denied = server.read(&mut [0; 6]).unwrap_err();
         assert_eq!(denied.kind(), io::ErrorKind::PermissionDenied);
-        mend_all(&found(), &BTreeSet::from([one])).unwrap();
+        mend_all(&found(), &BTreeSet::from([one]));
         for (socket, reuses) in [(&server, true), (&client, false)] {
             assert!(!repair::is_on(socket).unwrap());
             assert_eq!(socket_reuseaddr(socket.as_fd()).unwrap(), reuses);

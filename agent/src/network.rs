@@ -1,5 +1,6 @@
 //! A container's network, and CRIU's lock on it. While it dumps, rules of its own in the container's
-//! network namespace drop every packet; a CRIU that is killed leaves them behind.
+//! network namespace drop every packet; a CRIU that is killed leaves them behind ([`unlock`], and
+//! [`unlock_each`] in the node's own). The agent has a lock of its own ([`hold()`]).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,8 +17,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
 mod hold;
+mod single;
 
 pub(crate) use self::hold::{HOLD, hand_over, hold, let_go};
+pub(crate) use self::single::unlock_each;
 
 /// Bound of one call; each takes a few milliseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(5);

@@ -116,7 +116,7 @@ fn held(listed: &str) -> Vec<Ends> {
 }
 
 /// Returns an address as packets have it.
-fn plain(address: SocketAddr) -> SocketAddr {
+pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

@@ -84,6 +84,13 @@ fn kept_connections_go_on_when_a_dump_is_cut_short() {
     site.goes_on(taken, "CRIU hangs");
     assert!(!site.was_denied(), "a read was denied");
 
+    // The same in the node's own network, where CRIU locks each connection.
+    site.start_on_node(MIB);
+    let taken = site.caught(&["--pause-deadline", "2s"]);
+    assert!(site.locks().contains("0xc114"), "nothing is locked: {}", site.locks());
+    site.goes_on(taken, "CRIU hangs on the node");
+    assert!(!site.was_denied(), "a read was denied");
+
     // The same while it is suspended, when nobody lets it run.
     site.start(MIB);
     site.talks(BOTH, "before it is suspended", &|| site.told());

@@ -18,14 +18,19 @@ pub(crate) const ID: &str = "talker";
 /// Its network namespace, and one that has loopback and nothing else.
 pub(crate) const INNER: &str = "inner";
 pub(crate) const ELSEWHERE: &str = "elsewhere";
-/// Who listens in the other one.
+/// Who listens in the other one, on a cable to the inner network and on another to the node's own.
+const LISTENS: &str = "0.0.0.0:7000";
 const ADDRESS: &str = "10.99.0.1:7000";
+const FROM_NODE: &str = "10.98.0.1:7000";
 /// How far both ends are to come before they are believed: more than what lies in their buffers.
 const ENOUGH: u64 = 200_000;
 
 const NETWORKS: &str = "set -e; ip netns add inner; ip netns add outer; ip netns add elsewhere; \
     ip link add in0 netns inner type veth peer name out0 netns outer; \
     ip -n inner addr add 10.99.0.2/24 dev in0; ip -n outer addr add 10.99.0.1/24 dev out0; \
+    ip link add node0 type veth peer name out1 netns outer; \
+    ip addr add 10.98.0.2/24 dev node0; ip -n outer addr add 10.98.0.1/24 dev out1; \
+    ip link set node0 up; ip -n outer link set out1 up; \
     for net in inner outer elsewhere; do ip -n $net link set lo up; done; \
     ip -n inner link set in0 up; ip -n outer link set out0 up";
 
@@ -48,22 +53,37 @@ impl<'a> Site<'a> {
 
     /// Begins anew: another container, and another one that it talks to.
     pub(crate) fn start(&mut self, mib: &str) {
+        self.speaks();
+        self.start_with(&["talk", ADDRESS, "--state", "/state", "--mib", mib], "");
+    }
+
+    /// The same with one in the node's own network.
+    pub(crate) fn start_on_node(&mut self, mib: &str) {
+        self.speaks();
+        let words = ["talk", FROM_NODE, "--state", "/state", "--mib", mib];
+        self.run(&["--net-host"], &words, "");
+    }
+
+    fn speaks(&mut self) {
         if self.speaker.take().is_some() {
             self.scenario.remove(self.node, ID).unwrap();
         }
         self.node.run(&["rm", "-rf", "/root/speaker"]).unwrap();
-        let words = ["ip", "netns", "exec", "outer", "/root/workload", "speak", ADDRESS];
+        let words = ["ip", "netns", "exec", "outer", "/root/workload", "speak", LISTENS];
         let mut command: Command = self.node.command(&words);
         command.args(["--state", "/root/speaker"]).stderr(Stdio::null());
         self.speaker = Some(Service::start(&mut command).unwrap());
-        self.start_with(&["talk", ADDRESS, "--state", "/state", "--mib", mib], "");
     }
 
     /// Runs a container in the inner network, and waits until one of it talks.
     pub(crate) fn start_with(&self, words: &[&str], place: &str) {
-        let (image, network) = (self.scenario.image(), format!("network:/run/netns/{INNER}"));
-        let run = ["ctr", "run", "-d", "--with-ns", &network, &image, ID, "/workload"];
-        self.node.run(&[&run[..], words].concat()).unwrap();
+        self.run(&["--with-ns", &format!("network:/run/netns/{INNER}")], words, place);
+    }
+
+    fn run(&self, options: &[&str], words: &[&str], place: &str) {
+        let image = self.scenario.image();
+        let run = [&["ctr", "run", "-d"], options, &[&image, ID, "/workload"], words];
+        self.node.run(&run.concat()).unwrap();
         assert!(wait_until(END_LIMIT, || self.spoken(place) > 0), "they do not talk");
     }
 
@@ -99,11 +119,12 @@ impl<'a> Site<'a> {
         self.file("denied").exists()
     }
 
-    /// Rules that drop packets in the inner network.
+    /// Rules that drop packets in the inner network and the node's.
     pub(crate) fn locks(&self) -> String {
-        let script = "{ iptables -S; ip6tables -S; nft list tables; } | grep -i 'CRIU\\|kybernate'";
-        let words = ["ip", "netns", "exec", INNER, "sh", "-c", script];
-        String::from_utf8_lossy(&self.node.output(&words).unwrap().stdout).into_owned()
+        let script = "list() { $1 iptables -S; $1 ip6tables -S; $1 nft list tables; }; \
+            { list; list 'ip netns exec inner'; } | grep -i 'CRIU\\|kybernate\\|0xc114'";
+        let found = self.node.output(&["sh", "-c", script]).unwrap();
+        String::from_utf8_lossy(&found.stdout).into_owned()
     }
 }
 
