@@ -12,7 +12,7 @@ use kybernate_packager::node::is_cgroup_v2;
 use crate::config::Config;
 use crate::gate::Summary;
 use crate::preflight::{CriuOptions, DEFAULT_FILE, TcpPolicy};
-use crate::{private, stage};
+use crate::{links, private, stage};
 
 /// What every restored container's CRIU is told that is told no more about cgroups. They are the new
 /// container's, never what the images say: those would bring limits and device rules of their own.
@@ -55,15 +55,22 @@ pub(crate) fn given(volumes: &Path, namespace: &str, container: &str) -> PathBuf
     volumes.join(namespace).join(container).join("criu.conf")
 }
 
-/// Makes CRIU of version `criu` do with TCP connections as `tcp` says, for the dump that comes, and dump
-/// only what was written to since the one in `parent`, which is seen from that dump's directory.
-/// Keeping connections is an option of containerd's own.
-pub(crate) fn prepare(
-    file: &Path,
-    tcp: TcpPolicy,
-    criu: &[u64],
-    parent: Option<&str>,
-) -> io::Result<()> {
+/// What CRIU is told for one dump.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    /// What to do with TCP connections. Keeping them is an option of containerd's own.
+    pub(crate) tcp: TcpPolicy,
+    /// CRIU's version.
+    pub(crate) criu: Vec<u64>,
+    /// A dump, as seen from the directory of the one that comes: only what was written to since is dumped.
+    pub(crate) parent: Option<String>,
+    /// Whether files are kept that have another name than the one they are held by.
+    pub(crate) links: bool,
+}
+
+/// Tells CRIU what is for the dump that comes.
+pub(crate) fn prepare(file: &Path, told: &Told) -> io::Result<()> {
+    let Told { tcp, criu, parent, links } = told;
     let before = said(file)?;
     let mut text = without_marked(&before);
     let options = CriuOptions::parse(&text);
@@ -76,11 +83,13 @@ pub(crate) fn prepare(
     // It drops packets of everybody in the pod, and none belongs to what is dumped, unless
     // connections are. A word of the administrator's stays.
     let free = !tcp.keeps(&options) && !options.has("network-lock");
-    let free = free && criu >= LOCK_FREE_CRIU.as_slice();
+    let free = free && criu.as_slice() >= LOCK_FREE_CRIU.as_slice();
     let lock: &[&str] = if free { &["network-lock skip"] } else { &[] };
-    let parent = parent.map(|parent| ["track-mem".to_owned(), format!("prev-images-dir {parent}")]);
+    let parent =
+        parent.as_ref().map(|parent| ["track-mem".to_owned(), format!("prev-images-dir {parent}")]);
     let parent = parent.iter().flatten().map(String::as_str);
-    for option in close.iter().chain(lock).copied().chain(parent) {
+    let links: &[&str] = if *links { &[links::OPTION] } else { &[] };
+    for option in close.iter().chain(lock).chain(links).copied().chain(parent) {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
@@ -193,11 +202,26 @@ mod tests {
     use crate::config::ServeArgs;
     use crate::preflight::CriuOptions;
 
+    fn told(tcp: TcpPolicy, criu: &[u64]) -> Told {
+        Told { tcp, criu: criu.to_vec(), ..Told::default() }
+    }
+
+    #[test]
+    fn links_are_made_when_they_are_needed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("job.conf");
+        let prepare = |links| prepare(&file, &Told { links, ..Told::default() }).unwrap();
+        prepare(true);
+        assert_eq!(fs::read_to_string(&file).unwrap(), format!("link-remap {MARK}\n"));
+        prepare(false);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "");
+    }
+
     #[test]
     fn an_option_is_there_for_one_operation_only() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("criu/job.conf");
-        let prepare = |tcp| prepare(&file, tcp, &[4, 2], None).unwrap();
+        let prepare = |tcp| prepare(&file, &told(tcp, &[4, 2])).unwrap();
         prepare(TcpPolicy::Refuse);
         assert_eq!(fs::read_to_string(&file).unwrap(), "", "nothing to say");
         prepare(TcpPolicy::Close);
@@ -216,7 +240,7 @@ mod tests {
         let file = directory.path().join("job.conf");
         let skips = |said: &str, tcp, criu: &[u64]| {
             fs::write(&file, said).unwrap();
-            prepare(&file, tcp, criu, None).unwrap();
+            prepare(&file, &told(tcp, criu)).unwrap();
             let text = fs::read_to_string(&file).unwrap();
             assert!(text.starts_with(said), "{text}");
             text.lines().any(|line| line == format!("network-lock skip {MARK}"))
@@ -254,7 +278,7 @@ mod tests {
         assert!(fs::read_to_string(&file).unwrap().contains("\ntcp-close #"));
         // What was for one restore chooses nothing for the next dump, which removes it.
         assert!(!CriuOptions::of(&file).has("tcp-close"));
-        prepare(&file, TcpPolicy::Keep, &[], None).unwrap();
+        prepare(&file, &told(TcpPolicy::Keep, &[])).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), RESTORED);
     }
 
@@ -299,7 +323,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("job.conf");
         fs::write(&file, "ghost-limit 4M").unwrap();
-        prepare(&file, TcpPolicy::Close, &[4, 1], Some("../round-2")).unwrap();
+        let parent = Some("../round-2".to_owned());
+        prepare(&file, &Told { parent, ..told(TcpPolicy::Close, &[4, 1]) }).unwrap();
         let text = fs::read_to_string(&file).unwrap();
         let line = format!("\ntrack-mem {MARK}\nprev-images-dir ../round-2 {MARK}\n");
         assert!(text.ends_with(&line) && text.contains("\ntcp-close "), "{text}");

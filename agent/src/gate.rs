@@ -26,12 +26,14 @@ mod common;
 mod images;
 mod judge;
 mod pages;
+mod remaps;
 mod summary;
 
 pub(crate) use self::cgroups::naming_none as cgroups_naming_none;
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
 pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, SELINUX, judge, judge_alone};
 pub(crate) use self::pages::lacking;
+pub(crate) use self::remaps::LinkFact;
 #[cfg(test)]
 pub(crate) use self::summary::MountFact;
 pub(crate) use self::summary::Summary;

@@ -28,6 +28,7 @@ pub mod guardian;
 mod health;
 pub mod hooks;
 mod layer;
+mod links;
 pub mod memory;
 pub mod metrics;
 mod mounts;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 mod check;
 mod gpu;
+mod linked;
 mod options;
 mod peers;
 mod rules;
@@ -45,6 +46,10 @@ pub(crate) struct Subject {
     pub(crate) policy: Policy,
     /// Where its specification mounts something of the node.
     pub(crate) bound: Vec<String>,
+    /// Those of them whose content goes along, and the directories that are mounted there.
+    pub(crate) captured: Vec<(String, PathBuf)>,
+    /// The upper directory of its root file system.
+    pub(crate) upper: Option<PathBuf>,
     /// CRIU's configuration file for it.
     pub(crate) criu_config: PathBuf,
     /// Whether that can be written for this operation.
@@ -58,10 +63,19 @@ pub(crate) struct Subject {
     pub(crate) gpus: Gpus,
 }
 
+/// What a look found.
+#[derive(Debug)]
+pub(crate) struct Looked {
+    pub(crate) findings: Vec<Finding>,
+    /// Whether CRIU has to make names for files, or try to.
+    pub(crate) links: bool,
+}
+
 /// Looks at a container. Takes as long as its descriptors are many: 10 µs each.
-pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
+pub(crate) fn look(subject: &Subject) -> Looked {
     let proc = Path::new("/proc");
     let mut view = View::of(proc, subject.init, &subject.pids);
+    linked::find_names(&mut view, &subject.captured, subject.upper.as_deref());
     let net = proc.join(subject.init.to_string()).join("ns/net");
     let peers = peers::peers(&net).unwrap_or_else(|error: io::Error| {
         view.missed.push(format!("the other ends of unix sockets: {error}"));
@@ -78,6 +92,7 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
         own_network: subject.own_network,
         user_namespace: user.map(|link| link.to_string_lossy().into_owned()),
         bound: subject.bound.clone(),
+        captured: subject.captured.iter().map(|(place, _)| place.clone()).collect(),
         no_limits: lacks(proc, shim, CAP_SYS_RESOURCE),
         no_internet: subject.kernel.as_slice() >= STRICT_KERNEL.as_slice()
             && subject.criu.as_slice() < LENIENT_CRIU.as_slice(),
@@ -85,7 +100,7 @@ pub(crate) fn look(subject: &Subject) -> Vec<Finding> {
         execs: subject.execs.clone(),
         peers,
     };
-    judge(&view, &context)
+    Looked { findings: judge(&view, &context), links: linked::needs_links(&view) }
 }
 
 /// Whether a process lacks a capability. What cannot be looked at lacks none.

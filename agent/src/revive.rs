@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::cgroup::Freezer;
 use crate::connections;
 use crate::dumper;
+use crate::links;
 use crate::patience::Patience;
 use crate::process;
 use crate::runtime::{Namespace, RuntimeError, TaskStatus};
@@ -107,11 +108,12 @@ impl Paused {
                 continue;
             }
             // Before it runs: it must not see that nothing can be sent.
-            if std::mem::take(&mut locked)
-                && let Err(error) =
-                    connections::free(self.pid, &self.freezer, &self.directory).await
-            {
-                tracing::warn!(%error, "failed to free the container's network");
+            if std::mem::take(&mut locked) {
+                let freed = connections::free(self.pid, &self.freezer, &self.directory).await;
+                if let Err(error) = freed {
+                    tracing::warn!(%error, "failed to free the container's network");
+                }
+                links::clear(&self.freezer).await;
             }
             match self.step(patience).await {
                 Ok(Step::Ended(revived)) => return Ok(revived),

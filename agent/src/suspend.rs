@@ -31,7 +31,7 @@ use crate::operations::{Conclusion, Driver, Kind, Sizes, Stopped, Subject, Suspe
 use crate::patience::Patience;
 use crate::revive::ReviveError;
 use crate::runtime::{Namespace, RuntimeError, TaskState, TaskStatus};
-use crate::{connections, dumper, process};
+use crate::{connections, dumper, links, process};
 
 /// How long containerd may take to thaw a container.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
@@ -395,6 +395,7 @@ pub(crate) async fn settle(
                     freezer.freeze()?;
                 }
                 connections::free(pid, &freezer, directory).await?;
+                links::clear(&freezer).await;
                 return Ok(true);
             }
             // It has ended, or somebody resumed it meanwhile.

@@ -8,6 +8,7 @@
 
 mod events;
 mod huge;
+mod linked;
 mod memory;
 mod peer;
 mod sys;
@@ -24,8 +25,9 @@ use std::time::{Duration, Instant};
 
 use self::events::Events;
 use self::huge::Huge;
+use self::linked::Linked;
 use self::peer::Peer;
-use super::Failure;
+use super::{Failure, Options};
 
 /// Pause between two ticks.
 const TICK: Duration = Duration::from_millis(20);
@@ -37,19 +39,22 @@ const THREAD_LIMIT: Duration = Duration::from_secs(20);
 const THREAD_TICK: Duration = Duration::from_millis(100);
 
 /// Holds everything until it is killed. `threads` more threads count meanwhile; `huge` MiB of each
-/// kind are in huge pages.
-pub(crate) fn keep(state: &Path, threads: usize, huge: usize) -> Result<(), Failure> {
+/// kind are in huge pages, and with `links` files are held whose names were deleted.
+pub(crate) fn keep(options: &Options) -> Result<(), Failure> {
+    let Options { state, threads, huge, links, .. } = options;
+    let (threads, huge) = (*threads, *huge);
     fs::create_dir_all(state)?;
     // Before the first thread: all inherit it.
     events::block_signals()?;
-    let peer = Peer::fork()?;
+    let peer = Peer::fork(*links)?;
     let keeper = Keeper {
-        state: state.to_owned(),
+        state: state.clone(),
         boot: boot()?,
         count: 0,
         peer,
         events: Events::new()?,
         deleted: Deleted::new(state)?,
+        linked: links.then(Linked::new).transpose()?,
         locks: Locks::new(state)?,
         huge: Huge::new(huge)?,
         counters: count_in(threads)?,
@@ -65,6 +70,7 @@ struct Keeper {
     peer: Peer,
     events: Events,
     deleted: Deleted,
+    linked: Option<Linked>,
     locks: Locks,
     huge: Huge,
     counters: Arc<Vec<AtomicU64>>,
@@ -102,6 +108,9 @@ impl Keeper {
         self.peer.tick(self.count)?;
         self.events.tick(self.count)?;
         self.deleted.tick(self.count)?;
+        if let Some(linked) = &self.linked {
+            linked.tick(self.count, &self.peer)?;
+        }
         self.locks.tick(&mut self.peer)?;
         self.huge.tick(self.count)?;
         let (since, seen) = &mut self.seen;

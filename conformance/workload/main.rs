@@ -33,7 +33,7 @@ usage: workload run --state DIR [--mib N] [--pattern demo|bench] [--shm DIR] [--
        workload pause
        workload status --state DIR
        workload echo --state DIR
-       workload keep --state DIR [--threads N] [--huge MIB]
+       workload keep --state DIR [--threads N] [--huge MIB] [--links yes]
        workload talk ADDRESS --state DIR [--mib N]
        workload speak ADDRESS --state DIR
        workload converse --state DIR [--mib N]
@@ -77,6 +77,8 @@ struct Options {
     says: bool,
     threads: usize,
     huge: usize,
+    /// Whether files are held by names that were deleted, and have others.
+    links: bool,
 }
 
 /// What the threads tell the ticker.
@@ -154,7 +156,7 @@ fn main() -> ExitCode {
         }
         Some((command, rest)) => match (command.as_str(), Options::parse(rest)) {
             ("run", Ok(options)) => Ticker::start(options).and_then(Ticker::run),
-            ("keep", Ok(options)) => keep::keep(&options.state, options.threads, options.huge),
+            ("keep", Ok(options)) => keep::keep(&options),
             ("status", Ok(options)) => status(&options.state),
             ("echo", Ok(options)) => echo(&options.state),
             ("converse", Ok(options)) => holding(&options, || talk::converse(&options.state)),
@@ -192,6 +194,7 @@ impl Options {
             says: false,
             threads: 0,
             huge: 0,
+            links: false,
         };
         let mut rest = arguments.iter();
         while let Some(flag) = rest.next() {
@@ -206,6 +209,7 @@ impl Options {
                 ("--say", "ticks") => options.says = true,
                 ("--threads", _) => options.threads = value.parse()?,
                 ("--huge", _) => options.huge = value.parse()?,
+                ("--links", "yes") => options.links = true,
                 ("--tick-ms", _) => options.tick = Duration::from_millis(value.parse()?),
                 _ => return Err(format!("{flag} {value} is not known\n{USAGE}").into()),
             }

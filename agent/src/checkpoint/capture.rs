@@ -24,6 +24,7 @@ mod spool;
 
 pub(crate) use self::draft::{Draft, Since};
 use self::spool::{Shared, Spool};
+use crate::links::FileId;
 
 /// Directories within directories; overlayfs and tar have no bound of their own, our stack has.
 const DEPTH_MAX: usize = 512;
@@ -66,6 +67,24 @@ pub(crate) struct CaptureError {
     source: io::Error,
 }
 
+/// A name that something has in a tar beside those that it has in the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Where, from the top of the directory.
+    pub(crate) place: PathBuf,
+    pub(crate) file: FileId,
+}
+
+/// Writes a mount as a tar, as [`capture`] does, with more names for its files.
+pub(crate) fn capture_linked(
+    directory: &Path,
+    links: &[Link],
+    tar: &Path,
+    stop: &AtomicBool,
+) -> Result<Pieces, CaptureError> {
+    write(Wish { directory, tree: Tree::Mount, draft: None, links }, tar, stop)
+}
+
 /// Writes `directory` as a tar, to a new file where it is not in `draft` already, and returns where it
 /// lies. Ends early when `stop` is set.
 pub(crate) fn capture(
@@ -75,6 +94,20 @@ pub(crate) fn capture(
     tar: &Path,
     stop: &AtomicBool,
 ) -> Result<Pieces, CaptureError> {
+    write(Wish { directory, tree, draft, links: &[] }, tar, stop)
+}
+
+/// What is captured.
+#[derive(Clone, Copy)]
+struct Wish<'a> {
+    directory: &'a Path,
+    tree: Tree,
+    draft: Option<&'a Draft>,
+    links: &'a [Link],
+}
+
+fn write(wish: Wish<'_>, tar: &Path, stop: &AtomicBool) -> Result<Pieces, CaptureError> {
+    let Wish { directory, tree, draft, links } = wish;
     let at = |path: &Path, source| CaptureError { path: path.to_owned(), source };
     let shared = Shared::create(tar, stop).map_err(|error| at(tar, error))?;
     let root = open_directory(rustix::fs::CWD, directory.as_os_str());
@@ -85,10 +118,12 @@ pub(crate) fn capture(
             tree,
             draft,
             linked: HashMap::new(),
+            added: links,
             scratch: vec![0; ATTRIBUTE_BYTES_MAX],
             place: PathBuf::new(),
         };
         let done = walk.top(&root).and_then(|()| walk.directory(&root, 0));
+        let done = done.and_then(|()| walk.links(&root));
         let done = done.and_then(|()| walk.out.into_inner()?.finish());
         done.map_err(|error| {
             shared.give_up();
@@ -188,7 +223,9 @@ struct Walk<'scope, 'env> {
     tree: Tree,
     draft: Option<&'env Draft>,
     /// First name of each file that has several.
-    linked: HashMap<(u64, u64), PathBuf>,
+    linked: HashMap<FileId, PathBuf>,
+    /// Names that come on top.
+    added: &'env [Link],
     /// Room for an attribute.
     scratch: Vec<u8>,
     /// Where we are, from the top; it stays where an error happened.
@@ -286,16 +323,30 @@ impl Walk<'_, '_> {
 
     /// Returns the name under which a file with several names is in the tar already.
     fn first_name(&mut self, stat: &Stat, kind: FileType) -> Option<PathBuf> {
-        if kind == FileType::Directory || stat.st_nlink < 2 {
+        let file = FileId::of(stat);
+        let is_added = || self.added.iter().any(|link| link.file == file);
+        if kind == FileType::Directory || (stat.st_nlink < 2 && !is_added()) {
             return None;
         }
-        match self.linked.entry((stat.st_dev, stat.st_ino)) {
+        match self.linked.entry(file) {
             std::collections::hash_map::Entry::Occupied(first) => Some(first.get().clone()),
             std::collections::hash_map::Entry::Vacant(vacant) => {
                 vacant.insert(self.place.clone());
                 None
             }
         }
+    }
+
+    /// Writes the names that come on top.
+    fn links(&mut self, root: &OwnedFd) -> io::Result<()> {
+        for link in self.added {
+            self.place.clone_from(&link.place);
+            let first = self.linked.get(&link.file).cloned().ok_or(io::ErrorKind::NotFound)?;
+            let stat = rustix::fs::statat(root, &first, AtFlags::SYMLINK_NOFOLLOW)?;
+            let mut header = header(&stat, EntryType::Link);
+            self.append(&mut header, &link.place, Some(&first), &[])?;
+        }
+        Ok(())
     }
 
     /// A deleted file (image specification, "Whiteouts").

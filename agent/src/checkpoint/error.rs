@@ -69,6 +69,12 @@ pub(crate) enum CheckpointError {
     Capture(#[from] CaptureError),
     #[error("the dump of the suspended container took longer than its deadline")]
     Late,
+    /// What the look before the pause did not see.
+    #[error(
+        "the container holds {0:?} by a name that was deleted, and nothing that goes along has another: \
+         try again, and `kyb preflight` says why if it stays so"
+    )]
+    Linked(String),
     #[error("the capture stopped before its end")]
     CaptureInterrupted,
     #[error(transparent)]

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use fs_err as fs;
 
+use crate::links::unpadded;
 use crate::mounts::{self, Mount};
 
 /// What the kernel adds to the name of a file that was deleted under it.
@@ -116,13 +117,6 @@ fn mapped(maps: &[u8], names: &mut HashSet<OsString>) -> Option<Vec<String>> {
         }
     }
     Some(deleted)
-}
-
-/// Writes a range of addresses as `map_files` does: without zeros before them.
-fn unpadded(range: &[u8]) -> Option<String> {
-    let (from, to) = std::str::from_utf8(range).ok()?.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    Some(format!("{:x}-{:x}", number(from)?, number(to)?))
 }
 
 /// Whether a part of what is at "/" was mounted somewhere else (`proc_pid_mountinfo(5)`), where its

@@ -72,6 +72,8 @@ pub(crate) struct Source {
     pub(super) criu_config: Option<PathBuf>,
     /// Whether TCP connections go into its dump.
     pub(super) keeps: bool,
+    /// Whether it holds files by names that were deleted, so that CRIU has to make others for them.
+    pub(super) links: bool,
     /// Version of CRIU.
     pub(super) criu: Vec<u64>,
 }
@@ -115,6 +117,7 @@ struct Measured {
     estimate: Estimate,
     keeps: bool,
     findings: Vec<Finding>,
+    links: bool,
 }
 
 impl Wanted {
@@ -217,12 +220,13 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     };
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?.map_err(unseen)?;
-    let Measured { born, freezer, stage, estimate, keeps, findings: more } = measured;
+    let Measured { born, freezer, stage, estimate, keeps, findings: more, links } = measured;
     findings.extend(more);
     let stage = found_room(app, stage, estimate, &mut findings)?;
     findings.sort();
     let source = match (upper, stage) {
         (Some(upper), Some(stage)) if !findings.iter().any(Finding::refuses) => Some(Source {
+            links,
             criu_config: told.filter(|file| criu_config::is_own(&app.config, file)),
             keeps,
             criu: numbers(&app.report().await.facts.criu),
@@ -291,6 +295,8 @@ async fn measure(
     let report = app.report().await;
     let Place { told, upper, captured, gpu_bytes, maker } = from;
     let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
+    let directories =
+        captured.iter().map(|mount| (mount.destination.clone(), mount.source.clone()));
     let mut bound = spec.mount_points();
     bound.retain(|destination| spec.is_mounted_on(destination));
     let mut subject = preflight::Subject {
@@ -298,6 +304,8 @@ async fn measure(
         pids: Vec::new(),
         policy: wanted.policy,
         bound,
+        captured: directories.collect(),
+        upper: upper.clone(),
         criu_config: told.unwrap_or_else(|| preflight::DEFAULT_FILE.into()),
         own_options,
         own_network: spec.has_own_network(),
@@ -321,13 +329,13 @@ async fn measure(
         let rounds = if pre_copy { memory.saturating_mul(ROUNDS) } else { 0 };
         let room = room.fold(memory.saturating_add(rounds), u64::saturating_add);
         let stage = stage::choose(&app.config, room);
-        let mut findings = preflight::look(&subject);
+        let preflight::Looked { mut findings, links } = preflight::look(&subject);
         findings.extend(maker.finding());
         let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);
         findings.extend(unfit.map(|subject| Finding::new(Check::UnfitFile, subject)));
         let estimate = Estimate { memory, written, room };
         let keeps = subject.policy.tcp.keeps(&CriuOptions::of(&subject.criu_config));
-        Ok(Measured { born, freezer, stage, estimate, keeps, findings })
+        Ok(Measured { born, freezer, stage, estimate, keeps, findings, links })
     });
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
 }

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 mod early;
 mod keep;
+mod linked;
 
 use self::early::COPY_LIMIT;
 use super::away::Away;
@@ -27,6 +28,7 @@ use super::error::{CheckpointError, NO_IMAGE};
 use super::meter::measure;
 use super::{After, Naming, Order, Source, facts, gpu};
 use crate::app::App;
+use crate::criu_config::{self, Told};
 use crate::gate::{self, Summary};
 use crate::gpu::Held;
 use crate::guardian::{Charge, Guardian, GuardianError};
@@ -36,7 +38,7 @@ use crate::revive::{Paused, Revived};
 use crate::runtime::{TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
-use crate::{criu_config, criu_log, room, waiting};
+use crate::{criu_log, room, waiting};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -351,11 +353,13 @@ impl Taking<'_> {
             // No other dump is to look for it.
             self.driver.will_make(Made::Told(file.clone())).await?;
         }
-        let (tcp, criu) = (self.order.policy.tcp, self.source.criu.clone());
-        let parent = round.map(early::beside);
-        let written = tokio::task::spawn_blocking(move || {
-            criu_config::prepare(&file, tcp, &criu, parent.as_deref())
-        });
+        let told = Told {
+            tcp: self.order.policy.tcp,
+            criu: self.source.criu.clone(),
+            parent: round.map(early::beside),
+            links: self.source.links,
+        };
+        let written = tokio::task::spawn_blocking(move || criu_config::prepare(&file, &told));
         let written = written.await;
         written.map_err(io::Error::other).and_then(|done| done).map_err(CheckpointError::CriuConfig)
     }
@@ -373,7 +377,8 @@ impl Taking<'_> {
         };
         // Whatever becomes of the files: a dump that comes to its end leaves the processes whole.
         let (dumped, captured) = tokio::join!(dump, self.files());
-        dumped.and(captured)
+        dumped?;
+        self.linked(captured?).await
     }
 
     async fn dump(&self) -> Result<(), CheckpointError> {

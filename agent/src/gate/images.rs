@@ -5,6 +5,7 @@
 use kybernate_packager::criu::Magic;
 
 pub(super) const FILES: Magic = Magic(0x5630_3138);
+pub(super) const REMAPS: Magic = Magic(0x5913_3954);
 pub(super) const DESCRIPTORS: Magic = Magic(0x5621_3732);
 pub(super) const NETWORK: Magic = Magic(0x5593_3752);
 pub(super) const PIDS: Magic = Magic(0x6115_7326);
@@ -44,12 +45,29 @@ pub(super) struct File {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct RegularFile {
+    #[prost(uint32, tag = "1")]
+    pub(super) id: u32,
     #[prost(string, tag = "6")]
     pub(super) name: String,
+    #[prost(sint32, optional, tag = "7")]
+    pub(super) mount: Option<i32>,
     #[prost(bool, optional, tag = "9")]
     pub(super) external: Option<bool>,
     #[prost(uint32, optional, tag = "10")]
     pub(super) mode: Option<u32>,
+}
+
+/// A file that has no name, or not the one it was open by (`images/remap-file-path.proto`).
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct Remap {
+    /// The file.
+    #[prost(uint32, tag = "1")]
+    pub(super) file: u32,
+    /// What it is made of: another file, where it is linked.
+    #[prost(uint32, tag = "2")]
+    pub(super) of: u32,
+    #[prost(int32, optional, tag = "3")]
+    pub(super) kind: Option<i32>,
 }
 
 /// `cgroup.img` (CRIU, `images/cgroup.proto`). What CRIU has as strings are bytes here: the kernel

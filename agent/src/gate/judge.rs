@@ -99,6 +99,12 @@ pub(crate) fn judge_alone(summary: &Summary) -> Vec<String> {
     for file in &summary.external_files {
         reasons.insert(format!("its open file {file:?} is outside of the container"));
     }
+    for link in summary.links.iter().filter(|link| !link.is_criu_s()) {
+        reasons.insert(format!(
+            "its file {:?} is to be linked from {:?}, which would be removed and is not CRIU's",
+            link.name, link.link
+        ));
+    }
     for name in &summary.names {
         if FORBIDDEN.iter().any(|prefix| name.starts_with(prefix)) {
             reasons.insert(format!("it has {name:?}, which would change more than a container"));

@@ -15,8 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use super::common::Inside;
 use super::images::{
-    CGROUPS, Cgroups, DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids,
+    CGROUPS, Cgroups, DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids, REMAPS,
+    Remap,
 };
+use super::remaps::{LinkFact, Remaps};
 use super::{cgroups, pages};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
@@ -60,6 +62,8 @@ pub(crate) struct Summary {
     pub(crate) root_mode: Option<u32>,
     /// Open files that someone outside must provide.
     pub(crate) external_files: BTreeSet<String>,
+    /// Files that CRIU makes of others, which it removes.
+    pub(crate) links: Vec<LinkFact>,
     /// The labels that `SELinux` is told to give to open sockets.
     pub(crate) socket_labels: BTreeSet<String>,
     /// How many bytes must be in which file of pages, by its number.
@@ -129,6 +133,7 @@ pub(crate) struct Builder {
     /// Names of namespaces that come from outside, by their kind and number.
     external: BTreeMap<(&'static str, u32), String>,
     filters: Option<Vec<Filter>>,
+    remaps: Remaps,
     cgroups: Option<Cgroups>,
 }
 
@@ -149,8 +154,15 @@ const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 
 /// Whether the gate wants to see the content of this file.
 pub(crate) fn is_judged(name: &str) -> bool {
-    matches!(name, "inventory.img" | "pstree.img" | "files.img" | "seccomp.img" | "cgroup.img")
-        || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
+    matches!(
+        name,
+        "inventory.img"
+            | "pstree.img"
+            | "files.img"
+            | "seccomp.img"
+            | "cgroup.img"
+            | "remap-fpath.img"
+    ) || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
         || pages::is_pagemap(name)
         || namespace(name).is_some()
 }
@@ -211,6 +223,7 @@ impl Builder {
         self.identities(&tree)?;
         self.namespaces(&tree, host)?;
         self.summary.own_cgroup = self.own_cgroup(&tree);
+        self.summary.links = self.remaps.links().map_err(SummaryError::Contradiction)?;
         Ok(self.summary)
     }
 
@@ -254,6 +267,11 @@ impl Builder {
                     })?;
                 }
                 "files.img" => self.files(content)?,
+                "remap-fpath.img" => {
+                    each(content, REMAPS, |remap: Remap| {
+                        bounded(self.remaps.add(remap), "files without their names")
+                    })?;
+                }
                 "seccomp.img" => {
                     let seccomp: Seccomp = one(content, SECCOMP)?;
                     self.filters = Some(seccomp.filters.iter().map(Filter::of).collect());
@@ -294,11 +312,12 @@ impl Builder {
     }
 
     fn files(&mut self, content: impl Read) -> Result<(), Failure> {
-        let summary = &mut self.summary;
+        let (summary, remaps) = (&mut self.summary, &mut self.remaps);
         each(content, FILES, |file: File| {
             summary.file_kinds.insert(file.kind);
             bounded(summary.file_kinds.len(), "kinds of files")?;
             if let Some(regular) = file.regular {
+                remaps.file(file.kind, &regular);
                 if matches!(&*regular.name, "/" | ".") {
                     summary.root_mode = regular.mode.map(|mode| mode & 0o7777);
                 }

@@ -16,6 +16,7 @@ mod cgroups;
 mod labels;
 mod namespaces;
 mod pages;
+mod remaps;
 
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;
@@ -478,7 +479,7 @@ fn files_that_reach_out_are_refused() {
     }
     assert_refused("\"/etc/shadow\" is outside", |dump, _| {
         let name = "/etc/shadow".to_owned();
-        let regular = Some(RegularFile { name, external: Some(true), mode: None });
+        let regular = Some(RegularFile { name, external: Some(true), ..RegularFile::default() });
         dump.files.push(File { kind: 1, regular });
     });
     for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img"] {
@@ -566,7 +567,7 @@ proptest! {
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
         for name in ["inventory.img", "pstree.img", "core-1.img", "mountpoints-1.img", "files.img",
-            "seccomp.img", "ids-1.img", "fdinfo-1.img"]
+            "seccomp.img", "ids-1.img", "fdinfo-1.img", "remap-fpath.img"]
         {
             let mut builder = Builder::default();
             let _refused = builder.image(name, &*bytes);
@@ -577,6 +578,7 @@ proptest! {
                 "files.img" => FILES,
                 "seccomp.img" => SECCOMP,
                 "ids-1.img" => IDS,
+                "remap-fpath.img" => images::REMAPS,
                 "fdinfo-1.img" => images::DESCRIPTORS,
                 _ => Magic::PSTREE,
             };

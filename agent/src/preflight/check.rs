@@ -49,6 +49,7 @@ pub(crate) enum Check {
     StdioFile,
     DeletedFile,
     LinkedFile,
+    LinkRemap,
     UnfitFile,
     Inotify,
     Fanotify,
@@ -177,7 +178,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 42] = [
+    pub(crate) const ALL: [Self; 43] = [
         Self::NotRunning,
         Self::Runtime,
         Self::SharedPidNamespace,
@@ -204,6 +205,7 @@ impl Check {
         Self::StdioFile,
         Self::DeletedFile,
         Self::LinkedFile,
+        Self::LinkRemap,
         Self::UnfitFile,
         Self::Inotify,
         Self::Fanotify,
@@ -449,14 +451,22 @@ impl Check {
             ),
             Self::DeletedFile => refuse(
                 "deleted-file",
-                "a deleted file that is still open is larger than CRIU keeps",
+                "a deleted file that is still open or mapped is larger than CRIU keeps",
                 "raise ghost-limit in the CRIU configuration",
             ),
             Self::LinkedFile => refuse(
                 "linked-file",
-                "a file is open under a name that was deleted, and has another one: CRIU would have to \
-                 make a name for it, while files are copied",
-                "close it, or open it by its other name",
+                "a file is open or mapped under a name that was deleted, has another one, and would not \
+                 come back as the same file",
+                "close it, open it by its other name, or have it on a tmpfs of the container or a mount \
+                 that is captured",
+            ),
+            Self::LinkRemap => refuse(
+                "link-remap",
+                "a file is open or mapped under a name that was deleted, as a semaphore of sem_open is, \
+                 and CRIU is told to keep such files only by a configuration file",
+                "run it with kybernate-runc or with the annotation org.criu.config=FILE, a file in the \
+                 directory criu of the agent's root, or set link-remap in /etc/criu/runc.conf",
             ),
             Self::UnfitFile => refuse(
                 "unfit-file",

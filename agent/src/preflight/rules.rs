@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::check::{Check, Finding};
 use super::gpu::{GPUS, Unsaved};
+use super::linked;
 use super::options::CriuOptions;
 use super::socket::Tcp;
 use super::view::{OpenFile, Process, View};
@@ -19,7 +20,7 @@ use crate::mounts::Mount;
 const TOLD_MAX: usize = 8;
 
 /// Size above which CRIU does not keep a deleted file, unless it is told to.
-const GHOST_BYTES: u64 = 1 << 20;
+pub(super) const GHOST_BYTES: u64 = 1 << 20;
 
 /// Device files that CRIU dumps as regular files and terminals, in a container's /dev.
 const DEVICES: &[&str] = &[
@@ -116,6 +117,8 @@ pub(super) struct Context {
     pub(super) user_namespace: Option<String>,
     /// Where the specification mounts something of the node.
     pub(super) bound: Vec<String>,
+    /// Those of them whose content goes along.
+    pub(super) captured: Vec<String>,
     /// Whether CRIU is run without the capability to read limits of other users' processes.
     pub(super) no_limits: bool,
     /// Whether CRIU cannot dump internet sockets with this kernel.
@@ -154,6 +157,7 @@ pub(super) fn judge(view: &View, context: &Context) -> Vec<Finding> {
             of_socket(process, file, number, &world, context, &mut say);
         }
     }
+    linked::of_all(view, context, &mut say);
     of_tcp(view, &world, context, &mut say);
     bound(found)
 }
@@ -187,7 +191,7 @@ impl<'a> World<'a> {
     }
 }
 
-fn name(process: &Process) -> String {
+pub(super) fn name(process: &Process) -> String {
     format!("process {} {:?}", process.pid, process.name)
 }
 
@@ -325,12 +329,6 @@ fn of_file(
     let gone = file.target.ends_with(" (deleted)");
     if file.target.starts_with("/memfd:") || file.target.starts_with("/secretmem") {
         return;
-    }
-    if gone && file.length > context.options.bytes("ghost-limit").unwrap_or(GHOST_BYTES) {
-        say(Check::DeletedFile, format!("{}, {} bytes", at(), file.length));
-    }
-    if gone && file.target.starts_with('/') && file.links > 0 {
-        say(Check::LinkedFile, at());
     }
     let inside = file.mount.is_none_or(|id| world.mounts.contains_key(&id));
     if file.target.starts_with('/') && !gone && !inside {

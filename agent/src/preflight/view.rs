@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::socket::{self, Sockets};
+use crate::links::{self, Held};
 use crate::mounts::Mount;
 use crate::process::field;
 
@@ -58,6 +59,8 @@ pub(super) struct Process {
     /// Those of its mount namespace, with the first process that is in it.
     pub(super) mounts: Vec<Mount>,
     pub(super) files: Vec<OpenFile>,
+    /// What it holds by names that were deleted.
+    pub(super) held: Vec<Held>,
 }
 
 /// One descriptor.
@@ -66,9 +69,6 @@ pub(super) struct OpenFile {
     pub(super) number: u32,
     /// What its link says: a path in the container, or `socket:[5]` and the like.
     pub(super) target: String,
-    pub(super) length: u64,
-    /// How many names it has.
-    pub(super) links: u64,
     pub(super) is_device: bool,
     /// Mount it was opened on.
     pub(super) mount: Option<u64>,
@@ -102,6 +102,7 @@ impl View {
             let Ok(mut process) = Process::of(&directory, pid) else { continue };
             if files < FILES_MAX {
                 process.files = open_files(&directory.join("fd"), &directory, &mut files);
+                process.held = links::held(&directory);
             } else {
                 view.missed.push(format!("the descriptors of process {pid}"));
             }
@@ -179,6 +180,7 @@ impl Process {
             infected: crate::process::is_infected(&maps),
             mounts: Vec::new(),
             files: Vec::new(),
+            held: Vec::new(),
         })
     }
 }
@@ -208,7 +210,7 @@ fn open_files(links: &Path, process: &Path, counted: &mut usize) -> Vec<OpenFile
 }
 
 fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFile {
-    use std::os::unix::fs::{FileTypeExt as _, MetadataExt};
+    use std::os::unix::fs::FileTypeExt as _;
 
     let info = read(&process.join("fdinfo").join(number.to_string())).unwrap_or_default();
     let lines = |start: &'static str| info.lines().filter(move |line| line.starts_with(start));
@@ -221,8 +223,6 @@ fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFi
     let protocol = target.starts_with("socket:").then(|| socket::protocol(link)).flatten();
     OpenFile {
         number,
-        length: metadata.as_ref().map_or(0, std::fs::Metadata::len),
-        links: metadata.as_ref().map_or(0, MetadataExt::nlink),
         is_device: metadata.map_or(is_in_dev(&target), |metadata| {
             metadata.file_type().is_char_device() || metadata.file_type().is_block_device()
         }),

@@ -14,6 +14,7 @@ mod cancels;
 mod claims;
 mod deaths;
 pub(crate) mod halt;
+mod linked;
 mod memory;
 mod network;
 mod pods;

@@ -154,13 +154,18 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
 }
 
 /// What the containers do that may everything.
-const PRIVILEGED: [(&str, &str); 6] = [
+const PRIVILEGED: [(&str, &str); 8] = [
     ("nested-pid-namespace", "busybox unshare -p -f busybox sleep 1000"),
     ("nested-namespace", "busybox unshare -m busybox sleep 1000; busybox true"),
     ("namespace-file", "exec 9</proc/self/ns/uts; busybox sleep 1000"),
     ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
     ("unfit-file", "busybox touch /.wh.file; busybox sleep 1000"),
     ("linked-file", "exec 9>/one; busybox ln /one /two; busybox rm /one; busybox sleep 1000"),
+    (
+        "link-remap",
+        "cd /dev/shm; exec 9>one; busybox ln one two; busybox rm one; busybox sleep 9999",
+    ),
+    ("link-remap", "exec 9</etc/passwd; busybox rm /etc/passwd; busybox sleep 1000"),
 ];
 
 /// Containerd's own socket, whose other end is outside.

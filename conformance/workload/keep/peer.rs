@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process;
 
 use super::Failure;
+use super::linked;
 use super::memory::Shared;
 use super::sys;
 
@@ -42,9 +43,15 @@ struct Child {
 
 impl Peer {
     /// Starts the other process. To be called while there is one thread.
-    pub(super) fn fork() -> Result<Self, Failure> {
-        let posix = sys::share(None, 4096)?.cast();
-        sys::prepare(posix)?;
+    /// The semaphore of POSIX has a name, if it is `named`.
+    pub(super) fn fork(named: bool) -> Result<Self, Failure> {
+        let posix = if named {
+            sys::named(linked::SEMAPHORE)?
+        } else {
+            let posix = sys::share(None, 4096)?.cast();
+            sys::prepare(posix)?;
+            posix
+        };
         let links = Links { shared: Shared::new()?, system: sys::system_semaphore()?, posix };
         let (request, requests) = sys::pipes()?;
         let (reply, replies) = sys::pipes()?;
@@ -88,6 +95,17 @@ impl Peer {
         self.datagrams.send(&sent)?;
         self.datagrams.recv(&mut got)?;
         same("datagram socket", sent, got)
+    }
+
+    /// Returns what `look` finds while the semaphore, which nobody uses between two ticks, has 1.
+    pub(super) fn while_posted<T>(
+        &self,
+        look: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        sys::post(self.links.posix)?;
+        let found = look();
+        sys::wait(self.links.posix)?;
+        found
     }
 
     /// Whether the other process gets a POSIX lock on a file.

@@ -1,7 +1,7 @@
 //! The few functions of the C library that the standard one does not have. All types and numbers
 //! are Linux's and glibc's on 64-bit machines.
 
-use std::ffi::{c_int, c_long, c_short, c_uint, c_ushort, c_void};
+use std::ffi::{CStr, c_int, c_long, c_short, c_uint, c_ushort, c_void};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -26,6 +26,8 @@ const HUGE: c_int = 0x4_0000;
 const PRIVATE: c_int = 0;
 const CREATE: c_int = 0o1600;
 const SET_VALUE: c_int = 16;
+/// `O_CREAT | O_EXCL`.
+const CREATE_ALONE: c_int = 0o300;
 /// `CLOCK_MONOTONIC`.
 const MONOTONIC: c_int = 1;
 /// `EFD_NONBLOCK`, `SFD_NONBLOCK`, `TFD_NONBLOCK`: one number.
@@ -107,6 +109,7 @@ unsafe extern "C" {
     fn semctl(id: c_int, number: c_int, command: c_int, ...) -> c_int;
     fn semop(id: c_int, operations: *mut Operation, count: usize) -> c_int;
     fn sem_init(semaphore: *mut Semaphore, shared: c_int, value: c_uint) -> c_int;
+    fn sem_open(name: *const i8, flags: c_int, ...) -> *mut Semaphore;
     fn sem_wait(semaphore: *mut Semaphore) -> c_int;
     fn sem_post(semaphore: *mut Semaphore) -> c_int;
     fn pipe(ends: *mut c_int) -> c_int;
@@ -206,6 +209,15 @@ pub(super) fn change(id: c_int, by: i16) -> io::Result<()> {
 pub(super) fn prepare(semaphore: *mut Semaphore) -> io::Result<()> {
     // SAFETY: the memory is mapped, aligned to a page, and as large.
     checked(unsafe { sem_init(semaphore, 1, 0) }).map(drop)
+}
+
+/// Makes a semaphore of POSIX with value 0 and a name. The C library makes it by another name, and deletes
+/// that when it is there.
+pub(super) fn named(name: &CStr) -> io::Result<*mut Semaphore> {
+    let (mode, value): (c_uint, c_uint) = (0o600, 0);
+    // SAFETY: the name ends with a zero; mode and value are what a creation wants.
+    let semaphore = unsafe { sem_open(name.as_ptr().cast(), CREATE_ALONE, mode, value) };
+    if semaphore.is_null() { Err(io::Error::last_os_error()) } else { Ok(semaphore) }
 }
 
 pub(super) fn wait(semaphore: *mut Semaphore) -> io::Result<()> {

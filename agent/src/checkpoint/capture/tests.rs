@@ -366,3 +366,30 @@ fn owners_modes_times_attributes_and_devices_survive() {
         ]
     );
 }
+
+#[test]
+fn a_mount_gets_more_names_for_its_files() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let (top, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::create_dir(top.path().join("d")).unwrap();
+    fs::write(top.path().join("d/one"), "one").unwrap();
+    fs::write(top.path().join("two"), "two").unwrap();
+    let file = fs::metadata(top.path().join("d/one")).unwrap();
+    let file = FileId { device: file.dev(), inode: file.ino() };
+    let link = |place: &str, file| Link { place: place.into(), file };
+    let links = [link("d/link_remap.7", file), link("link_remap.8", file)];
+    let tar = out.path().join("x.tar");
+    capture_linked(top.path(), &links, &tar, &AtomicBool::new(false)).unwrap();
+    let to = out.path().join("to");
+    fs::create_dir(&to).unwrap();
+    tar::Archive::new(fs::File::open(&tar).unwrap()).unpack(&to).unwrap();
+    let inode = |name: &str| fs::metadata(to.join(name)).unwrap().ino();
+    assert_eq!(fs::read_to_string(to.join("d/link_remap.7")).unwrap(), "one");
+    assert_eq!([inode("d/link_remap.7"), inode("link_remap.8")], [inode("d/one"); 2]);
+    assert_ne!(inode("two"), inode("d/one"));
+    // One that is nowhere has no name to be linked to.
+    let nowhere = [link("x", FileId { inode: u64::MAX, ..file })];
+    let tar = out.path().join("y.tar");
+    capture_linked(top.path(), &nowhere, &tar, &AtomicBool::new(false)).unwrap_err();
+}

@@ -75,6 +75,7 @@ const fn guest(id: &'static str, rows: &'static [&'static str], rights: Rights) 
 
 const GUESTS: &[Guest] = &[
     guest("linux", &["linux"], Rights::Usual),
+    guest("links", &["links"], Rights::Usual),
     guest("threads", &["threads"], Rights::Usual),
     guest("bind", &["bind"], Rights::Usual),
     Guest { kind: Kind::Heap, ..guest("heap", &["heap"], Rights::Usual) },

@@ -5,8 +5,8 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
-use super::Workload;
 use super::proof::goes_on;
+use super::{Place, Workload};
 use crate::harness::{checkpoint, restore, said, start};
 
 const KEEP: &[&str] = &["/workload", "keep", "--state", "/state"];
@@ -23,6 +23,17 @@ pub(crate) const WORKLOADS: &[Workload] = &[
                  files), timers (timerfd, itimer, POSIX), epoll, eventfd, signalfd",
         options: &[],
         command: KEEP,
+        state: "/state/keep",
+        allow: &[],
+        unless: None,
+    },
+    Workload {
+        id: "links",
+        name: "files held by names that were deleted",
+        proven: "a semaphore of `sem_open` and a file with another name in `/dev/shm`, each still the \
+                 file that has the other name, and a deleted file of the image",
+        options: &["--annotation", "org.criu.config=/var/lib/kybernate/criu/links.conf"],
+        command: &["/workload", "keep", "--state", "/state", "--links", "yes"],
         state: "/state/keep",
         allow: &[],
         unless: None,
@@ -163,6 +174,15 @@ pub(crate) fn another_user_moves(scenario: &Scenario, [a, b]: [&Node; 2]) -> boo
     may
 }
 
+/// What CRIU names in a dump is gone when the processes are back.
+fn has_no_names_of_criu(place: Place<'_>) {
+    let shared = place.node.path(&format!("/proc/{}/root/dev/shm", place.pid().unwrap()));
+    let names = fs::read_dir(shared).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> =
+        names.filter(|name| name.to_string_lossy().starts_with("link_remap.")).collect();
+    assert!(left.is_empty(), "{}: {left:?}", place.id);
+}
+
 #[test]
 fn what_linux_gives_to_processes_is_given_back() {
     let scenario = start();
@@ -177,7 +197,7 @@ fn what_linux_gives_to_processes_is_given_back() {
             Some((finding, _)) if !may_ask_others(a) => {
                 workload.is_refused(&scenario, &image, a, finding);
             }
-            _ => workload.moves(&scenario, &image, [a, b], &|_| {}),
+            _ => workload.moves(&scenario, &image, [a, b], &has_no_names_of_criu),
         }
     }
     scenario.end().unwrap();
