@@ -481,6 +481,10 @@ impl Taking<'_> {
     async fn restorable(&self) -> Result<Summary, CheckpointError> {
         let images = self.images();
         let summary = gate::inspect(&images).await?;
+        if let Some(link) = summary.links.first().filter(|_| !self.source.links) {
+            // CRIU was told by somebody else, and nobody has looked where it is.
+            return Err(CheckpointError::Linked(link.name.clone()));
+        }
         let mut reasons = gate::judge_alone(&summary);
         reasons.extend(gate::lacking(&summary, &images, BTreeMap::new()).await?);
         if reasons.is_empty() { Ok(summary) } else { Err(CheckpointError::Unrestorable(reasons)) }

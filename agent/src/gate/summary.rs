@@ -223,6 +223,10 @@ impl Builder {
         self.identities(&tree)?;
         self.namespaces(&tree, host)?;
         self.summary.own_cgroup = self.own_cgroup(&tree);
+        if self.summary.file_kinds.is_empty() {
+            // CRIU would take open files from images of an old form, which nobody here reads.
+            return contradiction("files.img has no open file".to_owned());
+        }
         self.summary.links = self.remaps.links().map_err(SummaryError::Contradiction)?;
         Ok(self.summary)
     }

@@ -56,6 +56,14 @@ fn nothing_else_is_linked_and_removed() {
 }
 
 #[test]
+fn open_files_are_where_they_are_looked_for() {
+    assert_refused("files.img has no open file", |dump, _| {
+        dump.files.clear();
+        dump.others.push("reg-files.img".to_owned());
+    });
+}
+
+#[test]
 fn a_link_is_of_files_that_are_there_once() {
     let remap = |kind| Remap { file: 4, of: 7, kind };
     let files = [(4, "/a/x"), (7, "/a/link_remap.7")];
