@@ -70,12 +70,19 @@ pub(crate) struct Source {
     pub(super) gpu_aside: bool,
     /// CRIU's configuration file for it, when that is the agent's to write.
     pub(super) criu_config: Option<PathBuf>,
-    /// Whether TCP connections go into its dump.
-    pub(super) keeps: bool,
-    /// Whether it holds files by names that were deleted, so that CRIU has to make others for them.
-    pub(super) links: bool,
+    /// What its processes have open and CRIU is asked for.
+    pub(super) holds: Holds,
     /// Version of CRIU.
     pub(super) criu: Vec<u64>,
+}
+
+/// What processes have open that CRIU takes along when it is asked to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Holds {
+    /// TCP connections go into the dump.
+    pub(super) connections: bool,
+    /// Files by names that were deleted, so that CRIU has to make others for them.
+    pub(super) links: bool,
 }
 
 /// How much a checkpoint has, in bytes, about.
@@ -115,9 +122,8 @@ struct Measured {
     freezer: Freezer,
     stage: Result<PathBuf, StageError>,
     estimate: Estimate,
-    keeps: bool,
     findings: Vec<Finding>,
-    links: bool,
+    holds: Holds,
 }
 
 impl Wanted {
@@ -220,15 +226,14 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     };
     let unseen = |error| cannot(format!("its processes cannot be looked at: {error}"));
     let measured = measure(app, wanted, &spec, task, &namespace, from).await?.map_err(unseen)?;
-    let Measured { born, freezer, stage, estimate, keeps, findings: more, links } = measured;
+    let Measured { born, freezer, stage, estimate, findings: more, holds } = measured;
     findings.extend(more);
     let stage = found_room(app, stage, estimate, &mut findings)?;
     findings.sort();
     let source = match (upper, stage) {
         (Some(upper), Some(stage)) if !findings.iter().any(Finding::refuses) => Some(Source {
-            links,
+            holds,
             criu_config: told.filter(|file| criu_config::is_own(&app.config, file)),
-            keeps,
             criu: numbers(&app.report().await.facts.criu),
             namespace,
             container,
@@ -334,8 +339,9 @@ async fn measure(
         let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);
         findings.extend(unfit.map(|subject| Finding::new(Check::UnfitFile, subject)));
         let estimate = Estimate { memory, written, room };
-        let keeps = subject.policy.tcp.keeps(&CriuOptions::of(&subject.criu_config));
-        Ok(Measured { born, freezer, stage, estimate, keeps, findings, links })
+        let connections = subject.policy.tcp.keeps(&CriuOptions::of(&subject.criu_config));
+        let holds = Holds { connections, links };
+        Ok(Measured { born, freezer, stage, estimate, findings, holds })
     });
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
 }

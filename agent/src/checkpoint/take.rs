@@ -357,7 +357,7 @@ impl Taking<'_> {
             tcp: self.order.policy.tcp,
             criu: self.source.criu.clone(),
             parent: round.map(early::beside),
-            links: self.source.links,
+            links: self.source.holds.links,
         };
         let written = tokio::task::spawn_blocking(move || criu_config::prepare(&file, &told));
         let written = written.await;
@@ -481,7 +481,7 @@ impl Taking<'_> {
     async fn restorable(&self) -> Result<Summary, CheckpointError> {
         let images = self.images();
         let summary = gate::inspect(&images).await?;
-        if let Some(link) = summary.links.first().filter(|_| !self.source.links) {
+        if let Some(link) = summary.links.first().filter(|_| !self.source.holds.links) {
             // CRIU was told by somebody else, and nobody has looked where it is.
             return Err(CheckpointError::Linked(link.name.clone()));
         }

@@ -14,7 +14,7 @@ impl Taking<'_> {
     /// Notes the connections that CRIU is about to work on, so that whoever ends its work early puts them
     /// right, and holds those of a source that is to end.
     pub(super) async fn note_connections(&self) -> Result<(), CheckpointError> {
-        if !self.source.keeps {
+        if !self.source.holds.connections {
             return Ok(());
         }
         let directory = self.directory.clone();
@@ -30,7 +30,7 @@ impl Taking<'_> {
 
     /// Before a source is killed whose connections are held: nobody is told that they have ended.
     pub(super) async fn silence_connections(&self) {
-        if !self.source.keeps {
+        if !self.source.holds.connections {
             return;
         }
         let directory = self.directory.clone();

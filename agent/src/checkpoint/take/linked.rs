@@ -24,7 +24,7 @@ impl Taking<'_> {
     /// Captures those mounts once more in which CRIU made names. It has taken them away by now; whether
     /// the first capture met them is chance.
     pub(super) async fn linked(&self, mut captured: Captured) -> Result<Captured, CheckpointError> {
-        if !self.source.links {
+        if !self.source.holds.links {
             return Ok(captured);
         }
         let facts = gate::inspect(&self.images()).await?.links;
