@@ -355,7 +355,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Returns everything on a node that an operation could have left ([`TRACES`]).
+    /// Returns everything on a node that an operation could have left (`TRACES`).
     pub fn traces(&self, node: &Node) -> Result<String, ScenarioError> {
         let output = node.output(&["sh", "-c", TRACES])?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
