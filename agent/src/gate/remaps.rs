@@ -4,8 +4,10 @@
 //! itself has written, and we let through, is a link of its own making in a directory above the file:
 //! `link_remap.NUMBER`, of the number that the images give it. Nobody else has files of such names.
 //!
-//! All of it happens in the new container's mount namespace, whose root is the container's: neither `..`
-//! nor a symbolic link leads out of that. `..` is none of a path that the kernel writes, all the same.
+//! CRIU makes copies of files without any name, and takes links away, from a mount namespace of its own, in
+//! which the node's files are, too: `..` in such a path would lead out of the container, and is none of a
+//! path that the kernel writes. An absolute symbolic link in a directory's place does, and is not seen
+//! here: what a dump's own files have is not in its images (`spec/decisions/0067`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -71,6 +73,10 @@ impl Remaps {
                 return Err(format!("a file without its name is of the unknown kind {kind}"));
             }
             if kind != LINKED {
+                // CRIU makes a copy by the name, from outside of the container.
+                if self.files.get(&remap.file).is_some_and(|(name, _)| !is_plain(name)) {
+                    return Err(format!("file {} is copied to no plain path", remap.file));
+                }
                 continue;
             }
             let file = |id: u32| {

@@ -56,6 +56,18 @@ fn nothing_else_is_linked_and_removed() {
 }
 
 #[test]
+fn no_file_is_copied_to_where_the_nodes_files_are() {
+    let copied = |name: &str, kind, of| summary(&[(4, name)], &[Remap { file: 4, of, kind }]);
+    for (kind, of) in [(Some(1), 9), (None, 9 | 1 << 31), (Some(2), 9)] {
+        copied("/tmp/gone", kind, of).unwrap();
+        for name in ["/../../../etc/cron.d/x", "/a/./x", "a/x", "", "/a//x"] {
+            let refused = copied(name, kind, of).unwrap_err();
+            assert!(refused.contains("to no plain path"), "{name}: {refused}");
+        }
+    }
+}
+
+#[test]
 fn open_files_are_where_they_are_looked_for() {
     assert_refused("files.img has no open file", |dump, _| {
         dump.files.clear();
