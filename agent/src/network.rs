@@ -59,11 +59,18 @@ pub(crate) async fn unlock(pid: u32) -> io::Result<()> {
     }
     let tables = call(pid, &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
     let named = tables.lines().filter_map(|line| line.strip_prefix("table inet "));
-    for table in named.filter(|name| name.starts_with(TABLE)) {
+    for table in named.filter(|name| is_table(name, TABLE)) {
         tracing::warn!(pid, table, "removing the network lock of a CRIU that did not end well");
         call(pid, &["nft", "delete", "table", "inet", table]).await?;
     }
     Ok(())
+}
+
+/// Whether a table is called as ours or CRIU's are. A container may call its own whatever it likes, and
+/// nft reads its arguments as commands.
+fn is_table(name: &str, mark: &str) -> bool {
+    let rest = name.strip_prefix(mark);
+    rest.is_some_and(|rest| rest.bytes().all(|sign| sign.is_ascii_alphanumeric() || sign == b'-'))
 }
 
 /// Brings up the loopback device in the network namespace of `pid`: in one that CRIU makes anew it is
@@ -152,6 +159,15 @@ mod tests {
     use std::io::{Read as _, Write as _};
 
     use super::*;
+
+    #[test]
+    fn tables_of_containers_are_no_commands() {
+        assert!(is_table("CRIU-42", TABLE) && is_table("kybernate-01a2-b", "kybernate-"));
+        for name in ["CRIU-1; include \"/etc/shadow\"", "CRIU-1 x", "CRIU", "x-CRIU-1", "CRIU-1\n"]
+        {
+            assert!(!is_table(name, TABLE), "{name}");
+        }
+    }
 
     #[test]
     fn loopback_comes_up_in_a_network_of_its_own() {

@@ -43,7 +43,8 @@ find /sys/fs/cgroup -path '*/default/*' -type d | sort
 find /sys/fs/cgroup -path '*/default/*' '(' -name freezer.state -o -name cgroup.freeze ')' \
     -exec grep -H . {} + | sort
 for pid in $$ $(ctr task ls | awk 'NR > 1 { print $2 }'); do
-    nsenter -t $pid -n sh -c '{ iptables -S; ip6tables -S; nft list tables; } | grep CRIU'
+    nsenter -t $pid -n sh -c '{ iptables -S; ip6tables -S; nft list tables; } |
+        grep "CRIU\|kybernate\|0xc114"'
 done
 ps -e -o stat= -o pid= -o comm= -o args= |
     awk '$1 !~ /^Z/ && $3 ~ /criu|runc|kybernate-agent/ { $1 = ""; print }'

@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::{call, call_with};
+use super::{call, call_with, is_table};
 use crate::connections::Ends;
 
 /// How long connections are held for a restore after the source has ended. Their other ends give up
@@ -60,7 +60,7 @@ pub(crate) async fn hand_over(pid: u32, ends: &[Ends]) -> io::Result<()> {
 async fn tables(pid: u32) -> Vec<String> {
     let tables = call(pid, &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
     let named = tables.lines().filter_map(|line| line.strip_prefix("table inet "));
-    named.filter(|name| name.starts_with(TABLE)).map(str::to_owned).collect()
+    named.filter(|name| is_table(name, TABLE)).map(str::to_owned).collect()
 }
 
 async fn delete(pid: u32, table: &str) -> io::Result<()> {

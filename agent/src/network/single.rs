@@ -29,7 +29,9 @@ pub(crate) async fn unlock_each(pid: u32, ends: &[Ends]) -> io::Result<()> {
 
 /// Whether a rule, as `iptables -S` tells it, is CRIU's and drops packets of one of these.
 fn is_of(rule: &str, ends: &[Ends]) -> bool {
-    if !rule.starts_with("-A ") || !rule.contains(MARK) || !rule.ends_with("-j DROP") {
+    // CRIU comments nothing, and a comment would be read as options.
+    let is_plain = !rule.contains(['"', '\'', '\\']);
+    if !is_plain || !rule.starts_with("-A ") || !rule.contains(MARK) || !rule.ends_with("-j DROP") {
         return false;
     }
     let words: Vec<&str> = rule.split_whitespace().collect();
@@ -65,6 +67,7 @@ mod tests {
         assert!(is_of(rule, &[mapped]));
         assert!(!is_of(rule, &[]) && !is_of(&rule.replace("5000", "5001"), &[ends]));
         assert!(!is_of(&rule.replace("0xc114", "0x1"), &[ends]));
+        assert!(!is_of(&rule.replace(" -j", " --comment \"x -t nat\" -j"), &[ends]));
         assert!(!is_of("-A INPUT -j CRIU", &[ends]) && !is_of("-P INPUT ACCEPT", &[ends]));
     }
 }

@@ -167,6 +167,11 @@ impl Restoring<'_> {
         // Everything was read.
         drop(memory);
         driver.commit(COMMITTED)?;
+        // Not before: what is undone must not have its connections end.
+        if let Err(error) = connections::hand_over(&self.cgroup(&accepted.container)).await {
+            let told = format!("its TCP connections are still held in its network: {error}");
+            driver.note(|record| record.warnings.push(told));
+        }
         let sizes = Sizes::of(&checkpoint.config.sizes);
         let done = Conclusion { restored_pid, ..Conclusion::done(sizes) };
         keep(driver, &done).await?;
@@ -299,10 +304,6 @@ impl Restoring<'_> {
         driver.step("restore");
         driver.progress.expect(to_come);
         let pid = plan.start(rootfs, driver).await?;
-        if let Err(error) = connections::hand_over(&cgroup).await {
-            let told = format!("its TCP connections are still held in its network: {error}");
-            driver.note(|record| record.warnings.push(told));
-        }
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
     }
