@@ -10,6 +10,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use fs_err as fs;
 use rustix::fs::{
@@ -29,6 +30,9 @@ const MARK: &str = "link_remap.";
 
 /// What the kernel adds to a name that was deleted.
 const DELETED: &str = " (deleted)";
+
+/// How long whoever is to run waits until such names are taken away.
+const CLEAR_LIMIT: Duration = Duration::from_secs(2);
 
 /// Files that are looked at, of one process.
 const HELD_MAX: usize = 100_000;
@@ -251,7 +255,12 @@ pub(crate) async fn clear(freezer: &Freezer) {
     let freezer = freezer.clone();
     let removed =
         tokio::task::spawn_blocking(move || remove_left(Path::new("/proc"), &freezer.processes()?));
-    match removed.await.map_err(io::Error::other).and_then(|removed| removed) {
+    // A file may be on a file system that does not answer.
+    let Ok(removed) = tokio::time::timeout(CLEAR_LIMIT, removed).await else {
+        tracing::warn!("names that CRIU made may be left: looking for them takes too long");
+        return;
+    };
+    match removed.map_err(io::Error::other).and_then(|removed| removed) {
         Ok(0) => {}
         Ok(removed) => tracing::warn!(removed, "removed names of a CRIU that did not end well"),
         Err(error) => tracing::warn!(%error, "failed to remove names that CRIU made"),
@@ -261,16 +270,19 @@ pub(crate) async fn clear(freezer: &Freezer) {
 /// Removes the names that a CRIU which was killed has left in the files of processes: those that it gives
 /// to what they hold by a deleted name, where it makes them. Returns how many there were.
 pub(crate) fn remove_left(proc: &Path, pids: &[u32]) -> io::Result<usize> {
-    let (mut seen, mut removed) = (BTreeSet::new(), 0);
+    let (mut seen, mut removed, mut failed) = (BTreeSet::new(), 0, Ok(()));
     for pid in pids {
         let process = proc.join(pid.to_string());
         for held in held(&process).into_iter().filter(|held| held.links > 0) {
             if seen.insert((held.name.clone(), held.file)) {
-                removed += remove_names(&process, &held)?;
+                match remove_names(&process, &held) {
+                    Ok(names) => removed += names,
+                    Err(error) => failed = Err(error),
+                }
             }
         }
     }
-    Ok(removed)
+    failed.map(|()| removed)
 }
 
 fn remove_names(process: &Path, held: &Held) -> io::Result<usize> {

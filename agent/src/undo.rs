@@ -416,9 +416,9 @@ fn kill_all(cgroup: &str) -> io::Result<bool> {
     }
     if processes.is_empty() {
         cgroup::remove(cgroup)?;
-    } else if freezer.is_frozen()? {
-        // Whoever is held back does not die before it may run.
-        freezer.thaw()?;
+    } else if freezer.is_frozen().unwrap_or(false) {
+        // Whoever is held back does not die before it may run. It may be gone by now, with its cgroup.
+        freezer.thaw().unwrap_or_else(|error| tracing::warn!(%error, cgroup, "not thawed"));
     }
     Ok(processes.is_empty())
 }
