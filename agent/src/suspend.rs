@@ -401,7 +401,12 @@ pub(crate) async fn settle(
             // It has ended, or somebody resumed it meanwhile.
             Ok(None) => return Ok(true),
             Ok(Some(task)) if task.status == TaskStatus::Stopped => return Ok(true),
-            Ok(Some(task)) if task.status == TaskStatus::Running => return Ok(true),
+            Ok(Some(task)) if task.status == TaskStatus::Running => {
+                // Somebody resumed it; its connections may be held.
+                connections::free(pid, &freezer, directory).await?;
+                links::clear(&freezer).await;
+                return Ok(true);
+            }
             Ok(Some(_)) => {}
             Err(error) => {
                 tracing::debug!(error = %chain(&error), container, "containerd does not answer");

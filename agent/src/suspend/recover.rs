@@ -35,23 +35,25 @@ pub(crate) async fn recover(app: &Arc<App>) {
         container: record.container.clone(),
         namespace: record.namespace.clone(),
     };
-    // A container has one operation at a time.
-    let mut begun: BTreeMap<Wanted, Begun> =
-        begun.into_iter().map(|one| (wanted(&one.0), one)).collect();
+    let mut operations: BTreeMap<Wanted, Vec<Begun>> = BTreeMap::new();
+    for one in begun {
+        operations.entry(wanted(&one.0)).or_default().push(one);
+    }
     let finished = TaskTracker::new();
     for known in app.suspended.all() {
-        let operation = begun.remove(&known.wanted());
         if known.phase != Phase::Suspended {
+            // The last one: others before it had ended, but for telling so.
+            let operation = operations.get_mut(&known.wanted()).and_then(Vec::pop);
             go_on(app, known, operation, finished.token());
             continue;
         }
-        if let Some((record, driver)) = operation {
-            driver.close(Some(as_it_is(&record, &driver, Some(&known)))).await;
-        }
         recover_one(app, known).await;
     }
-    for (record, driver) in begun.into_values() {
-        driver.close(Some(as_it_is(&record, &driver, None))).await;
+    for (whom, begun) in operations {
+        let known = app.suspended.get(&whom);
+        for (record, driver) in begun {
+            driver.close(Some(as_it_is(&record, &driver, known.as_ref()))).await;
+        }
     }
     finished.close();
     if tokio::time::timeout(FINISH_LIMIT, finished.wait()).await.is_err() {
@@ -93,7 +95,7 @@ fn go_on(app: &Arc<App>, known: Suspended, operation: Option<Begun>, until: impl
             if kind == Kind::Suspend && (is_cancelled || known.phase == Phase::Resuming) {
                 go_back(&work, &driver, &known, &ends).await
             } else {
-                go_ahead(&work, &driver, known, &ends).await
+                driver.bounded(go_ahead(&work, &driver, known, &ends)).await
             };
         drop(busy);
         driver.close(conclusion).await;
