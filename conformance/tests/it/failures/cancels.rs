@@ -134,7 +134,7 @@ fn a_checkpoint_is_cancelled_while_it_is_dumped() {
         scenario.run_workload(node, "job", 256, &[]).unwrap();
         let before = scenario.traces(node).unwrap();
         // One whose time is over: it is over when this machine has come as far, however slow it is.
-        let kyb = begin(node, &[&words[..], &["--timeout", "10s"]].concat());
+        let kyb = begin(node, &[&words[..], &["--timeout", "20s"]].concat());
         in_memory(node);
         assert!(fails(kyb).contains("its time was over"));
         runs_on(scenario, node, &before);

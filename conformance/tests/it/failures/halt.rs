@@ -1,5 +1,7 @@
 //! Operations that are held where a test wants them, however slow or fast this machine is.
 
+use std::time::{Duration, Instant};
+
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
@@ -11,6 +13,8 @@ use super::is;
 use super::victims::{END_LIMIT, catch, running, signal};
 use crate::harness::{nodes, start};
 
+/// How long CRIU goes on between two looks. Less, and a machine that is busy does not get there in time.
+const STEP: Duration = Duration::from_millis(1);
 /// Where the hook waits that holds a pause.
 const PIPE: &str = "/run/hold";
 
@@ -53,8 +57,8 @@ pub(super) fn let_go(node: &Node) {
     node.run(&["timeout", "50", "sh", "-c", &script]).unwrap();
 }
 
-/// Stops the CRIU of a node when something is `reached`. Once it has `begun` it goes on from look to
-/// look only, so that it does not get past that while nobody looks.
+/// Stops the CRIU of a node when something is `reached`, which takes a while to pass. Once it has `begun`
+/// it goes on from look to look only, so that it does not get past that while nobody looks.
 pub(super) fn halt(
     node: &Node,
     begun: impl Fn() -> bool,
@@ -74,6 +78,10 @@ pub(super) fn halt(
             return true;
         }
         signal(&criu, Signal::CONT);
+        let end = Instant::now() + STEP;
+        while Instant::now() < end {
+            std::thread::yield_now();
+        }
         false
     });
     assert!(halted, "CRIU does not come to that");

@@ -13,8 +13,10 @@ use super::halt::halt;
 use super::victims::{END_LIMIT, guards, processes, running, signal};
 use crate::harness::start;
 
-/// A file that is written to by a name that was deleted, and has another one.
-const WRITES: &str = "cd /dev/shm; exec 9>one; ln one two; rm one; \
+/// A file that is written to by a name that was deleted, and has another one, by a shell that has enough
+/// memory for its dump to be met while it has CRIU's name.
+const WRITES: &str = "x=$(head -c 100000000 /dev/zero | tr '\\0' x); \
+                      cd /dev/shm; exec 9>one; ln one two; rm one; \
                       while true; do echo more >&9; sleep 0.1; done";
 
 /// Starts it, and returns its first process.
@@ -80,6 +82,8 @@ fn what_a_killed_criu_named_is_taken_away() {
     assert!(!agents.is_empty() && !guardians.is_empty());
     signal(&guardians, Signal::KILL);
     signal(&agents, Signal::KILL);
+    // It would wait for the next agent.
+    kyb.kill().unwrap();
     kyb.wait().unwrap();
     assert!(names(a, pid) > 0, "it was gone before");
     drop(scenario.agent_a.take());
