@@ -34,7 +34,14 @@ impl Site<'_> {
         if output.status.success() { Ok(()) } else { Err(said(&output)) }
     }
 
-    /// Begins to take and end it, and returns when its dump is over and it is held.
+    /// Lets the registry stand still, so that nothing is pushed to its end, or go on.
+    fn registry(&self, to: Signal) {
+        let registry = self.scenario.registry.as_ref().unwrap().process().unwrap();
+        signal(&[registry], to);
+    }
+
+    /// Begins to take and end it, and returns when its dump is over and it is held. The registry stands
+    /// still then.
     fn held(&self) -> Child {
         let reference = self.reference("never");
         let words = ["kyb", "checkpoint", ID, &reference, "--plain-http", "--sign-key", "node-b"];
@@ -50,7 +57,9 @@ impl Site<'_> {
                 String::from_utf8_lossy(&log).contains("Dumping finished")
             })
         };
-        assert!(catch(is_over), "the dump does not end\n{}", self.told());
+        let over = catch(is_over);
+        self.registry(Signal::STOP);
+        assert!(over, "the dump does not end\n{}", self.told());
         assert!(self.locks().contains("kybernate-"), "nothing is held\n{}", self.told());
         kyb
     }
@@ -143,12 +152,14 @@ fn a_source_that_does_not_end_after_all_has_its_connections() {
     let taken = site.held();
     signal(&running(site.node, "kyb"), Signal::INT);
     site.goes_on(taken, "it is cancelled");
+    site.registry(Signal::CONT);
 
     // The agent dies then, and nobody starts it again.
     site.start(MIB);
     let taken = site.held();
     agent.kill();
     site.goes_on(taken, "the agent is dead");
+    site.registry(Signal::CONT);
     drop(site);
     scenario.end().unwrap();
 }
