@@ -21,21 +21,24 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 
+mod amend;
 mod cgroups;
 mod common;
 mod images;
 mod judge;
+mod mounts;
 mod pages;
 mod remaps;
 mod summary;
 
+use self::amend::amend;
 pub(crate) use self::cgroups::naming_none as cgroups_naming_none;
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
 pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, SELINUX, judge, judge_alone};
+#[cfg(test)]
+pub(crate) use self::mounts::MountFact;
 pub(crate) use self::pages::lacking;
 pub(crate) use self::remaps::LinkFact;
-#[cfg(test)]
-pub(crate) use self::summary::MountFact;
 pub(crate) use self::summary::Summary;
 use self::summary::{Builder, is_judged};
 
@@ -72,6 +75,23 @@ pub enum GateError {
     /// The process that decodes them could not be run, or died.
     #[error("failed to run the identity gate")]
     Run(#[source] io::Error),
+    /// The directory could not be written.
+    #[error("failed to tell CRIU where to make files without a name")]
+    Amend(#[source] io::Error),
+}
+
+/// Does what [`inspect`] does for a dump that nobody else reads yet, and has CRIU make its files without
+/// a name where no link leads it elsewhere.
+pub(crate) async fn amended(directory: &Path) -> Result<Summary, GateError> {
+    let summary = inspect(directory).await?;
+    if summary.copies.is_empty() {
+        return Ok(summary);
+    }
+    let (images, copies) = (directory.to_owned(), summary.copies);
+    let written = tokio::task::spawn_blocking(move || amend(&images, &copies)).await;
+    let written = written.map_err(io::Error::other).and_then(|written| written);
+    written.map_err(GateError::Amend)?;
+    inspect(directory).await
 }
 
 /// Has a dump directory summed up by a process without privileges.

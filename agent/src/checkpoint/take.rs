@@ -480,7 +480,7 @@ impl Taking<'_> {
     /// looked at a container that ran on, and nobody may stop a source for what the gate refuses.
     async fn restorable(&self) -> Result<Summary, CheckpointError> {
         let images = self.images();
-        let summary = gate::inspect(&images).await?;
+        let summary = gate::amended(&images).await?;
         if let Some(link) = summary.links.first().filter(|_| !self.source.holds.links) {
             // CRIU was told by somebody else, and nobody has looked where it is.
             return Err(CheckpointError::Linked(link.name.clone()));

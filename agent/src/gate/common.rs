@@ -46,12 +46,23 @@ impl Inside<'_> {
         match self.kind {
             PROC => self.is_within("/proc"),
             SYSFS => self.is_within("/sys"),
-            TMPFS | DEVPTS | MQUEUE => true,
+            // Of a part, CRIU goes to the part by its path, from outside of the container: any directory
+            // on the way may be a link. So there is none.
+            TMPFS | DEVPTS | MQUEUE => {
+                self.root == "/" || is_plain(self.root) && self.root.rfind('/') == Some(0)
+            }
             CGROUP | CGROUP2 => {
-                self.path == CGROUPS || self.read_only && self.path.starts_with(CGROUPS)
+                let is_place =
+                    self.path == CGROUPS || self.read_only && self.path.starts_with(CGROUPS);
+                is_place && (self.root == "/" || is_plain(self.root))
             }
             _ => false,
         }
+    }
+
+    /// Whether its files are in memory.
+    pub(crate) const fn is_memory(self) -> bool {
+        self.kind == TMPFS
     }
 
     /// Whether only a container that has the same from its runtime may have it: the node's devices
@@ -63,6 +74,22 @@ impl Inside<'_> {
     /// Whether it is all of a file system in its place, or a part that is locked there.
     fn is_within(self, top: &str) -> bool {
         self.path == top && self.root == "/"
-            || self.read_only && self.path.strip_prefix(top) == Some(self.root)
+            || self.read_only
+                && self.path.strip_prefix(top) == Some(self.root)
+                && is_plain(self.root)
+                && !leads_out(self.root)
     }
+}
+
+/// Whether a path in `/proc` is a process's: what is there leads to its files, whoever it is when CRIU
+/// follows it.
+fn leads_out(path: &str) -> bool {
+    let first = path.split('/').nth(1).unwrap_or_default();
+    first.starts_with(|letter: char| letter.is_ascii_digit()) || first.contains("self")
+}
+
+/// Whether a path, of more than `/`, is written as the kernel does.
+pub(super) fn is_plain(path: &str) -> bool {
+    let parts = path.strip_prefix('/').map(|path| path.split('/'));
+    parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")))
 }

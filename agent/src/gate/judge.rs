@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::Summary;
 use super::common::FILE_KINDS;
-use super::summary::{MountFact, ThreadIdentity};
+use super::mounts::{judge_given, judge_mounts};
+use super::summary::ThreadIdentity;
 use crate::gpu::plugin::CUDA;
 
 /// What the new container may be.
@@ -77,6 +78,12 @@ pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
     judge_labels(summary, expected, &mut reasons);
     judge_shared(summary, expected, &mut reasons);
     judge_given(&summary.mounts, expected, &mut reasons);
+    for copy in &summary.copies {
+        reasons.insert(format!(
+            "its file {:?} would be made by its path, through whatever is there: stage it anew",
+            copy.name
+        ));
+    }
     reasons.into_iter().collect()
 }
 
@@ -255,85 +262,4 @@ fn judge_joined(
         }
         _ => {}
     }
-}
-
-fn judge_mounts(mounts: &[MountFact], reasons: &mut BTreeSet<String>) {
-    let mut places = BTreeSet::new();
-    for mount in mounts {
-        if !mount.path.starts_with('/') || mount.path.contains("/..") {
-            reasons.insert(format!("{:?} is no place for a mount", mount.path));
-        }
-        if !places.insert(&*mount.path) {
-            let place = &mount.path;
-            reasons.insert(format!("two mounts are stacked on {place:?}, and one hides the other"));
-        }
-        if !stands_on_its_parent(mount, mounts) {
-            reasons.insert(format!("the mount on {:?} is hidden", mount.path));
-        }
-        // The new container's own root file system comes to "/", whatever the old one was.
-        if mount.with_plugin {
-            reasons.insert(format!("the mount on {:?} needs a plugin", mount.path));
-        } else if mount.path != "/" && mount.external.is_none() && !mount.inside().fits() {
-            let MountFact { path, kind, .. } = mount;
-            reasons.insert(format!(
-                "the mount on {path:?} (kind {kind}) is none that new containers have"
-            ));
-        }
-    }
-    if !places.contains("/") {
-        reasons.insert("it has no root file system".to_owned());
-    }
-}
-
-/// Holds mounts against those that the new container has.
-fn judge_given(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSet<String>) {
-    for mount in mounts.iter().filter(|mount| mount.path != "/") {
-        let place = &*mount.path;
-        if let Some(key) = &mount.external {
-            if !is_given(mount, key, expected) {
-                reasons.insert(format!(
-                    "it wants something from the node on {place:?} \
-                     (allow.mounts, --allow-mount SOURCE:{place})"
-                ));
-            }
-        } else if mount.inside().is_privileged() && !expected.writable.contains(place) {
-            reasons.insert(writable(place));
-        }
-    }
-    let places: BTreeSet<&str> = mounts.iter().map(|mount| &*mount.path).collect();
-    for path in expected.masked.iter().filter(|path| !places.contains(&***path)) {
-        reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
-    }
-    let locked: BTreeSet<&str> =
-        mounts.iter().filter(|mount| mount.read_only).map(|mount| &*mount.path).collect();
-    for path in expected.read_only.iter().filter(|path| !locked.contains(&***path)) {
-        reasons.insert(writable(path));
-    }
-}
-
-fn writable(path: &str) -> String {
-    format!("{path:?} is writable, which it is not in new containers")
-}
-
-/// Whether a mount is where its path says: on the mount that has the longest part of its path.
-fn stands_on_its_parent(mount: &MountFact, mounts: &[MountFact]) -> bool {
-    if mount.path == "/" {
-        return true;
-    }
-    let above = mounts.iter().filter(|other| {
-        other.id != mount.id
-            && (other.path == "/"
-                || mount.path.strip_prefix(&*other.path).is_some_and(|rest| rest.starts_with('/')))
-    });
-    above.max_by_key(|other| other.path.len()).is_some_and(|parent| parent.id == mount.parent)
-}
-
-/// Whether the new container has what comes from outside, by the name that CRIU knows it by.
-fn is_given(mount: &MountFact, key: &str, expected: &Expected) -> bool {
-    let place = &*mount.path;
-    let hides = key == "/dev/null" && !place.starts_with("/dev/");
-    hides
-        || expected.external_mounts.contains(key)
-        || (key.is_empty() && expected.external_mounts.contains(place))
-        || (mount.read_only && key == place && expected.cgroups.contains(place))
 }

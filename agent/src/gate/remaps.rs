@@ -4,27 +4,31 @@
 //! itself has written, and we let through, is a link of its own making in a directory above the file:
 //! `link_remap.NUMBER`, of the number that the images give it. Nobody else has files of such names.
 //!
-//! CRIU makes copies of files without any name, and takes links away, from a mount namespace of its own, in
-//! which the node's files are, too: `..` in such a path would lead out of the container, and is none of a
-//! path that the kernel writes. An absolute symbolic link in a directory's place does, and is not seen
-//! here: what a dump's own files have is not in its images (`spec/decisions/0067`).
+//! Files without any name it makes anew, beside the name that the first of the images has for each, from
+//! a mount namespace of its own, in which the node's files are, too: `..` in such a path would lead out
+//! of the container, and is none of a path that the kernel writes; and so would a symbolic link in a
+//! directory's place, which may be among the dump's own files and is not in its images. So these files
+//! are made at the top of their mount, whose path has no directory of a dump's: [`super::amend`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::common::is_plain;
 use super::images::{RegularFile, Remap};
+use super::mounts::MountFact;
 use crate::links;
 
 /// `FD_TYPES__REG`.
-const REGULAR: i32 = 1;
+pub(super) const REGULAR: i32 = 1;
 
 /// In images of a CRIU that names no kind, the bit that tells a copy from a link (`criu/files-reg.c`).
 const COPIED: u32 = 1 << 31;
 
 /// Kinds, as CRIU numbers them.
 const LINKED: i32 = 0;
+pub(super) const GHOST: i32 = 1;
 const KINDS: std::ops::RangeInclusive<i32> = 0..=2;
 
 /// A file that is linked for a moment.
@@ -38,6 +42,20 @@ pub(crate) struct LinkFact {
     pub(crate) number: u32,
     /// The mount it is on.
     pub(crate) mount: Option<i32>,
+}
+
+/// A file without a name that CRIU would make in some directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CopyFact {
+    /// Its number among these.
+    pub(crate) number: u32,
+    /// The mount it is on, and where that is.
+    pub(crate) mount: i32,
+    pub(crate) top: String,
+    /// The name it had first.
+    pub(crate) name: String,
+    /// A number that no file has.
+    pub(crate) spare: u32,
 }
 
 /// Regular files, and what is not where its name says.
@@ -66,17 +84,17 @@ impl Remaps {
 
     /// Returns what is linked.
     pub(super) fn links(&self) -> Result<Vec<LinkFact>, String> {
-        let mut found = Vec::new();
+        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
         for remap in &self.all {
-            let kind = remap.kind.unwrap_or(if remap.of & COPIED == 0 { LINKED } else { 1 });
-            if !KINDS.contains(&kind) {
+            if !KINDS.contains(&remap.way()) {
+                let kind = remap.way();
                 return Err(format!("a file without its name is of the unknown kind {kind}"));
             }
-            if kind != LINKED {
-                // CRIU makes a copy by the name, from outside of the container.
-                if self.files.get(&remap.file).is_some_and(|(name, _)| !is_plain(name)) {
-                    return Err(format!("file {} is copied to no plain path", remap.file));
-                }
+            // CRIU would take the last for what the others say.
+            if !seen.insert(remap.file) {
+                return Err(format!("file {} is twice without its name", remap.file));
+            }
+            if remap.way() != LINKED {
                 continue;
             }
             let file = |id: u32| {
@@ -92,6 +110,52 @@ impl Remaps {
         }
         Ok(found)
     }
+
+    /// Returns the files without a name that CRIU would not make at the top of a mount. All must be on
+    /// mounts that hold a container's files.
+    pub(super) fn copies(&self, mounts: &[MountFact]) -> Result<Vec<CopyFact>, String> {
+        let mut spare = (1..=u32::MAX).rev().filter(|id| !self.files.contains_key(id));
+        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+        for remap in self.all.iter().filter(|remap| remap.way() == GHOST) {
+            let id = remap.file;
+            let known = self.files.get(&id);
+            let (name, on) = known.ok_or_else(|| format!("file {id} is copied and is none"))?;
+            if !is_plain(name) {
+                return Err(format!("file {id} is copied to no plain path"));
+            }
+            let above = mounts.iter().filter(|mount| mount.has(name));
+            let mount = above.max_by_key(|mount| mount.path.len());
+            let mount =
+                mount.filter(|mount| on.is_some_and(|on| i64::from(on) == i64::from(mount.id)));
+            let Some(mount) = mount.filter(|mount| mount.holds_files()) else {
+                return Err(format!("file {id} is copied to {name:?}, which is on no such mount"));
+            };
+            let top = mount.path.trim_end_matches('/');
+            let is_at_the_top = name.rfind('/') == Some(top.len());
+            // Others are linked to the first.
+            if seen.insert(remap.copy()) && !is_at_the_top {
+                found.push(CopyFact {
+                    number: remap.copy(),
+                    mount: on.unwrap_or_default(),
+                    top: top.to_owned(),
+                    name: name.clone(),
+                    spare: spare.next().unwrap_or_default(),
+                });
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Remap {
+    fn way(&self) -> i32 {
+        self.kind.unwrap_or(if self.of & COPIED == 0 { LINKED } else { GHOST })
+    }
+
+    /// Returns the number of what is copied.
+    fn copy(&self) -> u32 {
+        if self.kind.is_some() { self.of } else { self.of & !COPIED }
+    }
 }
 
 impl LinkFact {
@@ -105,10 +169,4 @@ impl LinkFact {
             && above.is_some()
             && file.and_then(links::number) == Some(self.number)
     }
-}
-
-/// Whether a path is written as the kernel does.
-fn is_plain(path: &str) -> bool {
-    let parts = path.strip_prefix('/').map(|path| path.split('/'));
-    parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")))
 }

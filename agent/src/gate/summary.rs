@@ -13,12 +13,12 @@ use kybernate_packager::criu::{
 use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
 
-use super::common::Inside;
 use super::images::{
     CGROUPS, Cgroups, DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids, REMAPS,
     Remap,
 };
-use super::remaps::{LinkFact, Remaps};
+use super::mounts::MountFact;
+use super::remaps::{CopyFact, LinkFact, Remaps};
 use super::{cgroups, pages};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
@@ -64,6 +64,8 @@ pub(crate) struct Summary {
     pub(crate) external_files: BTreeSet<String>,
     /// Files that CRIU makes of others, which it removes.
     pub(crate) links: Vec<LinkFact>,
+    /// Files without a name that CRIU would make where the dump's own files lead it.
+    pub(crate) copies: Vec<CopyFact>,
     /// The labels that `SELinux` is told to give to open sockets.
     pub(crate) socket_labels: BTreeSet<String>,
     /// How many bytes must be in which file of pages, by its number.
@@ -90,23 +92,6 @@ pub(crate) struct ThreadIdentity {
     pub(crate) lsm_profile: Option<String>,
     /// The label that sockets get which the thread makes.
     pub(crate) lsm_socket: Option<String>,
-}
-
-/// A mount of the dumped container.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MountFact {
-    pub(crate) id: u32,
-    pub(crate) parent: u32,
-    /// CRIU's number of the file system type.
-    pub(crate) kind: i32,
-    pub(crate) root: String,
-    pub(crate) path: String,
-    pub(crate) read_only: bool,
-    /// By which name it comes from outside; empty when it does not.
-    pub(crate) external: Option<String>,
-    pub(crate) with_plugin: bool,
-    /// The labels that `SELinux` is told to give to what is in it.
-    pub(crate) labels: BTreeSet<String>,
 }
 
 /// Why images cannot be judged. Such a dump is refused.
@@ -148,9 +133,6 @@ struct Filter {
 
 /// Images of which there is one for each process, table of descriptors or mount namespace.
 const NUMBERED: &[&str] = &["core", "ids", "fdinfo", "mountpoints"];
-
-/// Options of a mount that tell `SELinux` a label.
-const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 
 /// Whether the gate wants to see the content of this file.
 pub(crate) fn is_judged(name: &str) -> bool {
@@ -227,7 +209,9 @@ impl Builder {
             // CRIU would take open files from images of an old form, which nobody here reads.
             return contradiction("files.img has no open file".to_owned());
         }
-        self.summary.links = self.remaps.links().map_err(SummaryError::Contradiction)?;
+        let links = self.remaps.links();
+        let copies = links.and_then(|links| Ok((links, self.remaps.copies(&self.summary.mounts)?)));
+        (self.summary.links, self.summary.copies) = copies.map_err(SummaryError::Contradiction)?;
         Ok(self.summary)
     }
 
@@ -298,19 +282,7 @@ impl Builder {
     fn mounts(&mut self, content: impl Read) -> Result<(), Failure> {
         let mounts = &mut self.summary.mounts;
         each(content, MOUNTS, |mount: MountEntry| {
-            let is_external = mount.external == Some(true) || mount.external_key.is_some();
-            let path = mount.path.strip_prefix('.').unwrap_or(&mount.path);
-            mounts.push(MountFact {
-                id: mount.id,
-                parent: mount.parent,
-                kind: mount.kind,
-                path: path.to_owned(),
-                root: mount.root,
-                read_only: (mount.flags | mount.super_flags.unwrap_or(0)) & 1 != 0,
-                external: is_external.then(|| mount.external_key.unwrap_or_default()),
-                with_plugin: mount.with_plugin == Some(true),
-                labels: labels(&mount.options),
-            });
+            mounts.push(MountFact::of(mount));
             bounded(mounts.len(), "mounts")
         })
     }
@@ -493,14 +465,6 @@ impl Filter {
     }
 }
 
-impl MountFact {
-    /// Returns it as a mount that nobody outside provides.
-    pub(super) fn inside(&self) -> Inside<'_> {
-        let Self { kind, read_only, .. } = *self;
-        Inside { kind, root: &self.root, path: &self.path, read_only }
-    }
-}
-
 impl Summary {
     /// Whether the container saw cgroups of version 1, which its runtime mounts.
     pub(crate) fn has_cgroups(&self) -> bool {
@@ -519,21 +483,6 @@ impl Summary {
             seccomp: all.iter().all(|one| one.seccomp),
         }
     }
-}
-
-/// Returns the labels in the options of a mount: `context="a:b:c:s0:c1,c2"`, in which a comma ends
-/// nothing while it is quoted.
-fn labels(options: &str) -> BTreeSet<String> {
-    let mut quoted = false;
-    let words = options.split(|letter| {
-        quoted ^= letter == '"';
-        letter == ',' && !quoted
-    });
-    let label = |word: &str| {
-        let (name, label) = word.split_once('=')?;
-        LABELS.contains(&name).then(|| label.trim_matches('"').to_owned())
-    };
-    words.filter_map(label).collect()
 }
 
 enum Failure {

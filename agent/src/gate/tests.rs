@@ -14,6 +14,7 @@ use kybernate_packager::runtime_spec::defaults;
 
 mod cgroups;
 mod labels;
+mod mounts;
 mod namespaces;
 mod pages;
 mod remaps;
@@ -63,11 +64,13 @@ fn core() -> Core {
 }
 
 fn mount(id: u32, parent: u32, kind: i32, path: &str) -> Mount {
-    Mount { kind, id, parent, root: "/".to_owned(), path: path.to_owned(), ..Mount::default() }
+    let (root, path) = ("/".to_owned(), path.to_owned());
+    Mount { kind, id, parent, device: id, root, path, ..Mount::default() }
 }
 
 fn locked(id: u32, parent: u32, kind: i32, path: &str, root: &str) -> Mount {
-    Mount { flags: 1, root: root.to_owned(), ..mount(id, parent, kind, path) }
+    let (flags, super_flags) = (1, Some(0));
+    Mount { flags, super_flags, root: root.to_owned(), ..mount(id, parent, kind, path) }
 }
 
 impl Default for Dump {
@@ -385,89 +388,6 @@ fn namespaces_of_the_host_are_refused_unless_allowed() {
         dump.cores.insert(2, core());
         dump.ids.insert(2, ids(50));
     });
-}
-
-#[test]
-fn mounts_are_those_of_a_new_container() {
-    assert_refused("nothing hides \"/proc/keys\"", |dump, _| {
-        dump.mounts.pop();
-    });
-    assert_refused("\"/proc/sys\" is writable", |dump, _| dump.mounts[4].flags = 0);
-    assert_refused("\"/sys\" is writable", |dump, _| dump.mounts[2].flags = 0);
-    assert_refused("\"/disk\" (kind 16)", |dump, _| {
-        dump.mounts.push(mount(20, 1, 16, "/disk"));
-    });
-    assert_refused("\"/proc2\" (kind 1)", |dump, _| dump.mounts.push(mount(20, 1, 1, "/proc2")));
-    assert_refused("\"/sys2\" (kind 2)", |dump, _| {
-        dump.mounts.push(locked(20, 1, 2, "/sys2", "/"));
-    });
-    assert_refused("\"/x\" (kind 23)", |dump, _| dump.mounts.push(mount(20, 1, 23, "/x")));
-    assert_refused("something from the node on \"/data\"", |dump, _| {
-        let external_key = Some("/data".to_owned());
-        dump.mounts.push(Mount { external_key, ..mount(20, 1, 5, "/data") });
-    });
-    assert_refused("needs a plugin", |dump, _| {
-        dump.mounts.push(Mount { with_plugin: Some(true), ..mount(20, 1, 5, "/x") });
-    });
-    let allowed = check(|dump, expected| {
-        dump.mounts[2].flags = 0;
-        expected.read_only.remove("/sys");
-        expected.writable.insert("/sys".to_owned());
-    });
-    assert_eq!(allowed, "", "a privileged container has it so");
-    assert_refused("\"/sys/fs/cgroup\" is writable", |dump, _| {
-        dump.mounts.push(mount(20, 3, 23, "/sys/fs/cgroup"));
-    });
-    assert_refused("\"/sys/fs/cgroup/x\" (kind 23)", |dump, expected| {
-        dump.mounts.push(mount(20, 3, 23, "/sys/fs/cgroup/x"));
-        expected.writable.insert("/sys/fs/cgroup/x".to_owned());
-    });
-    assert_refused("\"/sys\" is writable", |dump, expected| {
-        dump.mounts[2].flags = 0;
-        expected.read_only.remove("/sys");
-    });
-    let allowed = check(|dump, expected| {
-        let external_key = Some("/data".to_owned());
-        dump.mounts.push(Mount { external_key, ..mount(20, 1, 0, "/data") });
-        expected.external_mounts.insert("/data".to_owned());
-    });
-    assert_eq!(allowed, "");
-}
-
-#[test]
-fn a_containers_own_cgroups_are_mounted_by_the_runtime() {
-    let place = "/sys/fs/cgroup/cpu";
-    let add = |dump: &mut Dump, cgroup: Mount| {
-        dump.mounts.push(Mount { external_key: Some(place.to_owned()), ..cgroup });
-    };
-    let allowed = check(|dump, expected| {
-        add(dump, locked(20, 3, 0, place, "/job"));
-        expected.cgroups.insert(place.to_owned());
-    });
-    assert_eq!(allowed, "");
-    // Writable, elsewhere, or where this node has none.
-    assert_refused("something from the node on \"/sys/fs/cgroup/cpu\"", |dump, expected| {
-        add(dump, mount(20, 3, 0, place));
-        expected.cgroups.insert(place.to_owned());
-    });
-    assert_refused("something from the node on \"/cpu\"", |dump, expected| {
-        add(dump, locked(20, 1, 0, "/cpu", "/job"));
-        expected.cgroups.insert(place.to_owned());
-    });
-    assert_refused("something from the node on \"/sys/fs/cgroup/cpu\"", |dump, _| {
-        add(dump, locked(20, 3, 0, place, "/job"));
-    });
-}
-
-#[test]
-fn mounts_that_hide_each_other_are_refused() {
-    assert_refused("stacked on \"/proc\"", |dump, _| dump.mounts.push(mount(20, 2, 1, "/proc")));
-    // On the root below /proc, where nobody sees it.
-    assert_refused("on \"/proc/keys\" is hidden", |dump, _| dump.mounts[5].parent = 1);
-    assert_refused("no place for a mount", |dump, _| {
-        dump.mounts.push(mount(20, 1, 5, "/a/../proc"));
-    });
-    assert_refused("no root file system", |dump, _| dump.mounts.clear());
 }
 
 #[test]

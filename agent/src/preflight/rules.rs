@@ -269,8 +269,7 @@ fn fits(mount: &Mount) -> bool {
     let known = gate::FILE_SYSTEMS.iter().find(|(name, _)| *name == mount.kind);
     let inside = known.zip(mount.root.to_str()).zip(mount.point.to_str());
     inside.is_some_and(|(((_, kind), root), path)| {
-        let read_only = mount.read_only || mount.options.split(',').any(|option| option == "ro");
-        gate::Inside { kind: *kind, root, path, read_only }.fits()
+        gate::Inside { kind: *kind, root, path, read_only: mount.read_only }.fits()
     })
 }
 

@@ -182,7 +182,7 @@ pub(super) async fn dump(
     driver.note(|record| record.tier = Some(tier));
     driver.step("gate");
     let images = staged.images();
-    let summary = materialise::inspect(&images, Some(expected)).await?;
+    let summary = materialise::inspect(&images, expected).await?;
     Ok((images, summary))
 }
 

@@ -49,6 +49,9 @@ impl Live {
             here(self.strings("/linux/readonlyPaths", None).collect()).collect();
         let mounts = self.list("/mounts").filter(|mount| has_option(mount, "ro"));
         read_only.extend(mounts.filter_map(|mount| text(mount, "destination")));
+        if self.flag("/root/readonly") {
+            read_only.insert("/".to_owned());
+        }
         let is_privileged = |mount: &&Value| {
             let kind = text(mount, "type").unwrap_or_default();
             matches!(&*kind, "sysfs" | "cgroup" | "cgroup2") && !has_option(mount, "ro")
@@ -247,6 +250,9 @@ mod tests {
         assert_eq!(names(&expected.external_mounts), "/dev/shm /etc/hosts");
         assert_eq!(names(&expected.masked), "/proc/version");
         assert_eq!(names(&expected.read_only), "/etc/hosts /proc/sys /sys");
+        let spec = json!({ "root": { "path": "rootfs", "readonly": true } });
+        let locked = Live::parse(spec.to_string().as_bytes()).unwrap();
+        assert_eq!(names(&locked.expected(&summary, 0, &[]).read_only), "/");
         // uts is not listed, so it is the host's; ipc is its pod's, which CRIU joins. The network is its
         // pod's, in which CRIU would not put what was in the host's.
         assert_eq!(names(&expected.host_namespaces), "ipc uts");

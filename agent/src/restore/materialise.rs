@@ -63,7 +63,9 @@ pub(crate) async fn materialise(
     look_first(admitted, images, driver, expected).await?;
     driver.step("materialise");
     unpack_pages(store, checkpoint, images, Limits::default(), progress).await?;
-    inspect(images, expected).await
+    let summary = look(images, expected).await?;
+    whole(&summary, images, BTreeMap::new()).await?;
+    Ok(summary)
 }
 
 /// Does the same, but leaves the memory where it is, if that can be: CRIU then reads it as it comes.
@@ -128,7 +130,7 @@ async fn look_first(
     let Admitted { store, checkpoint } = admitted;
     driver.step("gate");
     unpack_images(store, checkpoint, images, &driver.progress).await?;
-    match gate::inspect(images).await {
+    match gate::amended(images).await {
         Ok(summary) => {
             judge(&summary, expected)?;
             Ok(Some(summary))
@@ -139,19 +141,20 @@ async fn look_first(
     }
 }
 
-/// Decodes and judges a dump that is there whole.
-pub(crate) async fn inspect(
+/// Decodes and judges a dump that was there before.
+pub(super) async fn inspect(
     images: &Path,
-    expected: Option<&Expected>,
+    expected: &Expected,
 ) -> Result<Summary, MaterialiseError> {
-    let summary = look(images, expected).await?;
+    let summary = gate::inspect(images).await?;
+    judge(&summary, Some(expected))?;
     whole(&summary, images, BTreeMap::new()).await?;
     Ok(summary)
 }
 
 /// Decodes and judges a dump of which all is there but, maybe, its memory.
 async fn look(images: &Path, expected: Option<&Expected>) -> Result<Summary, MaterialiseError> {
-    let summary = gate::inspect(images).await?;
+    let summary = gate::amended(images).await?;
     judge(&summary, expected)?;
     Ok(summary)
 }

@@ -13,6 +13,7 @@ mod cgroups;
 mod clients;
 mod cluster;
 mod connections;
+mod copies;
 mod failures;
 mod gpus;
 mod harness;

@@ -127,6 +127,40 @@ fn a_host_mount_needs_to_be_allowed_by_name() {
     scenario.end().unwrap();
 }
 
+/// CRIU takes the second of two from one directory for a part of the first, and mounts it as its source is.
+#[test]
+fn a_volume_that_would_come_back_writable_is_refused() {
+    const DATA: &str = "/var/lib/kybernate/data";
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    for node in [a, b] {
+        fs::create_dir_all(node.path(DATA).join("sub")).unwrap();
+    }
+    let all = format!("type=bind,src={DATA},dst=/data,options=rbind:ro");
+    let part = format!("type=bind,src={DATA}/sub,dst=/sub,options=rbind:ro");
+    scenario.run_workload(a, "twice", 16, &["--mount", &all, "--mount", &part]).unwrap();
+    let reference = scenario.reference("refusal/twice:v1");
+    checkpoint(&scenario, a, "twice", &reference);
+    let (all, part) = (format!("{DATA}:/data:ro"), format!("{DATA}/sub:/sub:ro"));
+    let both = ["--allow-mount", &all, "--allow-mount", &part];
+    refused(&scenario, b, &reference, &both, "\"/sub\" is writable");
+    // Who may write there gets what CRIU makes.
+    let part = format!("{DATA}/sub:/sub");
+    let output = restore(
+        &scenario,
+        b,
+        &reference,
+        "twice",
+        &["--allow-mount", &all, "--allow-mount", &part],
+    );
+    assert!(output.status.success(), "{}", said(&output));
+    let sh = |script| {
+        b.run(&["ctr", "task", "exec", "--exec-id", "sh", "twice", "sh", "-c", script]).unwrap()
+    };
+    assert_eq!(sh("for d in data sub; do echo > /$d/x && echo $d; done 2> /dev/null"), "sub\n");
+    scenario.end().unwrap();
+}
+
 #[test]
 fn privileges_beyond_the_defaults_are_refused() {
     let scenario = start();

@@ -213,6 +213,9 @@ pub struct MountEntry {
     /// Number of the mount.
     #[prost(uint32, tag = "2")]
     pub id: u32,
+    /// Which file system it is one of: all with the same number are of one.
+    #[prost(uint32, tag = "3")]
+    pub device: u32,
     /// Number of the one it stands on.
     #[prost(uint32, tag = "4")]
     pub parent: u32,
@@ -240,6 +243,9 @@ pub struct MountEntry {
     /// The type's name, when it is none that CRIU has a number for.
     #[prost(string, optional, tag = "14")]
     pub kind_name: Option<String>,
+    /// Whether what is mounted was deleted.
+    #[prost(bool, optional, tag = "16")]
+    pub deleted: Option<bool>,
     /// Of the file system.
     #[prost(uint32, optional, tag = "17")]
     pub super_flags: Option<u32>,

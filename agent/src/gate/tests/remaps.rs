@@ -2,18 +2,27 @@
 
 use super::images::{REMAPS, Remap};
 use super::*;
+use crate::gate::remaps::CopyFact;
 
-/// Sums up a dump with files and what is not where its name says.
-fn summary(files: &[(u32, &str)], remaps: &[Remap]) -> Result<Summary, String> {
+/// Returns the images of a dump with files, on mounts, and what is not where its name says.
+fn images(files: &[(u32, &str, Option<i32>)], remaps: &[Remap]) -> Vec<(String, Vec<u8>)> {
     let mut dump = Dump::default();
-    dump.files.extend(files.iter().map(|(id, name)| File {
-        kind: 1,
-        regular: Some(RegularFile { id: *id, name: (*name).to_owned(), ..RegularFile::default() }),
+    dump.files.extend(files.iter().map(|&(id, name, mount)| {
+        let name = name.to_owned();
+        File { kind: 1, regular: Some(RegularFile { id, name, mount, ..RegularFile::default() }) }
     }));
+    let external_key = Some("/data".to_owned());
+    dump.mounts.push(Mount { external_key, ..mount(7, 1, 0, "/data") });
     let mut images = dump.images();
     let remaps: Vec<Vec<u8>> = remaps.iter().map(prost::Message::encode_to_vec).collect();
     images.push(("remap-fpath.img".to_owned(), image(REMAPS, &remaps)));
-    summarise(&images, &[])
+    images
+}
+
+/// Sums up a dump with files on its root.
+fn summary(files: &[(u32, &str)], remaps: &[Remap]) -> Result<Summary, String> {
+    let files: Vec<_> = files.iter().map(|(id, name)| (*id, *name, Some(1))).collect();
+    summarise(&images(&files, remaps), &[])
 }
 
 fn linked(name: &str, link: &str) -> String {
@@ -58,7 +67,7 @@ fn nothing_else_is_linked_and_removed() {
 #[test]
 fn no_file_is_copied_to_where_the_nodes_files_are() {
     let copied = |name: &str, kind, of| summary(&[(4, name)], &[Remap { file: 4, of, kind }]);
-    for (kind, of) in [(Some(1), 9), (None, 9 | 1 << 31), (Some(2), 9)] {
+    for (kind, of) in [(Some(1), 9), (None, 9 | 1 << 31)] {
         copied("/tmp/gone", kind, of).unwrap();
         for name in ["/../../../etc/cron.d/x", "/a/./x", "a/x", "", "/a//x"] {
             let refused = copied(name, kind, of).unwrap_err();
@@ -95,6 +104,116 @@ fn a_link_is_of_files_that_are_there_once() {
     assert!(summary(&files, &[remap(Some(3))]).unwrap_err().contains("unknown kind 3"));
     // Copies and what is in /proc have no other file.
     for remap in [remap(Some(1)), remap(Some(2)), Remap { file: 4, of: 1 << 31 | 1, kind: None }] {
-        assert_eq!(summary(&[], &[remap]).unwrap().links, []);
+        assert_eq!(summary(&files[..1], &[remap]).unwrap().links, []);
     }
+    for twice in [[remap(Some(1)), remap(Some(0))], [remap(Some(2)), remap(Some(1))]] {
+        assert!(summary(&files, &twice).unwrap_err().contains("twice without its name"));
+    }
+}
+
+#[test]
+fn a_copy_is_on_a_mount_that_holds_files() {
+    let copied = |name: &str, mount| {
+        let remap = Remap { file: 4, of: 9, kind: Some(1) };
+        summarise(&images(&[(4, name, mount)], &[remap]), &[])
+    };
+    for (name, mount) in [("/tmp/x", 1), ("/x", 1), ("/dev/shm/x", 4), ("/data/a/x", 7)] {
+        copied(name, Some(mount)).unwrap();
+    }
+    for (name, mount) in [
+        // Another process's files, whoever it is.
+        ("/proc/1/root/etc/cron.d/x", Some(2)),
+        ("/proc/1/root/etc/cron.d/x", Some(1)),
+        ("/sys/x", Some(3)),
+        // On the root, below what is mounted there.
+        ("/dev/shm/x", Some(1)),
+        ("/tmp/x", Some(4)),
+        ("/tmp/x", Some(-1)),
+        ("/tmp/x", Some(77)),
+        ("/tmp/x", None),
+        ("/data", Some(7)),
+    ] {
+        let refused = copied(name, mount).unwrap_err();
+        assert!(refused.contains("is on no such mount"), "{name} {mount:?}: {refused}");
+    }
+    let remap = Remap { file: 4, of: 9, kind: Some(1) };
+    assert!(summary(&[], &[remap]).unwrap_err().contains("is copied and is none"));
+}
+
+/// Only the first name of each counts: CRIU links it to the others from within the container.
+#[test]
+fn copies_are_made_at_the_top_of_their_mount() {
+    let files = [
+        (4, "/tmp/a/x", Some(1)),
+        (5, "/tmp/b/x", Some(1)),
+        (6, "/top", Some(1)),
+        (8, "/data/deep/er/x", Some(7)),
+        (9, "/tmp/y", Some(1)),
+    ];
+    let copy = |file, of| Remap { file, of, kind: Some(1) };
+    let old = Remap { file: 9, of: 4 | 1 << 31, kind: None };
+    let remaps = [copy(4, 1), copy(5, 1), copy(6, 2), copy(8, 3), old];
+    let before = images(&files, &remaps);
+    let summary = summarise(&before, &[]).unwrap();
+    let tops: Vec<(u32, &str, i32)> =
+        summary.copies.iter().map(|copy| (copy.number, &*copy.top, copy.mount)).collect();
+    assert_eq!(tops, [(1, "", 1), (3, "/data", 7), (4, "", 1)]);
+    let allowed = Expected { external_mounts: ["/data".to_owned()].into(), ..expected() };
+    let reasons = judge(&summary, &allowed).join("; ");
+    assert!(reasons.contains("\"/tmp/a/x\" would be made by its path"), "{reasons}");
+    assert!(reasons.contains("\"/data/deep/er/x\"") && !reasons.contains("/tmp/b/x"), "{reasons}");
+    assert_eq!(judge_alone(&summary), Vec::<String>::new(), "it is taken, and amended");
+
+    let after = amended(&before, &summary.copies);
+    let amended_summary = summarise(&after, &[]).unwrap();
+    assert_eq!(amended_summary.copies, []);
+    assert_eq!(judge(&amended_summary, &allowed), Vec::<String>::new());
+    for (name, bytes) in &before {
+        let now = &after.iter().find(|(now, _)| now == name).unwrap().1;
+        match &**name {
+            "files.img" => assert!(now.starts_with(bytes) && now.len() > bytes.len()),
+            "remap-fpath.img" => {
+                assert!(now.ends_with(&bytes[8..]) && now.starts_with(&bytes[..8]));
+                assert!(now.len() > bytes.len());
+            }
+            _ => assert_eq!(now, bytes, "{name}"),
+        }
+    }
+}
+
+#[test]
+fn images_that_are_amended_are_such_as_criu_reads() {
+    let remap = Remap { file: u32::MAX, of: 1, kind: Some(1) };
+    let before = images(&[(u32::MAX, "/tmp/a/x", Some(1))], &[remap]);
+    let copies = summarise(&before, &[]).unwrap().copies;
+    assert_eq!(copies[0].spare, u32::MAX - 1, "a number that no file has");
+    let after = amended(&before, &copies);
+    let of = |name: &str| &after.iter().find(|(found, _)| found == name).unwrap().1;
+    let length = before.iter().find(|(name, _)| name == "files.img").unwrap().1.len();
+    let added = &of("files.img")[length..];
+    // All fields that CRIU requires are there, also those that are nothing.
+    let file = [
+        &[8, 1, 16, 254, 255, 255, 255, 15, 26, 53][..],
+        &[8, 254, 255, 255, 255, 15, 16, 0, 24, 0],
+        &[42, 10, 8, 0, 16, 0, 24, 0, 32, 0, 40, 0],
+        &[50, 27],
+        b"/kybernate-",
+    ]
+    .concat();
+    assert!(added[4..].starts_with(&file), "{added:?}");
+    assert!(added.ends_with(&[56, 2]), "{added:?}");
+    assert_eq!(usize::from(added[0]), added.len() - 4);
+    let record = [10, 0, 0, 0, 8, 254, 255, 255, 255, 15, 16, 1, 24, 1];
+    assert!(of("remap-fpath.img")[8..].starts_with(&record[..]));
+}
+
+/// Amends a dump on a disk.
+fn amended(images: &[(String, Vec<u8>)], copies: &[CopyFact]) -> Vec<(String, Vec<u8>)> {
+    let place = tempfile::tempdir().unwrap();
+    for (name, bytes) in images {
+        fs_err::write(place.path().join(name), bytes).unwrap();
+    }
+    amend(place.path(), copies).unwrap();
+    let read = |name: &String| fs_err::read(place.path().join(name)).unwrap();
+    images.iter().map(|(name, _)| (name.clone(), read(name))).collect()
 }

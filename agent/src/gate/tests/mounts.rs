@@ -1,0 +1,247 @@
+//! Mounts: those of a new container, in the same places, and nothing through them.
+
+use super::*;
+
+#[test]
+fn mounts_are_those_of_a_new_container() {
+    assert_refused("nothing hides \"/proc/keys\"", |dump, _| {
+        dump.mounts.pop();
+    });
+    assert_refused("\"/proc/sys\" is writable", |dump, _| dump.mounts[4].flags = 0);
+    assert_refused("\"/sys\" is writable", |dump, _| dump.mounts[2].flags = 0);
+    assert_refused("\"/disk\" (kind 16)", |dump, _| {
+        dump.mounts.push(mount(20, 1, 16, "/disk"));
+    });
+    assert_refused("\"/proc2\" (kind 1)", |dump, _| dump.mounts.push(mount(20, 1, 1, "/proc2")));
+    assert_refused("\"/sys2\" (kind 2)", |dump, _| {
+        dump.mounts.push(locked(20, 1, 2, "/sys2", "/"));
+    });
+    assert_refused("\"/x\" (kind 23)", |dump, _| dump.mounts.push(mount(20, 1, 23, "/x")));
+    assert_refused("something from the node on \"/data\"", |dump, _| {
+        let external_key = Some("/data".to_owned());
+        dump.mounts.push(Mount { external_key, ..mount(20, 1, 5, "/data") });
+    });
+    assert_refused("needs a plugin", |dump, _| {
+        dump.mounts.push(Mount { with_plugin: Some(true), ..mount(20, 1, 5, "/x") });
+    });
+    let allowed = check(|dump, expected| {
+        dump.mounts[2].flags = 0;
+        expected.read_only.remove("/sys");
+        expected.writable.insert("/sys".to_owned());
+    });
+    assert_eq!(allowed, "", "a privileged container has it so");
+    assert_refused("\"/sys/fs/cgroup\" is writable", |dump, _| {
+        dump.mounts.push(mount(20, 3, 23, "/sys/fs/cgroup"));
+    });
+    assert_refused("\"/sys/fs/cgroup/x\" (kind 23)", |dump, expected| {
+        dump.mounts.push(mount(20, 3, 23, "/sys/fs/cgroup/x"));
+        expected.writable.insert("/sys/fs/cgroup/x".to_owned());
+    });
+    assert_refused("\"/sys\" is writable", |dump, expected| {
+        dump.mounts[2].flags = 0;
+        expected.read_only.remove("/sys");
+    });
+    let allowed = check(|dump, expected| {
+        let external_key = Some("/data".to_owned());
+        dump.mounts.push(Mount { external_key, ..mount(20, 1, 0, "/data") });
+        expected.external_mounts.insert("/data".to_owned());
+    });
+    assert_eq!(allowed, "");
+}
+
+#[test]
+fn a_containers_own_cgroups_are_mounted_by_the_runtime() {
+    let place = "/sys/fs/cgroup/cpu";
+    let add = |dump: &mut Dump, cgroup: Mount| {
+        dump.mounts.push(Mount { external_key: Some(place.to_owned()), ..cgroup });
+    };
+    let allowed = check(|dump, expected| {
+        add(dump, locked(20, 3, 0, place, "/job"));
+        expected.cgroups.insert(place.to_owned());
+    });
+    assert_eq!(allowed, "");
+    // Writable, elsewhere, or where this node has none.
+    assert_refused("something from the node on \"/sys/fs/cgroup/cpu\"", |dump, expected| {
+        add(dump, mount(20, 3, 0, place));
+        expected.cgroups.insert(place.to_owned());
+    });
+    assert_refused("something from the node on \"/cpu\"", |dump, expected| {
+        add(dump, locked(20, 1, 0, "/cpu", "/job"));
+        expected.cgroups.insert(place.to_owned());
+    });
+    assert_refused("something from the node on \"/sys/fs/cgroup/cpu\"", |dump, _| {
+        add(dump, locked(20, 3, 0, place, "/job"));
+    });
+}
+
+#[test]
+fn mounts_that_hide_each_other_are_refused() {
+    assert_refused("stacked on \"/proc\"", |dump, _| dump.mounts.push(mount(20, 2, 1, "/proc")));
+    // On the root below /proc, where nobody sees it.
+    assert_refused("on \"/proc/keys\" is hidden", |dump, _| dump.mounts[5].parent = 1);
+    assert_refused("no place for a mount", |dump, _| {
+        dump.mounts.push(mount(20, 1, 5, "/a/../proc"));
+    });
+    assert_refused("no root file system", |dump, _| dump.mounts.clear());
+}
+
+/// Adds a mount from outside, as a volume.
+fn given(dump: &mut Dump, mount: Mount) {
+    let external_key = mount.external_key.clone().or_else(|| Some(mount.path.clone()));
+    dump.mounts.push(Mount { external_key, ..mount });
+}
+
+fn volumes(expected: &mut Expected, places: &[&str], read_only: &[&str]) {
+    expected.external_mounts.extend(places.iter().map(ToString::to_string));
+    expected.read_only.extend(read_only.iter().map(ToString::to_string));
+}
+
+#[test]
+fn a_mount_is_read_only_by_its_own_flags() {
+    // CRIU gives those of the file system to no mount that is bound, as volumes and /proc/sys are.
+    for (index, place) in [(4, "/proc/sys"), (2, "/sys")] {
+        for (flags, super_flags) in [(0, Some(1)), (1, None), (0, None)] {
+            let reason = format!("{place:?} is writable");
+            assert_refused(&reason, |dump, _| {
+                let mount = &mut dump.mounts[index];
+                (mount.flags, mount.super_flags) = (flags, super_flags);
+            });
+        }
+    }
+    let volume = |flags, super_flags| {
+        check(|dump, expected| {
+            given(dump, Mount { flags, super_flags, ..mount(20, 1, 0, "/data") });
+            volumes(expected, &["/data"], &["/data"]);
+        })
+    };
+    assert_eq!(volume(1, Some(0)), "");
+    assert_eq!(volume(1, Some(1)), "");
+    assert!(volume(0, Some(1)).contains("\"/data\" is writable"));
+    assert!(volume(1, None).contains("\"/data\" is writable"));
+}
+
+#[test]
+fn the_root_is_read_only_where_it_has_to_be() {
+    let root = |flags| {
+        check(|dump, expected| {
+            (dump.mounts[0].flags, dump.mounts[0].super_flags) = (flags, Some(0));
+            expected.read_only.insert("/".to_owned());
+        })
+    };
+    assert_eq!(root(1), "");
+    assert!(root(0).contains("\"/\" is writable"));
+}
+
+#[test]
+fn a_volume_is_read_only_wherever_it_is_seen() {
+    let secret = || Some("/secret".to_owned());
+    // Where a link in the image leads: /var/run is /run.
+    let allowed = check(|dump, expected| {
+        let token = locked(20, 1, 0, "/run/token", "/pods/1/token");
+        given(dump, Mount { external_key: Some("/var/run/token".to_owned()), ..token });
+        volumes(expected, &["/var/run/token"], &["/var/run/token"]);
+    });
+    assert_eq!(allowed, "");
+    assert_refused("\"/secret\" is writable", |dump, expected| {
+        given(dump, locked(20, 1, 0, "/secret", "/pods/1/secret"));
+        given(dump, Mount { external_key: secret(), ..mount(21, 1, 0, "/data") });
+        volumes(expected, &["/secret", "/data"], &["/secret"]);
+    });
+    assert_refused("\"/secret\" is writable", |dump, expected| {
+        given(dump, Mount { external_key: secret(), ..mount(21, 1, 0, "/other") });
+        volumes(expected, &["/secret"], &["/secret"]);
+    });
+}
+
+/// CRIU sets no flags where those of what it believes to bind from are the same.
+#[test]
+fn a_volume_is_read_only_beside_another_of_its_file_system() {
+    let two = |other_root: &str, other_flags, is_locked: bool| {
+        let other_root = other_root.to_owned();
+        check(move |dump, expected| {
+            given(dump, Mount { device: 99, ..locked(20, 1, 0, "/secret", "/v/secret") });
+            let other = mount(21, 1, 0, "/data");
+            let (flags, super_flags) = (other_flags, Some(0));
+            given(dump, Mount { device: 99, root: other_root, flags, super_flags, ..other });
+            let locked: &[&str] = if is_locked { &["/secret"] } else { &[] };
+            volumes(expected, &["/secret", "/data"], locked);
+        })
+    };
+    for root in ["/v", "/", "/v/secret", "/v/../v", "", "/v//", "/."] {
+        assert!(two(root, 1, true).contains("\"/secret\" is writable"), "{root}");
+        assert!(two(root, 1 | 1 << 18, true).contains("\"/secret\" is writable"), "{root}");
+        assert_eq!(two(root, 0, true), "", "{root}");
+        assert_eq!(two(root, 1, false), "", "{root}");
+    }
+    for root in ["/w", "/v/secret2", "/v/secret/within"] {
+        assert_eq!(two(root, 1, true), "", "{root}");
+    }
+}
+
+#[test]
+fn nothing_of_the_node_is_bound_in_the_guise_of_memory() {
+    let part = |kind, root: &str, path: &str, flags| {
+        let root = root.to_owned();
+        let (path, super_flags) = (path.to_owned(), Some(0));
+        check(move |dump, _| {
+            let parent = if path.starts_with("/proc") { 2 } else { 1 };
+            dump.mounts.push(Mount { root, flags, super_flags, ..mount(20, parent, kind, &path) });
+        })
+    };
+    for root in ["/", "/null", "/a..b"] {
+        assert_eq!(part(5, root, "/x", 0), "", "{root}");
+    }
+    // Through a link that the file system has as a directory, or out of it.
+    for root in ["/a/b", "/..", "/../../etc", "/a/../b", "", "etc", "//", "/./a", "/a/"] {
+        let found = part(5, root, "/x", 0);
+        assert!(found.contains("is none that new containers have"), "{root}: {found}");
+    }
+    assert_eq!(part(1, "/bus", "/proc/bus", 1), "");
+    for root in ["/1/root/etc", "/self/root", "/thread-self/cwd", "/../etc", "/./x", "/1"] {
+        let found = part(1, root, &format!("/proc{root}"), 1);
+        assert!(found.contains("none that new containers have"), "{root}: {found}");
+    }
+    assert_refused("was deleted", |dump, _| {
+        dump.mounts.push(Mount { deleted: Some(true), ..mount(20, 1, 5, "/x") });
+    });
+    // A part of the root file system, or of a volume, that says it is memory.
+    let of = |device, root: &str, flags| {
+        let root = root.to_owned();
+        check(move |dump, expected| {
+            let volume = Mount { root: "/v".to_owned(), ..mount(20, 1, 0, "/data") };
+            given(dump, Mount { device: 99, ..volume });
+            volumes(expected, &["/data"], &[]);
+            let super_flags = Some(0);
+            dump.mounts.push(Mount { device, root, flags, super_flags, ..mount(21, 1, 5, "/x") });
+        })
+    };
+    assert!(of(1, "/sub", 0).contains("\"/x\" is a part of that on \"/\""));
+    assert!(of(1, "/", 0).contains("\"/x\" is a part of that on \"/\""));
+    assert!(of(99, "/v", 0).contains("\"/x\" is a part of that on \"/data\""));
+    // What hides a file may be of the container's own /dev.
+    assert_eq!(of(99, "/", 0), "");
+    assert_eq!(of(99, "/w", 0), "");
+    assert_eq!(of(99, "/v", 1), "");
+    assert_eq!(of(7, "/v", 0), "");
+}
+
+#[test]
+fn what_hides_a_file_does() {
+    assert_refused("nothing hides \"/proc/keys\"", |dump, _| {
+        dump.mounts[5] = locked(6, 2, 1, "/proc/keys", "/keys");
+    });
+    let hidden = check(|dump, _| dump.mounts[5] = mount(6, 2, 5, "/proc/keys"));
+    assert_eq!(hidden, "");
+    assert_refused("nothing hides \"/proc/keys\"", |dump, expected| {
+        dump.mounts.pop();
+        given(dump, mount(6, 2, 0, "/proc/keys"));
+        volumes(expected, &["/proc/keys"], &[]);
+    });
+}
+
+#[test]
+fn mounts_have_numbers_of_their_own() {
+    assert_refused("two mounts have the number 4", |dump, _| {
+        dump.mounts.push(mount(4, 1, 5, "/x"));
+    });
+}
