@@ -8,7 +8,7 @@
 //! a mount namespace of its own, in which the node's files are, too: `..` in such a path would lead out
 //! of the container, and is none of a path that the kernel writes; and so would a symbolic link in a
 //! directory's place, which may be among the dump's own files and is not in its images. So these files
-//! are made at the top of their mount, whose path has no directory of a dump's: [`super::amend`].
+//! are made at the top of their mount, whose path has no directory of a dump's: [`amend`](mod@super::amend).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
