@@ -12,7 +12,7 @@ use containerd_client::services::v1::{
     ListContainersRequest, ListNamespacesRequest,
 };
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
+use kybernate_packager::unix_socket;
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -101,7 +101,7 @@ impl Containerd {
         let endpoint = Endpoint::from(Uri::from_static("http://containerd"));
         let channel = endpoint.connect_with_connector_lazy(service_fn(move |_| {
             let target = Arc::clone(&target);
-            async move { UnixStream::connect(&*target).await.map(TokioIo::new) }
+            async move { unix_socket::connect(&target).await.map(TokioIo::new) }
         }));
         Self { channel, address: path }
     }

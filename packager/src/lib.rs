@@ -41,6 +41,7 @@ pub mod spans;
 pub mod store;
 mod stored;
 pub mod trace_parent;
+pub mod unix_socket;
 pub mod unpack;
 pub mod verify;
 pub mod walk;

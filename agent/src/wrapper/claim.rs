@@ -8,8 +8,8 @@ use fs_err as fs;
 use hyper_util::rt::TokioIo;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::agent_client::AgentClient;
+use kybernate_packager::unix_socket;
 use kybernate_spec::chain;
-use tokio::net::UnixStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
@@ -136,7 +136,7 @@ fn call<T>(
         let path = socket.clone();
         let connector = service_fn(move |_| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            async move { unix_socket::connect(&path).await.map(TokioIo::new) }
         });
         // The address is never looked at: the socket is the address.
         let endpoint = Endpoint::from_static("http://agent.local");
@@ -161,5 +161,38 @@ fn refused(status: &tonic::Status) -> ClaimError {
         }
         None if reason.is_empty() => ClaimError::Failed(chain(status).to_string()),
         None => ClaimError::Failed(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::Uid;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+    use super::*;
+
+    /// Where it says that the dump lies, CRIU would read, as root. Whose a socket is counts when it is
+    /// made to listen.
+    #[test]
+    fn an_agent_of_another_user_is_not_believed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let socket = scratch.path().join("agent.sock");
+        let path = socket.clone();
+        let listener = std::thread::spawn(move || {
+            let nobody = Uid::from_raw(65_534);
+            let kind = SocketType::STREAM;
+            let listener = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
+            rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+            // Of this thread alone, which ends.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            rustix::net::listen(&listener, 8).unwrap();
+            listener
+        });
+        let _listener = listener.join().unwrap();
+        let settings = Settings { agent_socket: socket, ..Settings::default() };
+        let subject = Subject { namespace: "k8s.io", container: "main" };
+        let refused = claim(&settings, subject, "host/name@sha256:0", b"{}").unwrap_err();
+        let told = chain(&refused).to_string();
+        assert!(told.contains("is user 65534, and neither root nor you"), "{told}");
     }
 }
