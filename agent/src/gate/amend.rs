@@ -88,8 +88,9 @@ pub(super) fn amend(images: &Path, copies: &[CopyFact]) -> io::Result<()> {
 }
 
 fn file(copy: &CopyFact) -> File {
-    // Two restores into one volume are no nearer to each other than their files' names were.
-    let digest = Digest::of(copy.name.as_bytes());
+    // Two restores into one volume are no nearer to each other than their files' names were. Two files
+    // may have had the same one.
+    let digest = Digest::of(format!("{} {}", copy.name, copy.number).as_bytes());
     let name = format!("{}/kybernate-{:.16}", copy.top, digest.hex());
     let regular = Regular {
         id: copy.spare,

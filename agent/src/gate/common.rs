@@ -88,8 +88,10 @@ fn leads_out(path: &str) -> bool {
     first.starts_with(|letter: char| letter.is_ascii_digit()) || first.contains("self")
 }
 
-/// Whether a path, of more than `/`, is written as the kernel does.
+/// Whether a path, of more than `/`, is written as the kernel does. For CRIU it ends at the first NUL,
+/// and means another file than what we read.
 pub(super) fn is_plain(path: &str) -> bool {
     let parts = path.strip_prefix('/').map(|path| path.split('/'));
-    parts.is_some_and(|mut parts| parts.all(|part| !matches!(part, "" | "." | "..")))
+    let is_name = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
+    parts.is_some_and(|mut parts| parts.all(is_name))
 }

@@ -39,6 +39,8 @@ pub(super) struct Descriptor {
 pub(super) struct File {
     #[prost(int32, tag = "1")]
     pub(super) kind: i32,
+    #[prost(uint32, tag = "2")]
+    pub(super) id: u32,
     #[prost(message, optional, tag = "3")]
     pub(super) regular: Option<RegularFile>,
 }

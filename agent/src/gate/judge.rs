@@ -38,6 +38,8 @@ pub(crate) struct Expected {
     pub(crate) host_namespaces: BTreeSet<String>,
     /// Networks and PID namespaces that the runtime has it join, by their paths.
     pub(crate) joined_namespaces: BTreeSet<String>,
+    /// The version of CRIU here.
+    pub(crate) criu: Vec<u64>,
     /// CRIU's plugins that bring back what they have saved: these and no others.
     pub(crate) plugins: BTreeSet<String>,
 }

@@ -5,9 +5,10 @@
 //! - All mounts with one number of a device are of one file system. The first is mounted, from outside
 //!   where it comes from there, and each whose root is below the root of another is bound from that one,
 //!   by a path: through any symbolic link that a dump's own files have on the way, and through `..`.
-//! - Flags of the mount are its own; those of the file system count for one that is mounted anew only.
+//! - Flags of the mount are its own; those of the file system count for one that is mounted anew only,
+//!   and are handed to mount(2) as they are: one of them binds whatever the image calls its source.
 //!   One from outside gets none where they are the same as those of the one that it is bound from, and
-//!   is then as writable as what it comes from.
+//!   is then as writable as what it comes from; and so is what is bound from that.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +23,19 @@ const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
 
 /// `MS_RDONLY`.
 const READ_ONLY: u32 = 1;
+
+/// What CRIU writes of a mount, as the kernel tells it (`criu/proc_parse.c`): `MS_RDONLY`, `MS_NOSUID`,
+/// `MS_NODEV`, `MS_NOEXEC`, `MS_NOATIME`, `MS_NODIRATIME`, `MS_RELATIME`, `MS_STRICTATIME`.
+const OWN_FLAGS: u32 = READ_ONLY | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 10 | 1 << 11 | 1 << 21 | 1 << 24;
+
+/// The same of a file system: `MS_RDONLY`, `MS_SYNCHRONOUS`, `MS_MANDLOCK`, `MS_DIRSYNC`.
+const SUPER_FLAGS: u32 = READ_ONLY | 1 << 4 | 1 << 6 | 1 << 7;
+
+/// Of a cgroup of version 1: a program that the kernel runs as root, outside of any container.
+const RELEASE_AGENT: &str = "release_agent";
+
+/// First CRIU that gives a root file system its flags.
+const LOCKED_ROOT_CRIU: [u64; 2] = [4, 2];
 
 /// `MS_UNBINDABLE`, `MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`: CRIU sets them later.
 const PROPAGATION: u32 = 0xf << 17;
@@ -43,9 +57,13 @@ pub(crate) struct MountFact {
     /// What CRIU gives the mount itself.
     pub(crate) flags: u32,
     pub(crate) read_only: bool,
-    /// By which name it comes from outside; empty when it does not.
+    /// By which name it comes from outside, if it does.
     pub(crate) external: Option<String>,
     pub(crate) with_plugin: bool,
+    /// Whether mount(2) would be told more than CRIU writes.
+    pub(crate) has_other_flags: bool,
+    /// Whether the kernel would be told what to run.
+    pub(crate) names_program: bool,
     /// Whether CRIU makes what is mounted, and removes it.
     pub(crate) deleted: bool,
     /// The labels that `SELinux` is told to give to what is in it.
@@ -54,22 +72,32 @@ pub(crate) struct MountFact {
 
 impl MountFact {
     pub(super) fn of(mount: MountEntry) -> Self {
-        let is_external = mount.external == Some(true) || mount.external_key.is_some();
+        // Without a name of its own, one from outside is known by its root, and of that nothing is known.
+        let by_root = mount.external == Some(true) && mount.external_key.is_none();
+        let (external, root) = if by_root {
+            (Some(mount.root), String::new())
+        } else {
+            (mount.external_key, mount.root)
+        };
         let path = mount.path.strip_prefix('.').unwrap_or(&mount.path);
         // Images that do not tell the two apart are from before 2017, and CRIU takes it for one of the
         // file system's then.
         let own = if mount.super_flags.is_some() { mount.flags } else { mount.flags & !READ_ONLY };
+        let of_super = mount.super_flags.unwrap_or_default();
+        let is_known = own & !PROPAGATION & !OWN_FLAGS == 0 && of_super & !SUPER_FLAGS == 0;
         Self {
             id: mount.id,
             parent: mount.parent,
             device: mount.device,
             kind: mount.kind,
             path: path.to_owned(),
-            root: mount.root,
+            root,
             flags: own & !PROPAGATION,
             read_only: own & READ_ONLY != 0,
-            external: is_external.then(|| mount.external_key.unwrap_or_default()),
+            external,
             with_plugin: mount.with_plugin == Some(true),
+            has_other_flags: !is_known,
+            names_program: mount.options.contains(RELEASE_AGENT),
             deleted: mount.deleted == Some(true),
             labels: labels(&mount.options),
         }
@@ -87,14 +115,23 @@ impl MountFact {
 
     /// Whether CRIU may bind it from another one.
     fn is_bound_from(&self, other: &Self) -> bool {
-        // A root that is not written as paths are may be above anything.
+        // A root that is not written as paths are may be above anything, and below it.
         let is_within = || {
             let root = other.root.trim_end_matches('/');
             let rest = self.root.strip_prefix(root);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        let is_known = other.root == "/" || is_plain(&other.root);
+        let is_known = self.knows_its_root() && other.knows_its_root();
         self.id != other.id && self.device == other.device && (!is_known || is_within())
+    }
+
+    fn knows_its_root(&self) -> bool {
+        self.root == "/" || is_plain(&self.root)
+    }
+
+    /// Whether it is all that another one shows, so that CRIU follows no path to it.
+    fn is_the_same_as(&self, other: &Self) -> bool {
+        self.knows_its_root() && self.root == other.root
     }
 
     /// Whether it is one of those at `place`, which the new container may know by another path: CRIU
@@ -115,6 +152,18 @@ impl MountFact {
     pub(super) fn has(&self, path: &str) -> bool {
         let top = self.path.trim_end_matches('/');
         path.strip_prefix(top).is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
+    }
+
+    /// Makes sure that CRIU may make this file on it. It makes what is for reading only writable, and
+    /// what fails in the middle leaves a file there.
+    pub(super) fn takes(&self, name: &str) -> Result<(), String> {
+        if self.external.is_none() || !self.read_only {
+            return Ok(());
+        }
+        let place = &self.path;
+        Err(format!(
+            "{name:?} would be made on {place:?}, which comes from outside for reading only"
+        ))
     }
 
     /// Whether its files are none of the kernel's own.
@@ -170,6 +219,9 @@ fn wrong_alone(mount: &MountFact, mounts: &[MountFact]) -> Option<String> {
     if mount.with_plugin {
         return Some(format!("the mount on {path:?} needs a plugin"));
     }
+    if mount.has_other_flags {
+        return Some(format!("the mount on {path:?} has flags that no mount has"));
+    }
     // The new container's own root file system comes to "/", whatever the old one was.
     if mount.is_given() {
         return None;
@@ -182,8 +234,14 @@ fn wrong_alone(mount: &MountFact, mounts: &[MountFact]) -> Option<String> {
     if mount.deleted {
         return Some(format!("what is mounted on {path:?} was deleted"));
     }
-    let mut above = mounts.iter().filter(|other| other.is_given() && mount.is_bound_from(other));
-    let above = above.next().filter(|_| !mount.read_only)?;
+    if mount.names_program {
+        return Some(format!("the mount on {path:?} names a program for the kernel to run"));
+    }
+    let is_part = |other: &&MountFact| {
+        let shares = mount.read_only && mount.is_the_same_as(other);
+        other.is_given() && mount.is_bound_from(other) && !shares
+    };
+    let above = mounts.iter().find(is_part)?;
     Some(format!("the mount on {path:?} is a part of that on {:?}", above.path))
 }
 
@@ -193,10 +251,11 @@ pub(super) fn judge_given(
     expected: &Expected,
     reasons: &mut BTreeSet<String>,
 ) {
+    let led = Led::of(mounts, expected);
     for mount in mounts.iter().filter(|mount| mount.path != "/") {
         let place = &*mount.path;
         if let Some(key) = &mount.external {
-            if !is_given(mount, key, expected) {
+            if !is_given(mount, key, expected) && !led.has(mount) {
                 reasons.insert(format!(
                     "it wants something from the node on {place:?} \
                      (allow.mounts, --allow-mount SOURCE:{place})"
@@ -213,18 +272,81 @@ pub(super) fn judge_given(
     }
     for path in &expected.read_only {
         let mut at = mounts.iter().filter(|mount| mount.is_at(path)).peekable();
-        if at.peek().is_none() || at.any(|mount| !stays_read_only(mount, mounts)) {
+        let is_missing = at.peek().is_none() && !led.may_be_at(path);
+        if is_missing || at.any(|mount| !stays_read_only(mount, mounts)) {
             reasons.insert(writable(path));
         }
+    }
+    let root = mounts.iter().find(|mount| mount.path == "/");
+    let is_locked = root.is_some_and(|root| root.read_only) || expected.read_only.contains("/");
+    if is_locked && expected.criu.as_slice() < LOCKED_ROOT_CRIU.as_slice() {
+        reasons.insert(
+            "its root file system is read-only, which CRIU before 4.2 does not give back"
+                .to_owned(),
+        );
+    }
+}
+
+/// Mounts from outside below a link of the container's image, as `/var/run` is one to `/run`. The
+/// specification knows them by the path with the link, runc and CRIU by that to which it leads, in the
+/// root file system of the new container. CRIU is handed over nothing but what the specification has,
+/// by the names that runc finds so, and fails for others.
+struct Led<'a> {
+    /// Those that the specification does not know by their path.
+    found: Vec<&'a MountFact>,
+    /// Those of the specification that are nowhere by theirs.
+    wanted: BTreeSet<&'a str>,
+}
+
+impl<'a> Led<'a> {
+    fn of(mounts: &'a [MountFact], expected: &'a Expected) -> Self {
+        let is_known = |mount: &MountFact, key: &str| is_given(mount, key, expected);
+        let is_led = |mount: &&MountFact| {
+            let key = mount.external.as_deref();
+            key.is_some_and(|key| {
+                let is_the_kernel_s = ["/dev/", "/proc/", "/sys/"];
+                key == mount.path
+                    && is_plain(key)
+                    && !is_known(mount, key)
+                    && !is_the_kernel_s.iter().any(|top| key.starts_with(top))
+            })
+        };
+        let found: Vec<_> = mounts.iter().filter(is_led).collect();
+        let is_wanted = |path: &&str| !mounts.iter().any(|mount| mount.is_at(path));
+        let all = expected.external_mounts.iter().map(String::as_str);
+        let wanted: BTreeSet<_> = all.filter(is_wanted).collect();
+        // Which is which is not known: what may be one that is to be read-only has to be.
+        let must = wanted.iter().any(|path| expected.read_only.contains(*path));
+        let fits = found.len() <= wanted.len()
+            && (!must || found.iter().all(|mount| stays_read_only(mount, mounts)));
+        if fits {
+            Self { found, wanted }
+        } else {
+            Self { found: Vec::new(), wanted: BTreeSet::new() }
+        }
+    }
+
+    fn has(&self, mount: &MountFact) -> bool {
+        self.found.iter().any(|found| found.id == mount.id)
+    }
+
+    /// Whether a mount of the specification may be one of these.
+    fn may_be_at(&self, path: &str) -> bool {
+        !self.found.is_empty() && self.wanted.contains(path)
     }
 }
 
 /// Whether CRIU makes a mount read-only that says so.
 fn stays_read_only(mount: &MountFact, mounts: &[MountFact]) -> bool {
+    // What is bound from a mount of the new namespace is as that is; what comes from outside is as it
+    // is there.
     let is_left_out = |other: &MountFact| {
-        other.is_given() && other.flags == mount.flags && mount.is_bound_from(other)
+        let is_writable = || mount.external.is_some() || !stays_read_only(other, mounts);
+        let is_bound = other.is_given() && mount.is_bound_from(other);
+        is_bound && other.flags == mount.flags && is_writable()
     };
-    mount.read_only && (mount.external.is_none() || !mounts.iter().any(is_left_out))
+    // CRIU mounts the root file system by itself.
+    mount.read_only && (mount.path == "/" || !mounts.iter().any(is_left_out))
 }
 
 fn writable(path: &str) -> String {
@@ -246,6 +368,5 @@ fn is_given(mount: &MountFact, key: &str, expected: &Expected) -> bool {
     let hides = key == NULL && !place.starts_with("/dev/");
     hides
         || expected.external_mounts.contains(key)
-        || (key.is_empty() && expected.external_mounts.contains(place))
         || (mount.read_only && key == place && expected.cgroups.contains(place))
 }

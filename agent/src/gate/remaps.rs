@@ -63,12 +63,20 @@ pub(crate) struct CopyFact {
 pub(super) struct Remaps {
     /// Names and mounts of files, by number. One of two with the same number has none.
     files: BTreeMap<u32, (String, Option<i32>)>,
+    /// The largest number of an open file of any kind.
+    largest: u32,
     all: Vec<Remap>,
 }
 
 impl Remaps {
+    /// Takes the number of an open file of any kind.
+    pub(super) fn number(&mut self, number: u32) {
+        self.largest = self.largest.max(number);
+    }
+
     /// Takes an open file.
     pub(super) fn file(&mut self, kind: i32, file: &RegularFile) {
+        self.number(file.id);
         let known = (file.name.clone(), file.mount);
         if kind == REGULAR && self.files.insert(file.id, known).is_some() {
             // CRIU takes either of them.
@@ -111,10 +119,19 @@ impl Remaps {
         Ok(found)
     }
 
+    /// Makes sure that what is linked is on mounts that a container may write to.
+    pub(super) fn links_on(&self, mounts: &[MountFact]) -> Result<Vec<LinkFact>, String> {
+        let links = self.links()?;
+        let on = |link: &LinkFact| on(&link.name, mounts).map_or(Ok(()), |on| on.takes(&link.name));
+        links.iter().try_for_each(on)?;
+        Ok(links)
+    }
+
     /// Returns the files without a name that CRIU would not make at the top of a mount. All must be on
     /// mounts that hold a container's files.
     pub(super) fn copies(&self, mounts: &[MountFact]) -> Result<Vec<CopyFact>, String> {
-        let mut spare = (1..=u32::MAX).rev().filter(|id| !self.files.contains_key(id));
+        // CRIU gives the next ones to what it makes itself.
+        let mut spare = (self.largest..=u32::MAX).skip(1);
         let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
         for remap in self.all.iter().filter(|remap| remap.way() == GHOST) {
             let id = remap.file;
@@ -123,13 +140,12 @@ impl Remaps {
             if !is_plain(name) {
                 return Err(format!("file {id} is copied to no plain path"));
             }
-            let above = mounts.iter().filter(|mount| mount.has(name));
-            let mount = above.max_by_key(|mount| mount.path.len());
-            let mount =
-                mount.filter(|mount| on.is_some_and(|on| i64::from(on) == i64::from(mount.id)));
+            let mount = self::on(name, mounts)
+                .filter(|mount| on.is_some_and(|on| i64::from(on) == i64::from(mount.id)));
             let Some(mount) = mount.filter(|mount| mount.holds_files()) else {
                 return Err(format!("file {id} is copied to {name:?}, which is on no such mount"));
             };
+            mount.takes(name)?;
             let top = mount.path.trim_end_matches('/');
             let is_at_the_top = name.rfind('/') == Some(top.len());
             // Others are linked to the first.
@@ -139,12 +155,17 @@ impl Remaps {
                     mount: on.unwrap_or_default(),
                     top: top.to_owned(),
                     name: name.clone(),
-                    spare: spare.next().unwrap_or_default(),
+                    spare: spare.next().ok_or("its files have the largest numbers there are")?,
                 });
             }
         }
         Ok(found)
     }
+}
+
+/// Returns the mount that a file is on, for all that paths tell.
+fn on<'a>(name: &str, mounts: &'a [MountFact]) -> Option<&'a MountFact> {
+    mounts.iter().filter(|mount| mount.has(name)).max_by_key(|mount| mount.path.len())
 }
 
 impl Remap {

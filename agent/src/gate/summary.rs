@@ -24,6 +24,9 @@ use super::{cgroups, pages};
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
 
+/// As many mounts as no container has.
+const MOUNTS_MAX: usize = 1 << 12;
+
 /// States of a process that will never run again; it needs no credentials.
 const DEAD: u32 = 2;
 const ZOMBIE: u32 = 6;
@@ -209,7 +212,7 @@ impl Builder {
             // CRIU would take open files from images of an old form, which nobody here reads.
             return contradiction("files.img has no open file".to_owned());
         }
-        let links = self.remaps.links();
+        let links = self.remaps.links_on(&self.summary.mounts);
         let copies = links.and_then(|links| Ok((links, self.remaps.copies(&self.summary.mounts)?)));
         (self.summary.links, self.summary.copies) = copies.map_err(SummaryError::Contradiction)?;
         Ok(self.summary)
@@ -283,7 +286,8 @@ impl Builder {
         let mounts = &mut self.summary.mounts;
         each(content, MOUNTS, |mount: MountEntry| {
             mounts.push(MountFact::of(mount));
-            bounded(mounts.len(), "mounts")
+            // Each is compared with all others.
+            if mounts.len() > MOUNTS_MAX { Err(SummaryError::TooMany("mounts")) } else { Ok(()) }
         })
     }
 
@@ -292,6 +296,7 @@ impl Builder {
         each(content, FILES, |file: File| {
             summary.file_kinds.insert(file.kind);
             bounded(summary.file_kinds.len(), "kinds of files")?;
+            remaps.number(file.id);
             if let Some(regular) = file.regular {
                 remaps.file(file.kind, &regular);
                 if matches!(&*regular.name, "/" | ".") {

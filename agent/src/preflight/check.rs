@@ -456,8 +456,8 @@ impl Check {
             ),
             Self::LinkedFile => refuse(
                 "linked-file",
-                "a file is open or mapped under a name that was deleted, has another one, and would not \
-                 come back as the same file",
+                "a file is open or mapped under a name that was deleted, and would not come back as the \
+                 same file",
                 "close it, open it by its other name, or have it on a tmpfs of the container or a mount \
                  that is captured",
             ),

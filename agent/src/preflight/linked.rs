@@ -126,6 +126,9 @@ fn at(process: &Process, held: &Held) -> String {
 }
 
 fn fate(held: &Held, mount: &Mount, context: &Context) -> Fate {
+    if mount.read_only && !is_root(mount) {
+        return Fate::Lost("its mount is for reading only, and no restore writes there");
+    }
     if held.links == 0 {
         return Fate::Copied;
     }

@@ -21,6 +21,7 @@ use super::user::{self, User};
 use crate::app::App;
 use crate::cgroup;
 use crate::gate::{Expected, Summary};
+use crate::node::numbers;
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::room;
 use crate::runtime::{Mount, Namespace, RuntimeError};
@@ -161,7 +162,9 @@ pub(super) async fn expected(
     let names = tokio::task::spawn_blocking(cgroup::names).await;
     let names = names.map_err(io::Error::other).and_then(|names| names);
     let names = names.map_err(BringError::Place)?;
-    Ok(spec::expected(allow, volumes, &app.config, &app.report().await.facts.lsm, &names))
+    let facts = app.report().await.facts;
+    let expected = spec::expected(allow, volumes, &app.config, &facts.lsm, &names);
+    Ok(Expected { criu: numbers(&facts.criu), ..expected })
 }
 
 /// Puts the dump into an operation's directory, unless it is staged, and lets the gate judge it.

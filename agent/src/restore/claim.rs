@@ -34,6 +34,7 @@ use super::{Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, Expected, GateError, Summary};
+use crate::node::numbers;
 use crate::operations::{
     Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
 };
@@ -401,13 +402,14 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     let gpu = gpu::pod(app, checkpoint)?;
     claim.image(app, checkpoint).await?;
     driver.step("gate");
-    let lsm = spec::lsm(&app.report().await.facts.lsm);
+    let facts = app.report().await.facts;
     let summary = gate::inspect(&staged.images()).await?;
     let hierarchies = tokio::task::spawn_blocking(cgroup::names).await;
     let hierarchies = hierarchies.map_err(io::Error::other).and_then(|names| names);
     let hierarchies = hierarchies.map_err(ClaimError::Place)?;
-    let expected = claim.live.expected(&summary, lsm, &hierarchies);
-    let reasons = gate::judge(&summary, &Expected { plugins: gpu.plugins(), ..expected });
+    let expected = claim.live.expected(&summary, spec::lsm(&facts.lsm), &hierarchies);
+    let (criu, plugins) = (numbers(&facts.criu), gpu.plugins());
+    let reasons = gate::judge(&summary, &Expected { criu, plugins, ..expected });
     let lacking = gate::lacking(&summary, &staged.images(), BTreeMap::new()).await?;
     for (by, reasons) in [(RefusedBy::Identity, reasons), (RefusedBy::Integrity, lacking)] {
         if !reasons.is_empty() {

@@ -100,6 +100,7 @@ impl Live {
             writable,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
             joined_namespaces: self.namespaces(is_joined).filter(is_handed).collect(),
+            criu: Vec::new(),
             plugins: BTreeSet::new(),
         }
     }

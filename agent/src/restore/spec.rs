@@ -128,6 +128,7 @@ pub(super) fn expected(
         writable: BTreeSet::new(),
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
         joined_namespaces: allow.network.iter().map(|_| "network".to_owned()).collect(),
+        criu: Vec::new(),
         plugins: BTreeSet::new(),
     }
 }

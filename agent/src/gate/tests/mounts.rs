@@ -122,26 +122,28 @@ fn a_mount_is_read_only_by_its_own_flags() {
 
 #[test]
 fn the_root_is_read_only_where_it_has_to_be() {
-    let root = |flags| {
+    let root = |flags, criu: &[u64], is_wanted: bool| {
         check(|dump, expected| {
             (dump.mounts[0].flags, dump.mounts[0].super_flags) = (flags, Some(0));
-            expected.read_only.insert("/".to_owned());
+            expected.criu = criu.to_vec();
+            if is_wanted {
+                expected.read_only.insert("/".to_owned());
+            }
         })
     };
-    assert_eq!(root(1), "");
-    assert!(root(0).contains("\"/\" is writable"));
+    assert_eq!(root(1, &[4, 2], true), "");
+    assert!(root(0, &[4, 2, 1], true).contains("\"/\" is writable"));
+    // Earlier ones take no notice of it.
+    for (criu, is_wanted) in [(&[4, 1, 1][..], true), (&[4, 1, 1], false), (&[], true)] {
+        let found = root(1, criu, is_wanted);
+        assert!(found.contains("which CRIU before 4.2 does not give back"), "{found}");
+    }
+    assert_eq!(root(0, &[4, 1, 1], false), "");
 }
 
 #[test]
 fn a_volume_is_read_only_wherever_it_is_seen() {
     let secret = || Some("/secret".to_owned());
-    // Where a link in the image leads: /var/run is /run.
-    let allowed = check(|dump, expected| {
-        let token = locked(20, 1, 0, "/run/token", "/pods/1/token");
-        given(dump, Mount { external_key: Some("/var/run/token".to_owned()), ..token });
-        volumes(expected, &["/var/run/token"], &["/var/run/token"]);
-    });
-    assert_eq!(allowed, "");
     assert_refused("\"/secret\" is writable", |dump, expected| {
         given(dump, locked(20, 1, 0, "/secret", "/pods/1/secret"));
         given(dump, Mount { external_key: secret(), ..mount(21, 1, 0, "/data") });
@@ -244,4 +246,141 @@ fn mounts_have_numbers_of_their_own() {
     assert_refused("two mounts have the number 4", |dump, _| {
         dump.mounts.push(mount(4, 1, 5, "/x"));
     });
+}
+
+/// Where a link in the image leads: `/var/run` is `/run`. runc tells CRIU so.
+#[test]
+fn a_volume_may_be_where_a_link_leads() {
+    let led = |places: &[&str], flags, wanted: &[&str], locked: &[&str]| {
+        check(|dump, expected| {
+            for (id, place) in (20..).zip(places) {
+                let token = mount(id, 1, 0, place);
+                given(dump, Mount { flags, super_flags: Some(0), ..token });
+            }
+            volumes(expected, wanted, locked);
+        })
+    };
+    let (token, data) = ("/var/run/token", "/var/run/data");
+    assert_eq!(led(&["/run/token"], 1, &[token], &[token]), "");
+    assert_eq!(led(&["/run/data"], 0, &[data], &[]), "");
+    assert_eq!(led(&["/run/data", "/run/token"], 1, &[token, data], &[token]), "");
+    // Which of them is which is not known.
+    for places in [&["/run/token"][..], &["/run/token", "/run/data"]] {
+        let found = led(places, 0, &[token, data], &[token]);
+        assert!(found.contains("\"/var/run/token\" is writable"), "{found}");
+    }
+    // The new container has no such mount, or has it where it says.
+    for wanted in [&[][..], &["/data"]] {
+        let found = led(&["/data", "/run/token"], 1, wanted, &[]);
+        assert!(found.contains("something from the node on \"/run/token\""), "{found}");
+    }
+    let found = led(&["/dev/fuse"], 1, &[token], &[]);
+    assert!(found.contains("something from the node on \"/dev/fuse\""), "{found}");
+    assert_refused("something from the node on \"/run/token\"", |dump, expected| {
+        let external_key = Some("/elsewhere".to_owned());
+        given(dump, Mount { external_key, ..mount(20, 1, 0, "/run/token") });
+        volumes(expected, &[token], &[]);
+    });
+}
+
+/// CRIU hands flags of file systems and their sources to mount(2) as they are.
+#[test]
+fn flags_that_no_mount_has_are_refused() {
+    const BIND: u32 = 1 << 12;
+    const MOVE: u32 = 1 << 13;
+    for (flags, super_flags) in
+        [(0, Some(BIND)), (0, Some(MOVE)), (BIND, None), (BIND, Some(0)), (0, Some(1 << 5))]
+    {
+        assert_refused("\"/x\" has flags that no mount has", |dump, _| {
+            let source = "/".to_owned();
+            let mounted = mount(20, 1, 5, "/x");
+            dump.mounts.push(Mount { source, flags, super_flags, ..mounted });
+        });
+    }
+    // `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, `MS_RELATIME` or `MS_STRICTATIME`, and that it is shared.
+    for times in [21, 24] {
+        let usual = check(|dump, _| {
+            let (flags, super_flags) = (2 | 4 | 8 | 1 << times | 1 << 20, Some(16));
+            dump.mounts.push(Mount { flags, super_flags, ..mount(20, 1, 5, "/x") });
+        });
+        assert_eq!(usual, "");
+    }
+    assert_refused("names a program for the kernel to run", |dump, expected| {
+        let options = "memory,release_agent=/x".to_owned();
+        dump.mounts.push(Mount { options, ..locked(20, 3, 12, "/sys/fs/cgroup/x", "/") });
+        expected.cgroups.insert("/sys/fs/cgroup/x".to_owned());
+    });
+}
+
+/// CRIU takes the root of such a mount for its name, and mounts what that says.
+#[test]
+fn a_mount_from_outside_without_a_name_is_known_by_its_root() {
+    let shown = |root: &str, place: &str, flags| {
+        check(|dump, expected| {
+            let (external, super_flags) = (Some(true), Some(0));
+            let mounted = mount(20, 1, 16, place);
+            let root = root.to_owned();
+            dump.mounts.push(Mount { root, external, flags, super_flags, ..mounted });
+            volumes(expected, &["/data", "/secret"], &["/secret"]);
+        })
+    };
+    for root in ["CRIU:EXTERNAL_DEV", "CRIU:AUTOGENERATED", "", "/"] {
+        let found = shown(root, "/data", 0);
+        assert!(found.contains("something from the node on \"/data\""), "{root}: {found}");
+    }
+    let found = shown("/secret", "/data", 0);
+    assert!(found.contains("\"/secret\" is writable"), "{found}");
+    assert_eq!(shown("/secret", "/secret", 1), "");
+}
+
+/// CRIU goes to a part by its path, in which the root file system and volumes may have links.
+#[test]
+fn no_part_of_what_is_given_is_mounted_elsewhere() {
+    let part = |kind, path: &str, root: &str, flags| {
+        let (path, root) = (path.to_owned(), root.to_owned());
+        check(move |dump, expected| {
+            let parent = if path.starts_with("/sys/") { 3 } else { 1 };
+            let volume = Mount { device: 99, ..mount(20, 1, 0, "/data") };
+            given(dump, volume);
+            volumes(expected, &["/data"], &[]);
+            let super_flags = Some(0);
+            let mounted = mount(21, parent, kind, &path);
+            dump.mounts.push(Mount { device: 99, root, flags, super_flags, ..mounted });
+        })
+    };
+    let (cgroup, tmpfs, sysfs) = (23, 5, 2);
+    for (kind, path, root) in [
+        (cgroup, "/sys/fs/cgroup", "/l/kubelet"),
+        (cgroup, "/sys/fs/cgroup/x", "/l"),
+        (tmpfs, "/x", "/l"),
+        (sysfs, "/sys/l", "/l"),
+    ] {
+        let found = part(kind, path, root, 1);
+        assert!(found.contains("is a part of that on \"/data\""), "{path} {root}: {found}");
+    }
+    // All of it, as a container with the node's network has the node's /sys once more.
+    assert_eq!(part(cgroup, "/sys/fs/cgroup", "/", 1), "");
+    // What it is bound from stays writable, and so does it.
+    assert_refused("\"/sys\" is writable", |dump, expected| {
+        for (id, place) in [(20, "/one"), (21, "/two")] {
+            given(dump, Mount { device: 3, ..locked(id, 1, 0, place, "/") });
+        }
+        volumes(expected, &["/one", "/two"], &[]);
+    });
+}
+
+/// For CRIU a text ends there.
+#[test]
+fn texts_with_an_end_in_the_middle_are_no_paths() {
+    assert_refused("no place for a mount", |dump, _| dump.mounts.push(mount(20, 1, 5, "/x\0y")));
+    assert_refused("is none that new containers have", |dump, _| {
+        dump.mounts.push(Mount { root: "/x\0y".to_owned(), ..mount(20, 1, 5, "/x") });
+    });
+    for (own, other) in [("/v/secret", "/v\0x"), ("/v/secret\0x", "/v/secret")] {
+        assert_refused("\"/secret\" is writable", |dump, expected| {
+            given(dump, Mount { device: 99, ..locked(20, 1, 0, "/secret", own) });
+            given(dump, Mount { device: 99, ..locked(21, 1, 0, "/data", other) });
+            volumes(expected, &["/secret", "/data"], &["/secret"]);
+        });
+    }
 }

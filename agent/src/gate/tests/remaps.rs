@@ -9,10 +9,18 @@ fn images(files: &[(u32, &str, Option<i32>)], remaps: &[Remap]) -> Vec<(String, 
     let mut dump = Dump::default();
     dump.files.extend(files.iter().map(|&(id, name, mount)| {
         let name = name.to_owned();
-        File { kind: 1, regular: Some(RegularFile { id, name, mount, ..RegularFile::default() }) }
+        File {
+            kind: 1,
+            id,
+            regular: Some(RegularFile { id, name, mount, ..RegularFile::default() }),
+        }
     }));
     let external_key = Some("/data".to_owned());
     dump.mounts.push(Mount { external_key, ..mount(7, 1, 0, "/data") });
+    if files.iter().any(|(_, name, _)| name.starts_with("/locked/")) {
+        let external_key = Some("/locked".to_owned());
+        dump.mounts.push(Mount { external_key, ..locked(8, 1, 0, "/locked", "/") });
+    }
     let mut images = dump.images();
     let remaps: Vec<Vec<u8>> = remaps.iter().map(prost::Message::encode_to_vec).collect();
     images.push(("remap-fpath.img".to_owned(), image(REMAPS, &remaps)));
@@ -183,18 +191,21 @@ fn copies_are_made_at_the_top_of_their_mount() {
 
 #[test]
 fn images_that_are_amended_are_such_as_criu_reads() {
-    let remap = Remap { file: u32::MAX, of: 1, kind: Some(1) };
-    let before = images(&[(u32::MAX, "/tmp/a/x", Some(1))], &[remap]);
+    let copied =
+        |file| images(&[(file, "/tmp/a/x", Some(1))], &[Remap { file, of: 1, kind: Some(1) }]);
+    let refused = summarise(&copied(u32::MAX), &[]).unwrap_err();
+    assert!(refused.contains("the largest numbers there are"), "{refused}");
+    let before = copied(4);
     let copies = summarise(&before, &[]).unwrap().copies;
-    assert_eq!(copies[0].spare, u32::MAX - 1, "a number that no file has");
+    assert_eq!(copies[0].spare, 5, "the next one, as CRIU itself would have it");
     let after = amended(&before, &copies);
     let of = |name: &str| &after.iter().find(|(found, _)| found == name).unwrap().1;
     let length = before.iter().find(|(name, _)| name == "files.img").unwrap().1.len();
     let added = &of("files.img")[length..];
     // All fields that CRIU requires are there, also those that are nothing.
     let file = [
-        &[8, 1, 16, 254, 255, 255, 255, 15, 26, 53][..],
-        &[8, 254, 255, 255, 255, 15, 16, 0, 24, 0],
+        &[8, 1, 16, 5, 26, 49][..],
+        &[8, 5, 16, 0, 24, 0],
         &[42, 10, 8, 0, 16, 0, 24, 0, 32, 0, 40, 0],
         &[50, 27],
         b"/kybernate-",
@@ -203,7 +214,7 @@ fn images_that_are_amended_are_such_as_criu_reads() {
     assert!(added[4..].starts_with(&file), "{added:?}");
     assert!(added.ends_with(&[56, 2]), "{added:?}");
     assert_eq!(usize::from(added[0]), added.len() - 4);
-    let record = [10, 0, 0, 0, 8, 254, 255, 255, 255, 15, 16, 1, 24, 1];
+    let record = [6, 0, 0, 0, 8, 5, 16, 1, 24, 1];
     assert!(of("remap-fpath.img")[8..].starts_with(&record[..]));
 }
 
@@ -216,4 +227,27 @@ fn amended(images: &[(String, Vec<u8>)], copies: &[CopyFact]) -> Vec<(String, Ve
     amend(place.path(), copies).unwrap();
     let read = |name: &String| fs_err::read(place.path().join(name)).unwrap();
     images.iter().map(|(name, _)| (name.clone(), read(name))).collect()
+}
+
+/// CRIU makes it writable for that, and what fails in the middle leaves the file there.
+#[test]
+fn nothing_is_made_on_what_comes_from_outside_for_reading_only() {
+    let copy = Remap { file: 4, of: 9, kind: Some(1) };
+    let link = Remap { file: 4, of: 7, kind: Some(0) };
+    for (name, remap) in [("/locked/x", copy), ("/locked/a/x", copy), ("/locked/x", link)] {
+        let files = [(4, name, Some(8)), (7, "/locked/link_remap.7", Some(8))];
+        let refused = summarise(&images(&files, &[remap]), &[]).unwrap_err();
+        assert!(refused.contains("comes from outside for reading only"), "{name}: {refused}");
+    }
+}
+
+#[test]
+fn a_path_with_an_end_in_the_middle_is_none() {
+    // For CRIU it is a file whose name is `passwd`.
+    let files = [(7, "/l/passwd\0/x"), (9, "/l/passwd\0/link_remap.9")];
+    let reasons =
+        judge_alone(&summary(&files, &[Remap { file: 7, of: 9, kind: Some(0) }]).unwrap());
+    assert!(reasons.join("; ").contains("which would be removed and is not CRIU's"), "{reasons:?}");
+    let copied = summary(&files, &[Remap { file: 7, of: 1, kind: Some(1) }]).unwrap_err();
+    assert!(copied.contains("is copied to no plain path"), "{copied}");
 }
