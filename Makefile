@@ -49,6 +49,7 @@ bench: setup
 	target/release/kybernate-conformance bench registry
 	target/release/kybernate-conformance bench pack
 	target/release/kybernate-conformance bench node
+	target/release/kybernate-conformance bench node --on a
 	target/release/kybernate-conformance bench runc
 	target/release/kybernate-conformance bench
 

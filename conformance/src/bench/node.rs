@@ -34,6 +34,9 @@ const TIERS: &str = "[staging.ram]\nbudget = \"6GiB\"\n";
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Plan {
+    /// The node: `a` has containerd 1.7 and CRIU 4.1, `b` 2.1 and 4.2.
+    #[arg(long, default_value = "b", value_parser = ["a", "b"])]
+    on: String,
     /// Memory of the process, in MiB.
     #[arg(long, default_value_t = 512)]
     mib: u32,
@@ -59,6 +62,8 @@ pub(crate) struct Plan {
 struct Bench<'a> {
     scenario: &'a Scenario,
     node: &'a Node,
+    /// The process of its agent.
+    agent: u32,
     plan: &'a Plan,
     /// What the agent used while it was asked nothing: processor time, and of which time.
     idle: (Duration, Duration),
@@ -75,10 +80,10 @@ pub(crate) fn run(bin: &Path, plan: &Plan) -> anyhow::Result<()> {
     let say = crate::cli::say;
     say("starting two nodes, a registry and two agents");
     let mut scenario = Scenario::start(bin, &say)?;
-    drop(scenario.agent_b.take());
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS)?);
+    scenario.next_agent(&plan.on, TIERS)?;
+    let agent = scenario.agent(&plan.on).as_ref().context("no agent runs")?.process().pid;
     let load = fs::read_to_string("/proc/loadavg")?;
-    let table = measure(&scenario, plan);
+    let table = measure(&scenario, agent, plan);
     scenario.end()?;
     print(plan, load.split(' ').next().unwrap_or_default(), &table?)
 }
@@ -89,8 +94,9 @@ fn print(plan: &Plan, load: &str, table: &Table) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&table.json())?);
     } else {
         println!(
-            "{} MiB process on node b; {} rounds, median (least–most); load {load} before\n\n{}",
+            "{} MiB process on node {}; {} rounds, median (least–most); load {load} before\n\n{}",
             plan.mib,
+            plan.on,
             plan.rounds,
             table.text()
         );
@@ -98,10 +104,10 @@ fn print(plan: &Plan, load: &str, table: &Table) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(scenario: &Scenario, plan: &Plan) -> anyhow::Result<Table> {
+fn measure(scenario: &Scenario, agent: u32, plan: &Plan) -> anyhow::Result<Table> {
     let mut table = Table::default();
     let idle = (Duration::ZERO, Duration::ZERO);
-    let mut bench = Bench { scenario, node: &scenario.testbed.b, plan, idle };
+    let mut bench = Bench { scenario, node: scenario.node(&plan.on), agent, plan, idle };
     // A first round warms up.
     for round in 0..=plan.rounds {
         for upper in &plan.upper {
@@ -114,7 +120,6 @@ fn measure(scenario: &Scenario, plan: &Plan) -> anyhow::Result<Table> {
         }
         crate::cli::say(&format!("round {round}/{} is done", plan.rounds));
     }
-    let agent = bench.agent()?;
     let (used, time) = bench.idle;
     let idle = 100.0 * used.as_secs_f64() / time.as_secs_f64();
     let most = resident(agent).context("the agent has ended")?;
@@ -180,8 +185,7 @@ impl Bench<'_> {
     fn floor(&mut self, round: u32, upper: u32) -> anyhow::Result<Vec<(String, f64)>> {
         let source = self.start(&format!("floor-{upper}-{round}"), upper, &[])?;
         let floor = Floor::new(self.node, &source.id)?;
-        let agent = self.agent()?;
-        let (before, began) = (processor_of_process(agent)?, Instant::now());
+        let (before, began) = (processor_of_process(self.agent)?, Instant::now());
         self.touch_memory(upper);
         floor.take()?;
         let frozen = self.gap(&source.id)?;
@@ -193,7 +197,7 @@ impl Bench<'_> {
         source.is_back(&status)?;
         let copied = floor.copy()?;
         floor.end()?;
-        self.idle.0 += processor_of_process(agent)?.saturating_sub(before);
+        self.idle.0 += processor_of_process(self.agent)?.saturating_sub(before);
         self.idle.1 += began.elapsed();
         let mut figures = vec![
             figure("frozen", upper, frozen),
@@ -242,11 +246,6 @@ impl Bench<'_> {
         let status = self.scenario.wait_for_ticks(self.node, id)?;
         let gap = number(&status, "longest_gap_ms").context("the source tells no gap")?;
         Ok(Duration::from_millis(gap))
-    }
-
-    fn agent(&self) -> anyhow::Result<u32> {
-        let agent = self.scenario.agent_b.as_ref().context("no agent runs on node b")?;
-        Ok(agent.process().pid)
     }
 }
 
