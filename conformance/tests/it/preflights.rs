@@ -1,5 +1,6 @@
 //! What a checkpoint cannot take is found before anything is frozen.
 
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -128,11 +129,13 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
         }
         for (finding, script) in PRIVILEGED {
             run(&scenario, node, &["--privileged"], &["sh", "-c", script]);
-            let found = || !findings(&scenario, node, &[]).is_empty();
-            assert!(wait_until(HOLD_LIMIT, found), "{finding}");
+            let expected = [format!("refuse {finding}")];
+            let found = || findings(&scenario, node, &[]) == expected;
+            assert!(wait_until(HOLD_LIMIT, found), "{:?}", findings(&scenario, node, &[]));
             refuses(&scenario, node, finding, &[]);
             remove(&scenario, node);
         }
+        has_a_terminal(&scenario, node);
         // Where seccomp or the kernel forbids it, there is nothing to find.
         let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
         if off.is_ok_and(|off| off.trim() == "0") {
@@ -154,7 +157,19 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
 }
 
 /// What the containers do that may everything.
-const PRIVILEGED: [(&str, &str); 8] = [
+const PRIVILEGED: [(&str, &str); 11] = [
+    ("user-namespace", "busybox unshare -U busybox sleep 1000; busybox true"),
+    // What is open on a mount that is gone is nowhere in the container.
+    (
+        "stdio-file",
+        "busybox mkdir /w; busybox mount -t tmpfs x /w; exec >/w/out; busybox umount -l /w; \
+         busybox sleep 1000",
+    ),
+    (
+        "external-file",
+        "busybox mkdir /w; busybox mount -t tmpfs x /w; exec 9>/w/out; busybox umount -l /w; \
+         busybox sleep 1000",
+    ),
     ("nested-pid-namespace", "busybox unshare -p -f busybox sleep 1000"),
     ("nested-namespace", "busybox unshare -m busybox sleep 1000; busybox true"),
     ("namespace-file", "exec 9</proc/self/ns/uts; busybox sleep 1000"),
@@ -167,6 +182,20 @@ const PRIVILEGED: [(&str, &str); 8] = [
     ),
     ("link-remap", "exec 9</etc/passwd; busybox rm /etc/passwd; busybox sleep 1000"),
 ];
+
+/// A container whose standard streams are a terminal, as `ctr run -t` and `kubectl run -t` make it.
+fn has_a_terminal(scenario: &Scenario, node: &Node) {
+    let ctr = format!("exec ctr run -t {} odd busybox sleep 1000", scenario.image());
+    let mut ctr = node.command(&["script", "--quiet", "--return", "--command", &ctr, "/dev/null"]);
+    let mut ctr = ctr.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let runs = || node.run(&["ctr", "task", "ls"]).unwrap().contains("RUNNING");
+    assert!(wait_until(HOLD_LIMIT, runs), "it does not run");
+    refuses(scenario, node, "terminal", &[]);
+    node.run(&["ctr", "task", "kill", "-s", "KILL", "odd"]).unwrap();
+    // It deletes the task.
+    ctr.wait().unwrap();
+    node.run(&["ctr", "container", "rm", "odd"]).unwrap();
+}
 
 /// Containerd's own socket, whose other end is outside.
 const MOUNT: &str = "type=bind,src=/run/containerd,dst=/containerd,options=bind:ro";

@@ -18,7 +18,8 @@ use crate::workloads::own::{self, may_ask_others};
 use crate::workloads::programs::{self, commits};
 use crate::workloads::proof::{Identity, Status, goes_on as counts_on};
 use crate::workloads::servers::{
-    NGINX, NGINX_PORT, REDIS, REDIS_PORT, held, processes, requests, write,
+    Heard, LISTENER, LISTENER_PORT, NGINX, NGINX_PORT, REDIS, REDIS_PORT, held, processes,
+    requests, write,
 };
 
 mod heap;
@@ -48,6 +49,8 @@ enum Kind {
     Redis,
     /// The count of requests goes on.
     Nginx,
+    /// Its count of lines goes on.
+    Listener,
     /// The sums over its memory go on.
     Heap,
 }
@@ -89,6 +92,7 @@ const GUESTS: &[Guest] = &[
     guest("files", &["files"], Rights::Usual),
     Guest { from: "b", kind: Kind::Redis, ..guest("redis", &["redis"], Rights::Usual) },
     Guest { from: "b", kind: Kind::Nginx, ..guest("nginx", &["nginx"], Rights::Usual) },
+    Guest { from: "b", kind: Kind::Listener, ..guest("listener", &["listener"], Rights::Usual) },
 ];
 
 /// Returns what the table says of a workload through pods.
@@ -107,6 +111,7 @@ impl Guest {
         let (words, state) = match self.kind {
             Kind::Redis => (REDIS.command, ""),
             Kind::Nginx => (NGINX.command, ""),
+            Kind::Listener => (LISTENER.command, ""),
             Kind::Heap => (heap::COMMAND, ""),
             Kind::Counter | Kind::Database if self.rights == Rights::Least => {
                 (IN_SHARED_MEMORY, "/dev/shm/state/keep")
@@ -119,6 +124,11 @@ impl Guest {
         };
         // A kubelet asks servers from outside.
         (words.iter().map(|word| word.replace("127.0.0.1", "0.0.0.0")).collect(), state)
+    }
+
+    /// Whether it has a token of its cluster's.
+    fn has_token(&self) -> bool {
+        self.id == "python"
     }
 
     /// Whether it is a container of our own image.
@@ -156,6 +166,7 @@ impl Guest {
         let mut probe = match self.kind {
             Kind::Redis => json!({ "tcpSocket": { "port": REDIS_PORT } }),
             Kind::Nginx => json!({ "httpGet": { "path": "/", "port": NGINX_PORT } }),
+            Kind::Listener => json!({ "tcpSocket": { "port": LISTENER_PORT } }),
             Kind::Counter | Kind::Database | Kind::Heap => return Value::Null,
         };
         probe["periodSeconds"] = json!(1);
@@ -184,7 +195,8 @@ impl Guest {
                 "terminationGracePeriodSeconds": 0,
                 "restartPolicy": "Never",
                 "dnsPolicy": "Default",
-                "automountServiceAccountToken": false,
+                // In images of Debian's it is below /var/run, which is a link to /run.
+                "automountServiceAccountToken": self.has_token(),
                 "enableServiceLinks": false,
                 "containers": [{
                     "name": "main",
@@ -218,6 +230,7 @@ enum Before {
     Counts { said: Status, who: Identity },
     Redis(Load),
     Nginx { requests: u64, processes: BTreeSet<u32> },
+    Listener(Heard, Load),
     Heap(Sums),
 }
 
@@ -227,6 +240,7 @@ enum After {
     /// How many writes of each client.
     Redis(Vec<u64>),
     Nginx,
+    Listener(Heard),
     Heap(Sums),
 }
 
@@ -259,6 +273,10 @@ impl Running<'_> {
                 let asked = requests(place, 100);
                 Before::Nginx { requests: asked, processes: processes(place) }
             }
+            Kind::Listener => {
+                let (begun, load) = Heard::under_load(place);
+                Before::Listener(begun, load)
+            }
             Kind::Heap => Before::Heap(Sums::after(place, None)),
         }
     }
@@ -269,8 +287,8 @@ impl Running<'_> {
         let more: &[&str] = match (self.guest.kind, tag) {
             (Kind::Counter | Kind::Database | Kind::Heap, _) => &[],
             // What is acknowledged after the cut would be lost: there must be nothing.
-            (Kind::Redis, "1") => &["--tcp", "close", "--stop"],
-            (Kind::Redis | Kind::Nginx, _) => &["--tcp", "close"],
+            (Kind::Redis | Kind::Listener, "1") => &["--tcp", "close", "--stop"],
+            (Kind::Redis | Kind::Nginx | Kind::Listener, _) => &["--tcp", "close"],
         };
         story.take(self.node, &self.container, path, more)
     }
@@ -287,6 +305,11 @@ impl Running<'_> {
                 if self.guest.kind == Kind::Database {
                     commits(place);
                 }
+                if self.guest.has_token() {
+                    let token = "run/secrets/kubernetes.io/serviceaccount/token";
+                    let token = format!("/proc/{}/root/{token}", place.pid().unwrap());
+                    assert!(self.node.run(&["cat", &token]).unwrap().contains('.'), "no token");
+                }
                 After::Counts(counts_on(place, Some(&now)))
             }
             Before::Redis(load) => {
@@ -299,6 +322,7 @@ impl Running<'_> {
                 assert_eq!(processes(place), had);
                 After::Nginx
             }
+            Before::Listener(begun, load) => After::Listener(Heard::goes_on(place, (begun, load))),
             Before::Heap(begun) => After::Heap(Sums::after(place, Some(&begun))),
         }
     }
@@ -310,6 +334,11 @@ impl Running<'_> {
             After::Counts(last) => drop(counts_on(place, Some(last))),
             After::Redis(acknowledged) => has_writes(place, acknowledged),
             After::Nginx => assert!(requests(place, 1) > 100),
+            After::Listener(last) => {
+                let now = Heard::from(place);
+                assert_eq!(now.boot, last.boot);
+                assert!(now.count > last.count, "{now:?}: {last:?}");
+            }
             After::Heap(last) => drop(Sums::after(place, Some(last))),
         }
     }

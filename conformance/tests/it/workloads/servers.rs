@@ -56,7 +56,7 @@ pub(crate) const NGINX: Server = Server {
     ],
 };
 
-pub(super) const LISTENER: Server = Server {
+pub(crate) const LISTENER: Server = Server {
     id: "listener",
     name: "a listening server with connected clients (Python, asyncio)",
     proven: "its state; clients connect again",
@@ -207,25 +207,56 @@ fn nginx(scenario: &Scenario, b: &Node, image: &str) {
     scenario.remove(b, NGINX.id).unwrap();
 }
 
-fn listener(scenario: &Scenario, b: &Node, image: &str) {
-    const PORT: u16 = 7000;
-    let boot = |answer: &str| answer.split(' ').next().unwrap().to_owned();
-    let count = |answer: &str| answer.split(' ').nth(1).unwrap().parse::<u64>().unwrap();
-    LISTENER.start(b, image);
-    for tag in ["1", "2"] {
-        let load = Load::start(LISTENER.on(b), PORT, 3, |line, client, number| {
+pub(crate) const LISTENER_PORT: u16 = 7000;
+
+/// What the listener says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    /// A number that it drew when it began.
+    pub(crate) boot: String,
+    /// How many lines it was sent in all.
+    pub(crate) count: u64,
+}
+
+impl Heard {
+    /// Sends it one more line.
+    pub(crate) fn from(place: Place<'_>) -> Self {
+        let ask = || Line::connect(LISTENER_PORT).ask("heard\n").unwrap();
+        let answer = inside(place, ask).join().unwrap();
+        let mut words = answer.split(' ');
+        let mut next = || words.next().unwrap();
+        Self { boot: next().to_owned(), count: next().parse().unwrap() }
+    }
+
+    /// Lets clients begin, and waits until it is busy with them.
+    pub(crate) fn under_load(place: Place<'_>) -> (Self, Load) {
+        let load = Load::start(place, LISTENER_PORT, 3, |line, client, number| {
             let answer = line.ask(&format!("{client}-{number}\n"))?;
             let own = answer.ends_with(&format!(" {client}-{number}"));
             if own { Ok(()) } else { Err(io::Error::other(answer)) }
         });
-        let begun = LISTENER.ask(b, PORT, "begun\n".to_owned());
-        let busy = || count(&LISTENER.ask(b, PORT, "busy\n".to_owned())) > count(&begun) + 100;
-        assert!(wait_until(LIMIT, busy));
-        LISTENER.comes_back(scenario, tag);
+        let begun = Self::from(place);
+        let busy = || Self::from(place).count > begun.count + 100;
+        assert!(wait_until(LIMIT, busy), "the listener is not busy");
+        (begun, load)
+    }
+
+    /// It goes on, and nothing is missing of what was answered to those who connected to it.
+    pub(crate) fn goes_on(place: Place<'_>, (begun, load): (Self, Load)) -> Self {
         let answered: u64 = load.end().into_iter().sum();
-        let after = LISTENER.ask(b, PORT, "after\n".to_owned());
-        assert_eq!(boot(&after), boot(&begun), "it was started anew");
-        assert!(count(&after) > answered, "{after}: {answered} were answered");
+        let after = Self::from(place);
+        assert_eq!(after.boot, begun.boot, "the listener was started anew");
+        assert!(after.count > answered, "{after:?}: {answered} were answered");
+        after
+    }
+}
+
+fn listener(scenario: &Scenario, b: &Node, image: &str) {
+    LISTENER.start(b, image);
+    for tag in ["1", "2"] {
+        let before = Heard::under_load(LISTENER.on(b));
+        LISTENER.comes_back(scenario, tag);
+        Heard::goes_on(LISTENER.on(b), before);
     }
     scenario.remove(b, LISTENER.id).unwrap();
 }
