@@ -95,6 +95,8 @@ pub(super) fn base(busybox: &[u8]) -> io::Result<Layer> {
         let mut header = header(EntryType::Symlink, 0o777, 0);
         tar.append_link(&mut header, format!("bin/{name}"), "busybox")?;
     }
+    // As in Debian's images, where a pod has its token below it.
+    tar.append_link(&mut header(EntryType::Symlink, 0o777, 0), "var/run", "/run")?;
     for (name, text) in FILES {
         append_file(&mut tar, name, 0o644, text.as_bytes())?;
     }

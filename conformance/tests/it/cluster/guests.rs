@@ -128,7 +128,7 @@ impl Guest {
 
     /// Whether it has a token of its cluster's.
     fn has_token(&self) -> bool {
-        self.id == "python"
+        self.id == "linux"
     }
 
     /// Whether it is a container of our own image.
@@ -195,7 +195,7 @@ impl Guest {
                 "terminationGracePeriodSeconds": 0,
                 "restartPolicy": "Never",
                 "dnsPolicy": "Default",
-                // In images of Debian's it is below /var/run, which is a link to /run.
+                // It is below /var/run, which is a link to /run in our image.
                 "automountServiceAccountToken": self.has_token(),
                 "enableServiceLinks": false,
                 "containers": [{
