@@ -5,6 +5,7 @@ use std::process::Output;
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -14,13 +15,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::failures::victims::END_LIMIT;
-use crate::harness::{refused_here, said, start};
+use crate::harness::{at_once, nodes, refused_here, said, start};
 
-const AGENT: &str = "https://10.77.0.12:7443";
+const PORT: u16 = 7443;
 /// The operator may do what a cluster needs, the reader nothing but look; nobody else has a rule.
 const NETWORK: &str = r#"
 [network]
-listen = "10.77.0.12:7443"
+listen = "ADDRESS"
 certificate = "/srv/share/agent.crt"
 key = "/srv/share/agent.key"
 client_ca = "/srv/share/callers.crt"
@@ -44,7 +45,7 @@ fn authority(file: &Path) -> CertifiedIssuer<'static, KeyPair> {
     authority
 }
 
-/// Writes somebody's certificate and key; the agent has an address, the others have none.
+/// Writes somebody's certificate and key; the agents have addresses, the others have none.
 fn issue(share: &Path, name: &str, addresses: &[&str], authority: &Issuer<'_, KeyPair>) {
     let addresses: Vec<String> = addresses.iter().map(|&address| address.to_owned()).collect();
     let purpose = if addresses.is_empty() {
@@ -61,55 +62,114 @@ fn issue(share: &Path, name: &str, addresses: &[&str], authority: &Issuer<'_, Ke
     fs::write(share.join(format!("{name}.key")), key.serialize_pem()).unwrap();
 }
 
-/// Asks node b's agent from node a, as somebody.
-fn ask(scenario: &Scenario, who: &str, words: &[&str]) -> Output {
-    let (certificate, key) = (format!("/srv/share/{who}.crt"), format!("/srv/share/{who}.key"));
-    let agent = ["--agent", AGENT, "--agent-ca", "/srv/share/callers.crt"];
-    let own = ["--agent-cert", &certificate, "--agent-key", &key];
-    scenario.kyb(&scenario.testbed.a, &[words, &agent, &own].concat()).unwrap()
+/// A node whose agent is asked from the other one.
+#[derive(Clone, Copy, Debug)]
+struct Asked<'a> {
+    scenario: &'a Scenario,
+    node: &'a Node,
 }
 
-/// Calls a method with a time (`grpc-timeout`), and returns the status that gRPC has for it. `fields`
-/// are the numbers of texts in the request, and the texts; `plain_http` is the number of that flag.
-fn call(
-    scenario: &Scenario,
-    method: &str,
-    time: &str,
-    fields: &[(u8, &str)],
-    plain_http: u8,
-) -> String {
-    let mut message = Vec::new();
-    for (number, text) in fields {
-        message.extend([number << 3 | 2, u8::try_from(text.len()).unwrap()]);
-        message.extend(text.as_bytes());
+impl Asked<'_> {
+    fn address(&self) -> String {
+        format!("{}:{PORT}", self.node.address())
     }
-    message.extend([plain_http << 3, 1]);
-    let mut body = vec![0];
-    body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
-    body.extend(message);
-    fs::write(scenario.testbed.share().join("request"), body).unwrap();
-    let (url, time) =
-        (format!("{AGENT}/kybernate.agent.v1.Agent/{method}"), format!("grpc-timeout: {time}"));
-    let tls = ["--cacert", "/srv/share/callers.crt", "--cert", "/srv/share/operator.crt"];
-    let tls =
-        [&["curl", "-s", "--http2"], &tls[..], &["--key", "/srv/share/operator.key"]].concat();
-    let says = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-H", &time];
-    let sends = ["--data-binary", "@/srv/share/request", "-o", "/dev/null", "-D", "-", &url];
-    let answer = scenario.testbed.a.run(&[&tls[..], &says, &sends].concat()).unwrap();
-    let status = answer.lines().find_map(|line| line.strip_prefix("grpc-status: "));
-    status.unwrap_or_else(|| panic!("{method}: {answer}")).trim().to_owned()
-}
 
-/// Waits until node b's agent has ended everything, and returns the last operation.
-fn last(scenario: &Scenario) -> Value {
-    let mut all = Vec::new();
-    let ended = wait_until(END_LIMIT, || {
-        let told = scenario.kyb_json(&scenario.testbed.b, &["ps", "--operations"]).unwrap();
-        all = told["operations"].as_array().cloned().unwrap_or_default();
-        all.iter().all(|one| one["state"] != "running")
-    });
-    assert!(ended, "{all:?}");
-    all.pop().unwrap()
+    /// Returns the node that asks.
+    fn other(&self) -> &Node {
+        let [a, b] = nodes(self.scenario);
+        if self.node.name() == a.name() { b } else { a }
+    }
+
+    /// Asks as somebody.
+    fn ask(&self, who: &str, words: &[&str]) -> Output {
+        let (certificate, key) = (format!("/srv/share/{who}.crt"), format!("/srv/share/{who}.key"));
+        let url = format!("https://{}", self.address());
+        let agent = ["--agent", &url, "--agent-ca", "/srv/share/callers.crt"];
+        let own = ["--agent-cert", &certificate, "--agent-key", &key];
+        self.scenario.kyb(self.other(), &[words, &agent, &own].concat()).unwrap()
+    }
+
+    /// Calls a method with a time (`grpc-timeout`), and returns the status that gRPC has for it.
+    /// `fields` are the numbers of texts in the request, and the texts; `plain_http` is the number of
+    /// that flag.
+    fn call(&self, method: &str, time: &str, (fields, plain_http): (&[(u8, &str)], u8)) -> String {
+        let mut message = Vec::new();
+        for (number, text) in fields {
+            message.extend([number << 3 | 2, u8::try_from(text.len()).unwrap()]);
+            message.extend(text.as_bytes());
+        }
+        message.extend([plain_http << 3, 1]);
+        let mut body = vec![0];
+        body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+        body.extend(message);
+        let request = format!("request-{}", self.node.name());
+        fs::write(self.scenario.testbed.share().join(&request), body).unwrap();
+        let (request, time) = (format!("@/srv/share/{request}"), format!("grpc-timeout: {time}"));
+        let url = format!("https://{}/kybernate.agent.v1.Agent/{method}", self.address());
+        let tls = ["--cacert", "/srv/share/callers.crt", "--cert", "/srv/share/operator.crt"];
+        let tls =
+            [&["curl", "-s", "--http2"], &tls[..], &["--key", "/srv/share/operator.key"]].concat();
+        let says = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-H", &time];
+        let sends = ["--data-binary", &request, "-o", "/dev/null", "-D", "-", &url];
+        let answer = self.other().run(&[&tls[..], &says, &sends].concat()).unwrap();
+        let status = answer.lines().find_map(|line| line.strip_prefix("grpc-status: "));
+        status.unwrap_or_else(|| panic!("{method}: {answer}")).trim().to_owned()
+    }
+
+    /// Waits until its agent has ended everything, and returns the last operation.
+    fn last(&self) -> Value {
+        let mut all = Vec::new();
+        let ended = wait_until(END_LIMIT, || {
+            let told = self.scenario.kyb_json(self.node, &["ps", "--operations"]).unwrap();
+            all = told["operations"].as_array().cloned().unwrap_or_default();
+            all.iter().all(|one| one["state"] != "running")
+        });
+        assert!(ended, "{all:?}");
+        all.pop().unwrap()
+    }
+
+    fn reference(&self, tag: &str) -> String {
+        self.scenario.reference(&format!("calls/job-{}:{tag}", self.node.name()))
+    }
+
+    /// Works for those alone who may ask.
+    fn works_for_who_may_ask(&self) {
+        let (reference, key) = (self.reference("v1"), format!("node-{}", self.node.name()));
+        let take = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        for who in ["operator", "reader"] {
+            let output = self.ask(who, &["ps", "--json"]);
+            assert!(output.status.success(), "{who}: {}", said(&output));
+            assert!(said(&output).contains("\"job\""), "{who}: {}", said(&output));
+        }
+        refused_here(&self.ask("reader", &take), "certificate:reader");
+        refused_here(&self.ask("nobody", &["ps"]), "certificate:nobody");
+        let output = self.ask("other/operator", &["ps"]);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("no certificate that it accepts"), "{}", said(&output));
+        let output = self.ask("operator", &take);
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(self.last()["state"], "done");
+    }
+
+    /// Whoever asks waits for two seconds, and the registry says nothing.
+    fn works_no_longer_than_they_wait(&self) {
+        let (scenario, node) = (self.scenario, self.node);
+        let before = scenario.traces(node).unwrap();
+        let (first, second) = (self.reference("v1"), self.reference("v2"));
+        let key = format!("node-{}", node.name());
+        let taken = [(1, "job"), (3, &*second), (5, &*key)];
+        let restored = [(1, &*first), (3, "back")];
+        assert_eq!(self.call("Checkpoint", "soon", (&taken[..], 8)), "3", "it is no time");
+        for (method, request) in [("Checkpoint", (&taken[..], 8)), ("Restore", (&restored[..], 5))]
+        {
+            assert_eq!(self.call(method, "2S", request), "0", "{method}");
+            let last = self.last();
+            assert_eq!(last["state"], "cancelled", "{method}: {last}");
+            assert!(last["error"].to_string().contains("its time was over"), "{method}: {last}");
+            scenario.wait_for_ticks(node, "job").unwrap();
+            assert_eq!(scenario.traces(node).unwrap(), before, "{method}: something is left");
+        }
+    }
 }
 
 #[test]
@@ -117,7 +177,8 @@ fn an_agent_works_for_who_may_ask_and_no_longer_than_they_wait() {
     let mut scenario = start();
     let share = scenario.testbed.share();
     let callers = authority(&share.join("callers.crt"));
-    issue(&share, "agent", &["10.77.0.12"], &callers);
+    let addresses = nodes(&scenario).map(|node| node.address().to_owned());
+    issue(&share, "agent", &addresses.each_ref().map(String::as_str), &callers);
     for name in ["operator", "reader", "nobody"] {
         issue(&share, name, &[], &callers);
     }
@@ -125,42 +186,18 @@ fn an_agent_works_for_who_may_ask_and_no_longer_than_they_wait() {
     let others = authority(&share.join("others.crt"));
     fs::create_dir(share.join("other")).unwrap();
     issue(&share.join("other"), "operator", &[], &others);
-    scenario.next_agent("b", NETWORK).unwrap();
-    let b = &scenario.testbed.b;
-    scenario.run_workload(b, "job", 24, &[]).unwrap();
-    let reference = scenario.reference("calls/job:v1");
-    let take = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-b"];
-
-    for who in ["operator", "reader"] {
-        let output = ask(&scenario, who, &["ps", "--json"]);
-        assert!(output.status.success(), "{who}: {}", said(&output));
-        assert!(said(&output).contains("\"job\""), "{who}: {}", said(&output));
+    for (name, address) in ["a", "b"].into_iter().zip(&addresses) {
+        let network = NETWORK.replace("ADDRESS", &format!("{address}:{PORT}"));
+        scenario.next_agent(name, &network).unwrap();
     }
-    refused_here(&ask(&scenario, "reader", &take), "certificate:reader");
-    refused_here(&ask(&scenario, "nobody", &["ps"]), "certificate:nobody");
-    let output = ask(&scenario, "other/operator", &["ps"]);
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("no certificate that it accepts"), "{}", said(&output));
-    let output = ask(&scenario, "operator", &take);
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(last(&scenario)["state"], "done");
-
-    // The registry says nothing, and whoever asks waits for two seconds.
-    let before = scenario.traces(b).unwrap();
-    let second = scenario.reference("calls/job:v2");
-    let taken = [(1, "job"), (3, &*second), (5, "node-b")];
-    let restored = [(1, &*reference), (3, "back")];
-    assert_eq!(call(&scenario, "Checkpoint", "soon", &taken, 8), "3", "it is no time");
+    at_once(&scenario, |node| {
+        scenario.run_workload(node, "job", 24, &[]).unwrap();
+        Asked { scenario: &scenario, node }.works_for_who_may_ask();
+    });
+    // One registry for both.
     let registry = scenario.registry.as_ref().unwrap().process().unwrap();
     registry.signal(Signal::STOP);
-    for (method, fields, plain_http) in [("Checkpoint", &taken[..], 8), ("Restore", &restored, 5)] {
-        assert_eq!(call(&scenario, method, "2S", fields, plain_http), "0", "{method}");
-        let last = last(&scenario);
-        assert_eq!(last["state"], "cancelled", "{method}: {last}");
-        assert!(last["error"].to_string().contains("its time was over"), "{method}: {last}");
-        scenario.wait_for_ticks(b, "job").unwrap();
-        assert_eq!(scenario.traces(b).unwrap(), before, "{method}: something is left");
-    }
+    at_once(&scenario, |node| Asked { scenario: &scenario, node }.works_no_longer_than_they_wait());
     registry.signal(Signal::CONT);
     scenario.end().unwrap();
 }

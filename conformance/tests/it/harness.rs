@@ -93,6 +93,13 @@ pub(crate) const fn nodes(scenario: &Scenario) -> [&Node; 2] {
     [&scenario.testbed.a, &scenario.testbed.b]
 }
 
+/// Ends the agents of both nodes, and starts the next ones, with `more` in their configurations.
+pub(crate) fn next_agents(scenario: &mut Scenario, more: &str) {
+    for name in ["a", "b"] {
+        scenario.next_agent(name, more).unwrap();
+    }
+}
+
 /// Works on both nodes at a time, with the agents of a scenario. What somebody fails with is said
 /// again at the end, where it is looked for.
 pub(crate) fn on_both(scenario: &mut Scenario, work: impl Fn(&Scenario, &Node, Agent) + Sync) {

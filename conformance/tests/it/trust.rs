@@ -11,7 +11,9 @@ use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
 use crate::failures::victims::END_LIMIT;
-use crate::harness::{checkpoint, refused, restore, said, start};
+use crate::harness::{
+    at_once, checkpoint, next_agents, nodes, on_both, refused, restore, said, start,
+};
 use crate::pods::{CONFIG, command_of, make_ready};
 
 const METRICS: &str = "/run/kybernate/metrics.sock";
@@ -30,33 +32,20 @@ fn log(scenario: &Scenario, name: &str) -> String {
     fs::read_to_string(scenario.testbed.private().join(name)).unwrap()
 }
 
-#[test]
-fn a_rule_that_only_warns_lets_unsigned_checkpoints_in_and_says_so() {
-    let mut scenario = start();
-    let rule = "[[rule]]\nname = \"scratch\"\nrepositories = [\"10.77.0.1:5000/trust/scratch\"]\n\
-                mode = \"warn\"\nkeys = [\"/srv/share/node-b.pub\"]\n";
-    fs::write(scenario.testbed.b.path(POLICY), rule).unwrap();
-    scenario.agent_b.take().unwrap().kill();
-    let config = format!("trust_policy = \"{POLICY}\"\nmetrics = \"unix:{METRICS}\"\n");
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, &config).unwrap());
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let (warned, strict) =
-        (scenario.reference("trust/scratch:v1"), scenario.reference("trust/strict:v1"));
-    for reference in [&warned, &strict] {
-        unsigned(&scenario, a, "job", reference);
-    }
-    refused(&scenario, b, &strict, &[], "is not signed");
+/// A node whose policy only warns lets one in, and refuses the other.
+fn warns(scenario: &Scenario, node: &Node, [warned, strict]: [&str; 2]) {
+    refused(scenario, node, strict, &[], "is not signed");
     let tolerated = "not trusted, but the rule only warns";
-    assert!(!log(&scenario, "agent-b.log").contains(tolerated));
-    let output = restore(&scenario, b, &warned, "job", &[]);
+    let agents = format!("agent-{}.log", node.name());
+    assert!(!log(scenario, &agents).contains(tolerated));
+    let output = restore(scenario, node, warned, "job", &[]);
     assert!(output.status.success(), "{}", said(&output));
-    scenario.wait_for_ticks(b, "job").unwrap();
-    let said = log(&scenario, "agent-b.log");
+    scenario.wait_for_ticks(node, "job").unwrap();
+    let said = log(scenario, &agents);
     let line = said.lines().find(|line| line.contains(tolerated)).unwrap();
     assert!(line.contains("scratch") && line.contains("not-signed"), "{line}");
     let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
-    let page = b.run(&page).unwrap();
+    let page = node.run(&page).unwrap();
     let counted = |outcome: &str| {
         let of = format!("outcome=\"{outcome}\",reason=\"not-signed\"}} 1");
         page.lines().any(|line| {
@@ -65,6 +54,27 @@ fn a_rule_that_only_warns_lets_unsigned_checkpoints_in_and_says_so() {
         })
     };
     assert!(counted("tolerated") && counted("refused"), "{page}");
+}
+
+#[test]
+fn a_rule_that_only_warns_lets_unsigned_checkpoints_in_and_says_so() {
+    let mut scenario = start();
+    let rule = "[[rule]]\nname = \"scratch\"\nrepositories = [\"10.77.0.1:5000/trust/scratch\"]\n\
+                mode = \"warn\"\nkeys = [\"/srv/share/node-b.pub\"]\n";
+    for node in nodes(&scenario) {
+        fs::write(node.path(POLICY), rule).unwrap();
+    }
+    let config = format!("trust_policy = \"{POLICY}\"\nmetrics = \"unix:{METRICS}\"\n");
+    next_agents(&mut scenario, &config);
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &[]).unwrap();
+    let (warned, strict) =
+        (scenario.reference("trust/scratch:v1"), scenario.reference("trust/strict:v1"));
+    for reference in [&warned, &strict] {
+        unsigned(&scenario, a, "job", reference);
+    }
+    scenario.remove(a, "job").unwrap();
+    at_once(&scenario, |node| warns(&scenario, node, [&warned, &strict]));
     scenario.end().unwrap();
 }
 
@@ -130,23 +140,20 @@ fn what_a_signature_or_a_fact_refuses_costs_no_payload() {
     scenario.end().unwrap();
 }
 
-#[test]
-fn callers_without_a_rule_are_refused_by_name() {
-    const SOCKET: &str = "/srv/share/agent-b.sock";
-    let mut scenario = start();
-    scenario.agent_b.take().unwrap().kill();
-    let b = &scenario.testbed.b;
+/// The agent of a node, which has none yet, refuses a caller without a rule.
+fn refuses_by_name(node: &Node) {
+    let socket = format!("/srv/share/agent-{}.sock", node.name());
     let asked = |words: &[&str]| {
         let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "kyb"];
-        b.output(&[&nobody[..], words, &["--agent-socket", SOCKET]].concat()).unwrap()
+        node.output(&[&nobody[..], words, &["--agent-socket", &socket]].concat()).unwrap()
     };
     let write = |more: &str| {
-        let text = format!("node = \"b\"\nsocket = \"{SOCKET}\"\n{more}");
-        fs::write(b.path("/etc/kybernate/agent.toml"), text).unwrap();
+        let text = format!("node = \"{}\"\nsocket = \"{socket}\"\n{more}", node.name());
+        fs::write(node.path("/etc/kybernate/agent.toml"), text).unwrap();
     };
     write("");
-    let agent = Service::start(&mut b.command(&["kybernate-agent", "serve"])).unwrap();
-    let answers = || b.run(&["kyb", "ps", "--json", "--agent-socket", SOCKET]).is_ok();
+    let agent = Service::start(&mut node.command(&["kybernate-agent", "serve"])).unwrap();
+    let answers = || node.run(&["kyb", "ps", "--json", "--agent-socket", &socket]).is_ok();
     assert!(wait_until(END_LIMIT, answers), "the agent does not answer");
     // Without a rule nobody but root gets as far as the agent.
     let output = asked(&["ps"]);
@@ -168,56 +175,69 @@ fn callers_without_a_rule_are_refused_by_name() {
         assert!(text.contains("refused (policy)") && text.contains("uid"), "{words:?}: {text}");
     }
     agent.stop().unwrap();
+}
+
+#[test]
+fn callers_without_a_rule_are_refused_by_name() {
+    let mut scenario = start();
+    on_both(&mut scenario, |_, node, agent| {
+        agent.kill();
+        refuses_by_name(node);
+    });
     scenario.end().unwrap();
+}
+
+/// Creates a container on a node as a Pod's, which containerd calls so, and returns whether that
+/// succeeded and what was said. What the specification says of itself is the same each time.
+fn create(scenario: &Scenario, node: &Node, pinned: &str, pod: [&str; 3]) -> (bool, String) {
+    let [namespace, name, uid] = pod;
+    let namespace = format!("io.kubernetes.pod.namespace={namespace}");
+    let name = format!("io.kubernetes.container.name={name}");
+    let uid = format!("io.kubernetes.pod.uid={uid}");
+    let labels = ["--label", &namespace, "--label", &uid, "--label", &name];
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let told = ["io.kubernetes.cri.sandbox-namespace=default", "io.kubernetes.cri.sandbox-uid=0-1"];
+    let annotations = [&told[..], &[&wish, FAIL]].concat();
+    let program = ["/workload", "run", "--state", "/state", "--mib", "16"];
+    let mut command = command_of(node, [pinned, "pod"], &annotations, &labels, &program);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    if output.status.success() {
+        scenario.wait_for_ticks(node, "pod").unwrap();
+        scenario.remove(node, "pod").unwrap();
+    } else {
+        node.output(&["ctr", "container", "rm", "pod"]).unwrap();
+    }
+    (output.status.success(), said(&output))
 }
 
 #[test]
 fn a_pod_is_who_containerd_says_it_is() {
     let mut scenario = start();
-    scenario.agent_b.take().unwrap().kill();
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    next_agents(&mut scenario, CONFIG);
+    let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 16, &[]).unwrap();
     let reference = scenario.reference("trust/job:v1");
     let digest = checkpoint(&scenario, a, "job", &reference);
     let pinned = format!("{reference}@{digest}");
-    make_ready(&scenario, b, &pinned);
-    let wish = format!("restore.kybernate.io/main={pinned}");
-    // What the kubelet has told containerd, and what the specification says of itself.
-    let create = |namespace: &str, name: &str, uid: &str| {
-        let pod = format!("io.kubernetes.pod.namespace={namespace}");
-        let name = format!("io.kubernetes.container.name={name}");
-        let uid = format!("io.kubernetes.pod.uid={uid}");
-        let labels = ["--label", &pod, "--label", &uid, "--label", &name];
-        let told =
-            ["io.kubernetes.cri.sandbox-namespace=default", "io.kubernetes.cri.sandbox-uid=0-1"];
-        let annotations = [&told[..], &[&wish, FAIL]].concat();
-        let program = ["/workload", "run", "--state", "/state", "--mib", "16"];
-        let mut command = command_of(b, [&pinned, "pod"], &annotations, &labels, &program);
-        let output = command.stdin(Stdio::null()).output().unwrap();
-        let text = said(&output);
-        if output.status.success() {
-            scenario.wait_for_ticks(b, "pod").unwrap();
-            scenario.remove(b, "pod").unwrap();
-        } else {
-            b.output(&["ctr", "container", "rm", "pod"]).unwrap();
-        }
-        (output.status.success(), text)
-    };
-    let (created, text) = create("default", "other", "0-1");
-    assert!(!created && text.contains("calls the container \"main\", and containerd \"other\""));
-    assert!(text.contains("refused (policy)"), "{text}");
-    // Its own word for its namespace is not taken either.
-    let (created, text) = create("stranger", "main", "0-1");
-    assert!(!created && text.contains("into namespace \"stranger\""), "{text}");
-    let (created, text) = create("default", "main", "0-1");
-    assert!(created, "{text}");
-    // Who was restored before is that Pod, whatever it is called: another one of the same name is not,
-    // and its own word for its UID is not taken.
-    let (created, text) = create("default", "main", "0-1");
-    assert!(!created && text.contains("it was restored before"), "{text}");
-    let (created, text) = create("default", "main", "0-2");
-    assert!(created, "{text}");
+    at_once(&scenario, |node| {
+        make_ready(&scenario, node, &pinned);
+        let create = |pod: [&str; 3]| create(&scenario, node, &pinned, pod);
+        let (created, text) = create(["default", "other", "0-1"]);
+        let reason = "calls the container \"main\", and containerd \"other\"";
+        assert!(!created && text.contains(reason), "{text}");
+        assert!(text.contains("refused (policy)"), "{text}");
+        // Its own word for its namespace is not taken either.
+        let (created, text) = create(["stranger", "main", "0-1"]);
+        assert!(!created && text.contains("into namespace \"stranger\""), "{text}");
+        let (created, text) = create(["default", "main", "0-1"]);
+        assert!(created, "{text}");
+        // Who was restored before is that Pod, whatever it is called: another one of the same name is
+        // not, and its own word for its UID is not taken.
+        let (created, text) = create(["default", "main", "0-1"]);
+        assert!(!created && text.contains("it was restored before"), "{text}");
+        let (created, text) = create(["default", "main", "0-2"]);
+        assert!(created, "{text}");
+    });
     scenario.end().unwrap();
 }
 
