@@ -6,12 +6,12 @@ use std::process::Stdio;
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
-use kybernate_conformance::scenario::{Scenario, counter};
+use kybernate_conformance::scenario::{Agent, Scenario, counter};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::failures::victims::{END_LIMIT, catch, running, signal, start_containerd};
-use crate::harness::{checkpoint, said, start};
+use crate::harness::{at_once, checkpoint, next_agents, on_both, said, start};
 
 /// Memory of the workload, in MiB. A third of it is zero, and is stored nowhere.
 const MIB: u64 = 48;
@@ -25,11 +25,10 @@ budget = \"16MiB\"
 const RAM: &str = "/run/kybernate/ram";
 const METRICS: &str = "/run/kybernate/metrics.sock";
 
-/// Starts everything, with tiers on node b and a checkpoint of node a's.
+/// Starts everything, with tiers on both nodes and a checkpoint of node a's.
 fn scene() -> (Scenario, String, Value) {
     let mut scenario = start();
-    drop(scenario.agent_b.take());
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, TIERS).unwrap());
+    next_agents(&mut scenario, TIERS);
     let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", u32::try_from(MIB).unwrap(), &[]).unwrap();
     let reference = scenario.reference("staging/job:v1");
@@ -38,17 +37,16 @@ fn scene() -> (Scenario, String, Value) {
     (scenario, reference, taken)
 }
 
-fn stage(scenario: &Scenario, reference: &str, tier: &str) -> Value {
+fn stage(scenario: &Scenario, node: &Node, reference: &str, tier: &str) -> Value {
     let words = ["stage", reference, "--tier", tier, "--plain-http"];
-    scenario.kyb_json(&scenario.testbed.b, &words).unwrap()
+    scenario.kyb_json(node, &words).unwrap()
 }
 
-/// Restores on node b and returns what kyb told and what the workload says.
-fn restored(scenario: &Scenario, reference: &str, name: &str) -> (Value, Value) {
-    let b = &scenario.testbed.b;
+/// Restores and returns what kyb told and what the workload says.
+fn restored(scenario: &Scenario, node: &Node, reference: &str, name: &str) -> (Value, Value) {
     let words = ["restore", reference, "--plain-http", "--name", name];
-    let told = scenario.kyb_json(b, &words).unwrap();
-    (told, scenario.wait_for_ticks(b, name).unwrap())
+    let told = scenario.kyb_json(node, &words).unwrap();
+    (told, scenario.wait_for_ticks(node, name).unwrap())
 }
 
 /// Returns everything that lies in a tier's directory.
@@ -102,7 +100,7 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     assert!(moved[0] == 0 && moved[1] > MIB << 19, "{moved:?}");
 
     let before = files(&scenario.testbed.b, RAM);
-    let (told, after) = restored(&scenario, &reference, "one");
+    let (told, after) = restored(&scenario, &scenario.testbed.b, &reference, "one");
     assert_eq!(told["staged"], "ram", "{told}");
     assert!(told["timesMicroseconds"].get("materialise").is_none(), "{told}");
     assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < MIB << 19, "{told}");
@@ -119,63 +117,65 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     assert_eq!(ram["staged"][0]["references"][0], reference.as_str(), "{node}");
     assert_eq!(ram["staged"][0]["pinned"], false);
     assert!(ram["usedBytes"].as_u64().unwrap() > MIB << 19, "{node}");
-    let (told, _) = restored(&scenario, &reference, "two");
+    let (told, _) = restored(&scenario, b, &reference, "two");
     assert_eq!(told["staged"], "ram", "{told}");
     let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
     let page = b.run(&page).unwrap();
     assert!(page.contains("kybernate_agent_staging_hits_total{tier=\"ram\"} 1"), "{page}");
 
-    is_ready_with_containerd(b);
+    at_once(&scenario, is_ready_with_containerd);
 
     let told = scenario.kyb_json(b, &["evict", &reference]).unwrap();
     assert_eq!(told["evicted"][0]["tier"], "ram", "{told}");
     assert_eq!(files(b, RAM), "");
     let output = scenario.kyb(b, &["evict", &reference]).unwrap();
     assert!(said(&output).contains("is not staged here"), "{}", said(&output));
-    let (told, _) = restored(&scenario, &reference, "three");
+    let (told, _) = restored(&scenario, b, &reference, "three");
     assert!(told["staged"].is_null(), "{told}");
     scenario.end().unwrap();
 }
 
-#[test]
-fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
+/// Stages on disk, and lets the next agent restore it.
+fn the_next_agent_finds_it_on_disk(scenario: &Scenario, node: &Node, agent: Agent) {
     const DISK: &str = "log_format = \"json\"\n[staging.nvme]\nbudget = \"256MiB\"\n";
-    let mut scenario = start();
-    let again = |scenario: &mut Scenario| {
-        scenario.agent_a.take().unwrap().kill();
-        scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, DISK).unwrap());
+    let again = |agent: Agent| {
+        agent.kill();
+        scenario.start_agent(node, DISK).unwrap()
     };
-    again(&mut scenario);
-    let reference = scenario.reference("staging/disk:v1");
-    scenario.run_workload(&scenario.testbed.a, "job", 16, &[]).unwrap();
-    checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
-    let taken = scenario.wait_for_ticks(&scenario.testbed.a, "job").unwrap();
-    scenario.remove(&scenario.testbed.a, "job").unwrap();
-    let words = ["stage", &reference, "--tier", "nvme", "--plain-http"];
-    let told = scenario.kyb_json(&scenario.testbed.a, &words).unwrap();
+    let agent = again(agent);
+    let reference = scenario.reference(&format!("staging/disk:{}", node.name()));
+    scenario.run_workload(node, "job", 16, &[]).unwrap();
+    checkpoint(scenario, node, "job", &reference);
+    let taken = scenario.wait_for_ticks(node, "job").unwrap();
+    scenario.remove(node, "job").unwrap();
+    let told = stage(scenario, node, &reference, "nvme");
     assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > 8 << 20, "{told}");
-    again(&mut scenario);
-    let a = &scenario.testbed.a;
-    let words = ["restore", &reference, "--plain-http", "--name", "back"];
-    let told = scenario.kyb_json(a, &words).unwrap();
+    let _agent = again(agent);
+    let (told, after) = restored(scenario, node, &reference, "back");
     assert_eq!(told["staged"], "nvme", "{told}");
     assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < 1 << 20, "{told}");
-    let after = scenario.wait_for_ticks(a, "back").unwrap();
     assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
     assert!(after["checksum_ok"] == true && counter(&after) > Some(0), "{after}");
-    let told = scenario.kyb_json(a, &["evict", &reference]).unwrap();
+    let told = scenario.kyb_json(node, &["evict", &reference]).unwrap();
     assert_eq!(told["evicted"][0]["tier"], "nvme", "{told}");
-    let node = scenario.kyb_json(a, &["node"]).unwrap();
-    assert_eq!(tier(&node, "nvme")["usedBytes"], 0, "{node}");
+    let told = scenario.kyb_json(node, &["node"]).unwrap();
+    assert_eq!(tier(&told, "nvme")["usedBytes"], 0, "{told}");
 
     // Each line that they have logged is an object; the agent before them spoke text.
-    let log = fs::read_to_string(scenario.testbed.private().join("agent-a.log")).unwrap();
+    let log = scenario.testbed.private().join(format!("agent-{}.log", node.name()));
+    let log = fs::read_to_string(log).unwrap();
     let lines = log.lines().filter(|line| line.starts_with('{'));
     let lines: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
     let ended = |line: &&Value| line.to_string().contains("the operation has ended");
     let ends: Vec<_> = lines.iter().filter(ended).collect();
     assert_eq!(ends.len(), 3, "{log}");
     assert!(ends.iter().all(|line| line["level"] == "INFO" && line["timestamp"].is_string()));
+}
+
+#[test]
+fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
+    let mut scenario = start();
+    on_both(&mut scenario, the_next_agent_finds_it_on_disk);
     scenario.end().unwrap();
 }
 
@@ -221,11 +221,10 @@ fn what_cannot_be_staged_leaves_nothing() {
     assert!(said(&output).contains("not signed"), "{}", said(&output));
     assert_eq!(files(&scenario.testbed.b, RAM), "");
 
-    scenario.next_agent("a", TIERS).unwrap();
     for name in ["a", "b"] {
         the_agent_dies(&mut scenario, name, &reference);
     }
-    stage(&scenario, &reference, "ram");
+    stage(&scenario, &scenario.testbed.b, &reference, "ram");
 
     // The memory behind the tier is full.
     drop(scenario.agent_b.take());
@@ -249,44 +248,55 @@ fn size(node: &Node) -> u64 {
     told.lines().last().unwrap().trim().parse().unwrap()
 }
 
+/// Starts the next agent with another budget, and returns it and how many it finds staged.
+fn with_budget(scenario: &Scenario, node: &Node, old: Agent, mib: u64) -> (Agent, usize) {
+    drop(old);
+    let config = format!("[staging.ram]\nbudget = \"{mib}MiB\"\n");
+    let agent = scenario.start_agent(node, &config).unwrap();
+    let told = scenario.kyb_json(node, &["node"]).unwrap();
+    assert_eq!(tier(&told, "ram")["budgetBytes"], mib << 20, "{told}");
+    let size = size(node);
+    assert!((mib << 20..(mib + 64) << 20).contains(&size), "{size} bytes for {mib} MiB");
+    (agent, tier(&told, "ram")["staged"].as_array().unwrap().len())
+}
+
 #[test]
 fn another_budget_counts_from_the_next_start_on() {
-    let (mut scenario, reference, _) = scene();
-    let again = |scenario: &mut Scenario, mib: u64| {
-        drop(scenario.agent_b.take());
-        let config = format!("[staging.ram]\nbudget = \"{mib}MiB\"\n");
-        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, &config).unwrap());
-        let node = scenario.kyb_json(&scenario.testbed.b, &["node"]).unwrap();
-        assert_eq!(tier(&node, "ram")["budgetBytes"], mib << 20, "{node}");
-        let size = size(&scenario.testbed.b);
-        assert!((mib << 20..(mib + 64) << 20).contains(&size), "{size} bytes for {mib} MiB");
-        tier(&node, "ram")["staged"].as_array().unwrap().len()
-    };
+    let (mut scenario, first, _) = scene();
     let (second, third) =
         (scenario.reference("staging/job:v2"), scenario.reference("staging/job:v3"));
     for reference in [&second, &third] {
         checkpoint(&scenario, &scenario.testbed.a, "job", reference);
     }
-    // Room for one of them.
-    assert_eq!(again(&mut scenario, 64), 0);
-    stage(&scenario, &reference, "ram");
-    // With more, what is there stays, and all three find room.
-    assert_eq!(again(&mut scenario, 256), 1);
-    for reference in [&second, &third] {
-        stage(&scenario, reference, "ram");
-    }
-    let (told, _) = restored(&scenario, &reference, "one");
-    assert_eq!(told["staged"], "ram", "{told}");
-    // With less, what was used least recently goes, here the second, and then all but the first.
-    assert_eq!(again(&mut scenario, 80), 2);
-    let (told, _) = restored(&scenario, &second, "two");
-    assert!(told["staged"].is_null(), "{told}");
-    assert_eq!(again(&mut scenario, 64), 1);
-    let (told, _) = restored(&scenario, &reference, "three");
-    assert_eq!(told["staged"], "ram", "{told}");
-    // None fits any more.
-    assert_eq!(again(&mut scenario, 16), 0);
-    assert_eq!(files(&scenario.testbed.b, RAM), "");
+    on_both(&mut scenario, |scenario, node, agent| {
+        let again = |agent: Agent, mib: u64| with_budget(scenario, node, agent, mib);
+        let restored = |reference: &str, name: &str| restored(scenario, node, reference, name).0;
+        // Room for one of them.
+        let (agent, found) = again(agent, 64);
+        assert_eq!(found, 0);
+        stage(scenario, node, &first, "ram");
+        // With more, what is there stays, and all three find room.
+        let (agent, found) = again(agent, 256);
+        assert_eq!(found, 1);
+        for reference in [&second, &third] {
+            stage(scenario, node, reference, "ram");
+        }
+        let told = restored(&first, "one");
+        assert_eq!(told["staged"], "ram", "{told}");
+        // With less, what was used least recently goes, here the second, and then all but the first.
+        let (agent, found) = again(agent, 80);
+        assert_eq!(found, 2);
+        let told = restored(&second, "two");
+        assert!(told["staged"].is_null(), "{told}");
+        let (agent, found) = again(agent, 64);
+        assert_eq!(found, 1);
+        let told = restored(&first, "three");
+        assert_eq!(told["staged"], "ram", "{told}");
+        // None fits any more.
+        let (_agent, found) = again(agent, 16);
+        assert_eq!(found, 0);
+        assert_eq!(files(node, RAM), "");
+    });
     scenario.end().unwrap();
 }
 
@@ -295,35 +305,35 @@ fn another_budget_counts_from_the_next_start_on() {
 fn a_tier_that_somebody_removed_is_made_again() {
     const BOTH: &str = "[staging.ram]\nbudget = \"128MiB\"\n[staging.nvme]\nbudget = \"128MiB\"\n";
     let (mut scenario, reference, taken) = scene();
-    drop(scenario.agent_b.take());
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, BOTH).unwrap());
-    let b = &scenario.testbed.b;
+    next_agents(&mut scenario, BOTH);
     let removals = [
         ("ram", "rm -rf DIR/*"),
         ("ram", "umount DIR && rm -rf DIR"),
         ("nvme", "rm -rf DIR"),
         ("nvme", "rm -rf DIR/*/images"),
     ];
-    for (name, removal) in removals {
-        stage(&scenario, &reference, name);
-        let node = scenario.kyb_json(b, &["node"]).unwrap();
-        let directory = tier(&node, name)["directory"].as_str().unwrap().to_owned();
-        b.run(&["sh", "-c", &removal.replace("DIR", &directory)]).unwrap();
-        let node = scenario.kyb_json(b, &["node"]).unwrap();
-        let (staged, used) = (&tier(&node, name)["staged"], &tier(&node, name)["usedBytes"]);
-        assert!(staged.as_array().unwrap().is_empty() && *used == 0, "{removal}: {node}");
+    at_once(&scenario, |node| {
+        for (name, removal) in removals {
+            stage(&scenario, node, &reference, name);
+            let told = scenario.kyb_json(node, &["node"]).unwrap();
+            let directory = tier(&told, name)["directory"].as_str().unwrap().to_owned();
+            node.run(&["sh", "-c", &removal.replace("DIR", &directory)]).unwrap();
+            let told = scenario.kyb_json(node, &["node"]).unwrap();
+            let (staged, used) = (&tier(&told, name)["staged"], &tier(&told, name)["usedBytes"]);
+            assert!(staged.as_array().unwrap().is_empty() && *used == 0, "{removal}: {told}");
 
-        let told = stage(&scenario, &reference, name);
-        assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > MIB << 19, "{told}");
-        let looked = b.run(&["stat", "-f", "-c", "%T", &directory]).unwrap();
-        assert_eq!(looked.trim() == "tmpfs", name == "ram", "{removal}: {looked}");
-        let looked = b.run(&["stat", "-c", "%a %u", &directory]).unwrap();
-        assert_eq!(looked.trim(), "700 0", "{removal}");
-        let (told, after) = restored(&scenario, &reference, "back");
-        assert_eq!(told["staged"], name, "{removal}: {told}");
-        assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
-        scenario.remove(b, "back").unwrap();
-        scenario.kyb_json(b, &["evict", &reference]).unwrap();
-    }
+            let told = stage(&scenario, node, &reference, name);
+            assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > MIB << 19, "{told}");
+            let looked = node.run(&["stat", "-f", "-c", "%T", &directory]).unwrap();
+            assert_eq!(looked.trim() == "tmpfs", name == "ram", "{removal}: {looked}");
+            let looked = node.run(&["stat", "-c", "%a %u", &directory]).unwrap();
+            assert_eq!(looked.trim(), "700 0", "{removal}");
+            let (told, after) = restored(&scenario, node, &reference, "back");
+            assert_eq!(told["staged"], name, "{removal}: {told}");
+            assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
+            scenario.remove(node, "back").unwrap();
+            scenario.kyb_json(node, &["evict", &reference]).unwrap();
+        }
+    });
     scenario.end().unwrap();
 }
