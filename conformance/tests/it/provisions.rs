@@ -12,7 +12,8 @@ use serde_json::Value;
 mod kubernetes;
 
 use crate::failures::victims::{END_LIMIT, catch};
-use crate::harness::{checkpoint, on_both, restore, said, start};
+use crate::harness::{at_once, checkpoint, next_agents, on_both, restore, said, start};
+use crate::pods::{CONFIG, command_of, make_ready};
 use crate::workloads::Place;
 
 /// Where containerd keeps what is not whole yet.
@@ -46,6 +47,11 @@ fn provide(scenario: &Scenario, node: &Node, reference: &str) -> Value {
 /// Lets containerd restore an image by itself, and looks at what goes on.
 fn containerd_restores(node: &Node, (scenario, name): (&Scenario, &str), image: &str, old: &Value) {
     node.run(&["ctr", "container", "restore", "--rw", "--live", name, image]).unwrap();
+    goes_on(node, (scenario, name), old);
+}
+
+/// It is the same process, and has lost nothing.
+fn goes_on(node: &Node, (scenario, name): (&Scenario, &str), old: &Value) {
     let new = scenario.wait_for_ticks(node, name).unwrap();
     assert_eq!(new["boot_id_of_process"], old["boot_id_of_process"]);
     assert!(counter(&new) > counter(old), "{new}");
@@ -106,67 +112,91 @@ fn is_in_its_cgroups(node: &Node, name: &str) {
     assert!(membership.lines().all(own), "{membership}");
 }
 
+/// Has a checkpoint come back by each of the three doors, and be the same process behind each.
+fn comes_by_every_door(scenario: &Scenario, node: &Node, pinned: &str, before: &Value) {
+    let output = restore(scenario, node, pinned, "kyb", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    goes_on(node, (scenario, "kyb"), before);
+    scenario.remove(node, "kyb").unwrap();
+
+    make_ready(scenario, node, pinned);
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let program = ["/workload", "run", "--state", "/state", "--mib", "8"];
+    let mut create = command_of(node, [pinned, "pod"], &[&wish], &[], &program);
+    let output = create.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    goes_on(node, (scenario, "pod"), before);
+    scenario.remove(node, "pod").unwrap();
+
+    let told = provide(scenario, node, pinned);
+    containerd_restores(node, (scenario, "ctr"), told["image"].as_str().unwrap(), before);
+    is_in_its_cgroups(node, "ctr");
+    scenario.remove(node, "ctr").unwrap();
+}
+
 /// A container that the agent restored is dumped by a CRIU that leaves cgroups alone. What that writes
 /// down has cgroups that threads are in, and describes none: no CRIU restores it that is told nothing.
 #[test]
-fn what_the_agent_had_restored_is_provided_too() {
-    let scenario = start();
-    for node in [&scenario.testbed.a, &scenario.testbed.b] {
+fn what_the_agent_had_restored_comes_back_by_every_door() {
+    let mut scenario = start();
+    next_agents(&mut scenario, CONFIG);
+    at_once(&scenario, |node| {
         let (first, before) = taken(&scenario, node, 8);
         let output = restore(&scenario, node, &first, "again", &[]);
         assert!(output.status.success(), "{}", said(&output));
         scenario.wait_for_ticks(node, "again").unwrap();
         let second = scenario.reference(&format!("provided/{}:v2", node.name()));
-        checkpoint(&scenario, node, "again", &second);
+        let digest = checkpoint(&scenario, node, "again", &second);
         scenario.remove(node, "again").unwrap();
-        let told = provide(&scenario, node, &second);
-        let image = told["image"].as_str().unwrap();
-        containerd_restores(node, (&scenario, "one"), image, &before);
-        is_in_its_cgroups(node, "one");
-        scenario.remove(node, "one").unwrap();
-    }
+        comes_by_every_door(&scenario, node, &format!("{second}@{digest}"), &before);
+    });
     scenario.end().unwrap();
+}
+
+/// What a node refuses to provide.
+fn refuses(scenario: &Scenario, node: &Node) {
+    let refused = |words: &[&str], code: i32, reason: &str| {
+        let before = kept(node);
+        let words = [&["provide"], words, &["--plain-http"]].concat();
+        let output = scenario.kyb(node, &words).unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(text.contains(reason), "{text:?} does not mention {reason:?}");
+        assert_eq!(kept(node), before);
+    };
+    let reference = |tag: &str| scenario.reference(&format!("provided/{tag}:{}", node.name()));
+    scenario.run_workload(node, "job", 24, &[]).unwrap();
+    let unsigned = reference("unsigned");
+    let words = ["checkpoint", "job", &unsigned, "--plain-http", "--unsigned"];
+    scenario.kyb_json(node, &words).unwrap();
+    refused(&[&unsigned], 2, "not signed");
+    let strange = reference("strange");
+    let key = "/srv/share/stranger.key";
+    let words = ["checkpoint", "job", &strange, "--plain-http", "--sign-key", key];
+    scenario.kyb_json(node, &words).unwrap();
+    refused(&[&strange], 2, "by none of the trusted keys");
+
+    // The gate is the restore's: what it lets in must be allowed by name.
+    scenario.run_workload(node, "more", 24, &["--cap-add", "CAP_SYS_PTRACE"]).unwrap();
+    let more = reference("more");
+    checkpoint(scenario, node, "more", &more);
+    refused(&[&more], 2, "--allow-cap");
+    let words = ["provide", &more, "--plain-http", "--allow-cap", "CAP_SYS_PTRACE"];
+    let told = scenario.kyb_json(node, &words).unwrap();
+    // That is another image than one without.
+    let image = told["image"].as_str().unwrap();
+    refused(&[&more], 1, "exists already");
+    // Nobody's name is taken.
+    let good = reference("good");
+    checkpoint(scenario, node, "job", &good);
+    refused(&[&good, "--name", &scenario.image()], 1, "exists already");
+    refused(&[&good, "--name", image], 1, "exists already");
 }
 
 #[test]
 fn what_is_not_provided_leaves_nothing() {
     let scenario = start();
-    let b = &scenario.testbed.b;
-    let refused = |words: &[&str], code: i32, reason: &str| {
-        let before = kept(b);
-        let words = [&["provide"], words, &["--plain-http"]].concat();
-        let output = scenario.kyb(b, &words).unwrap();
-        let text = said(&output);
-        assert_eq!(output.status.code(), Some(code), "{text}");
-        assert!(text.contains(reason), "{text:?} does not mention {reason:?}");
-        assert_eq!(kept(b), before);
-    };
-    scenario.run_workload(b, "job", 24, &[]).unwrap();
-    let unsigned = scenario.reference("provided/unsigned:v1");
-    let words = ["checkpoint", "job", &unsigned, "--plain-http", "--unsigned"];
-    scenario.kyb_json(b, &words).unwrap();
-    refused(&[&unsigned], 2, "not signed");
-    let strange = scenario.reference("provided/strange:v1");
-    let key = "/srv/share/stranger.key";
-    let words = ["checkpoint", "job", &strange, "--plain-http", "--sign-key", key];
-    scenario.kyb_json(b, &words).unwrap();
-    refused(&[&strange], 2, "by none of the trusted keys");
-
-    // The gate is the restore's: what it lets in must be allowed by name.
-    scenario.run_workload(b, "more", 24, &["--cap-add", "CAP_SYS_PTRACE"]).unwrap();
-    let more = scenario.reference("provided/more:v1");
-    checkpoint(&scenario, b, "more", &more);
-    refused(&[&more], 2, "--allow-cap");
-    let words = ["provide", &more, "--plain-http", "--allow-cap", "CAP_SYS_PTRACE"];
-    let told = scenario.kyb_json(b, &words).unwrap();
-    // That is another image than one without.
-    let image = told["image"].as_str().unwrap();
-    refused(&[&more], 1, "exists already");
-    // Nobody's name is taken.
-    let good = scenario.reference("provided/good:v1");
-    checkpoint(&scenario, b, "job", &good);
-    refused(&[&good, "--name", &scenario.image()], 1, "exists already");
-    refused(&[&good, "--name", image], 1, "exists already");
+    at_once(&scenario, |node| refuses(&scenario, node));
     scenario.end().unwrap();
 }
 
@@ -288,15 +318,13 @@ fn people_are_told_what_containerd_would_lose() {
     scenario.end().unwrap();
 }
 
-#[test]
-fn a_content_store_without_room_is_seen_before_a_byte_comes() {
-    let scenario = start();
-    let b = &scenario.testbed.b;
-    let (reference, before) = taken(&scenario, b, 48);
-    let empty = kept(b);
+/// A node sees that its content store has no room, and provides when it has.
+fn sees_no_room(scenario: &Scenario, node: &Node) {
+    let (reference, before) = taken(scenario, node, 48);
+    let empty = kept(node);
     let store = "/var/lib/containerd/io.containerd.content.v1.content";
-    b.run(&["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", store]).unwrap();
-    let output = scenario.kyb(b, &["provide", &reference, "--plain-http"]).unwrap();
+    node.run(&["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", store]).unwrap();
+    let output = scenario.kyb(node, &["provide", &reference, "--plain-http"]).unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let words = format!("\"{store}\" has ");
     assert!(said(&output).contains(&words), "{}", said(&output));
@@ -305,11 +333,17 @@ fn a_content_store_without_room_is_seen_before_a_byte_comes() {
     for step in ["gate", "materialise", "pull", "write"] {
         assert!(!said(&output).contains(&format!("{step}:")), "{}", said(&output));
     }
-    let written = b.run(&["find", store, "-type", "f"]).unwrap();
+    let written = node.run(&["find", store, "-type", "f"]).unwrap();
     assert_eq!(written, "");
-    b.run(&["umount", store]).unwrap();
-    assert_eq!(kept(b), empty);
-    let told = provide(&scenario, b, &reference);
-    containerd_restores(b, (&scenario, "one"), told["image"].as_str().unwrap(), &before);
+    node.run(&["umount", store]).unwrap();
+    assert_eq!(kept(node), empty);
+    let told = provide(scenario, node, &reference);
+    containerd_restores(node, (scenario, "one"), told["image"].as_str().unwrap(), &before);
+}
+
+#[test]
+fn a_content_store_without_room_is_seen_before_a_byte_comes() {
+    let scenario = start();
+    at_once(&scenario, |node| sees_no_room(&scenario, node));
     scenario.end().unwrap();
 }

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use super::cancels::{begin, fails, registry, stage};
 use super::is;
 use super::victims::{catch, running, signal, start_containerd};
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{at_once, checkpoint, restore, said, start};
 
 /// What the place for dumps holds: more than any dump here takes.
 const MIB: u32 = 160;
@@ -104,6 +104,36 @@ fn a_dump_or_capture_without_room_harms_nothing() {
     scenario.end().unwrap();
 }
 
+/// Fills a node's place in the middle of a restore, and restores once there is room. The image and its
+/// layers are there already.
+fn comes(scenario: &mut Scenario, name: &str, place: Place, reference: &str) {
+    let what = format!("{name}, {}", place.directory);
+    place.give(scenario, name);
+    let node = scenario.node(name);
+    let before = scenario.traces(node).unwrap();
+    let kyb = begin(node, &["restore", reference, "--name", "job"]);
+    let comes = || match place.directory {
+        "/run/kybernate/stage" => stage(node, "images/pages-1.img") > 0,
+        directory => {
+            let entries = fs::read_dir(node.path(directory)).unwrap().flatten();
+            let mut files = entries.map(|entry| entry.path().join("images/pages-1.img"));
+            files.any(|file| fs::metadata(file).is_ok_and(|file| file.len() > 0))
+        }
+    };
+    assert!(catch(comes), "{what}: no memory comes");
+    registry(scenario).signal(Signal::STOP);
+    let fill = format!("cat /dev/zero >{}/fill", place.directory);
+    assert!(!node.output(&["sh", "-c", &fill]).unwrap().status.success(), "it has no end");
+    registry(scenario).signal(Signal::CONT);
+    place.tells(&fails(kyb));
+    place.tidy(node);
+    assert_eq!(scenario.traces(node).unwrap(), before, "{what}: something is left");
+    let output = restore(scenario, node, reference, "job", &[]);
+    assert!(output.status.success(), "{what}: {}", said(&output));
+    scenario.wait_for_ticks(node, "job").unwrap();
+    scenario.remove(node, "job").unwrap();
+}
+
 #[test]
 fn a_restore_without_room_leaves_nothing() {
     let mut scenario = start();
@@ -111,35 +141,17 @@ fn a_restore_without_room_leaves_nothing() {
     let reference = scenario.reference("room/job:back");
     checkpoint(&scenario, &scenario.testbed.a, "job", &reference);
     scenario.remove(&scenario.testbed.a, "job").unwrap();
-    for (name, place) in [("a", DISK), ("b", MEMORY)] {
-        place.give(&mut scenario, name);
-        let node = scenario.node(name);
-        // The first one leaves the image and its layers.
+    // The first one leaves the image and its layers.
+    at_once(&scenario, |node| {
         let output = restore(&scenario, node, &reference, "job", &[]);
         assert!(output.status.success(), "{}", said(&output));
         scenario.remove(node, "job").unwrap();
-        let before = scenario.traces(node).unwrap();
-        let kyb = begin(node, &["restore", &reference, "--name", "job"]);
-        let comes = || match place.directory {
-            "/run/kybernate/stage" => stage(node, "images/pages-1.img") > 0,
-            directory => {
-                let entries = fs::read_dir(node.path(directory)).unwrap().flatten();
-                let mut files = entries.map(|entry| entry.path().join("images/pages-1.img"));
-                files.any(|file| fs::metadata(file).is_ok_and(|file| file.len() > 0))
-            }
-        };
-        assert!(catch(comes), "no memory comes");
-        registry(&scenario).signal(Signal::STOP);
-        let fill = format!("cat /dev/zero >{}/fill", place.directory);
-        assert!(!node.output(&["sh", "-c", &fill]).unwrap().status.success(), "it has no end");
-        registry(&scenario).signal(Signal::CONT);
-        place.tells(&fails(kyb));
-        place.tidy(node);
-        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
-        let output = restore(&scenario, node, &reference, "job", &[]);
-        assert!(output.status.success(), "{}", said(&output));
-        scenario.wait_for_ticks(node, "job").unwrap();
-        scenario.remove(node, "job").unwrap();
+    });
+    // One after the other: the registry stands still for each.
+    for name in ["a", "b"] {
+        for place in [DISK, MEMORY] {
+            comes(&mut scenario, name, place, &reference);
+        }
     }
     scenario.end().unwrap();
 }
@@ -160,50 +172,56 @@ fn empty(node: &Node) {
     fs::remove_file(node.path(&format!("{CONTAINERD}/fill"))).unwrap();
 }
 
+/// Gives containerd a small file system, and fills it again and again.
+fn is_full(scenario: &Scenario, node: &Node, reference: &str) {
+    signal(&running(node, "containerd"), Signal::KILL);
+    node.run(&["mount", "-t", "tmpfs", "-o", "size=512m", "small", CONTAINERD]).unwrap();
+    start_containerd(node);
+    let fails = |left: u32| {
+        let before = scenario.traces(node).unwrap();
+        fill(node, left);
+        let output = restore(scenario, node, reference, "job", &[]);
+        let told = format!("{}, {left} MiB left: {}", node.name(), said(&output));
+        println!("{told}");
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(&format!("{CONTAINERD} is full (")), "{told}");
+        assert!(told.contains("free room there"), "{told}");
+        assert_eq!(scenario.traces(node).unwrap(), before, "{told}: something is left");
+    };
+    // No room for the image.
+    fails(0);
+    fails(1);
+    empty(node);
+    let image = scenario.image();
+    node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+    node.run(&["ctr", "run", "-d", &image, "other", "/workload", "pause"]).unwrap();
+    // For what the container had written, and for nothing at all.
+    fails(32);
+    empty(node);
+    fails(0);
+    // What runs there is taken all the same.
+    let other = scenario.reference(&format!("room/other:{}", node.name()));
+    checkpoint(scenario, node, "other", &other);
+    assert!(is(node, "other", "RUNNING"));
+    empty(node);
+    for (reference, name) in [(reference, "job"), (&*other, "another")] {
+        let output = restore(scenario, node, reference, name, &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(is(node, name, "RUNNING"), "{name}");
+    }
+    scenario.wait_for_ticks(node, "job").unwrap();
+}
+
 #[test]
 fn a_containerd_without_room_loses_nothing_and_is_named() {
     let scenario = start();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 8, &[]).unwrap();
     let state = "/run/containerd/io.containerd.runtime.v2.task/default/job/rootfs/state";
     fs::write(a.path(state).join("written"), vec![7; 48 << 20]).unwrap();
     let reference = scenario.reference("room/containerd:v1");
     checkpoint(&scenario, a, "job", &reference);
-    signal(&running(b, "containerd"), Signal::KILL);
-    b.run(&["mount", "-t", "tmpfs", "-o", "size=512m", "small", CONTAINERD]).unwrap();
-    start_containerd(b);
-    let fails = |left: u32| {
-        let before = scenario.traces(b).unwrap();
-        fill(b, left);
-        let output = restore(&scenario, b, &reference, "job", &[]);
-        let told = format!("{left} MiB left: {}", said(&output));
-        println!("{told}");
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(&format!("{CONTAINERD} is full (")), "{told}");
-        assert!(told.contains("free room there"), "{told}");
-        assert_eq!(scenario.traces(b).unwrap(), before, "{left} MiB left: something is left");
-    };
-    // No room for the image.
-    fails(0);
-    fails(1);
-    empty(b);
-    let image = scenario.image();
-    b.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
-    b.run(&["ctr", "run", "-d", &image, "other", "/workload", "pause"]).unwrap();
-    // For what the container had written, and for nothing at all.
-    fails(32);
-    empty(b);
-    fails(0);
-    // What runs there is taken all the same.
-    let other = scenario.reference("room/other:v1");
-    checkpoint(&scenario, b, "other", &other);
-    assert!(is(b, "other", "RUNNING"));
-    empty(b);
-    for (reference, name) in [(&reference, "job"), (&other, "another")] {
-        let output = restore(&scenario, b, reference, name, &[]);
-        assert!(output.status.success(), "{}", said(&output));
-        assert!(is(b, name, "RUNNING"), "{name}");
-    }
-    scenario.wait_for_ticks(b, "job").unwrap();
+    scenario.remove(a, "job").unwrap();
+    at_once(&scenario, |node| is_full(&scenario, node, &reference));
     scenario.end().unwrap();
 }
