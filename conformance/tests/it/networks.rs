@@ -6,7 +6,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 
 use crate::failures::victims::running;
-use crate::harness::{checkpoint, refused, restore, said, start};
+use crate::harness::{at_once, checkpoint, next_agents, refused, restore, said, start};
 use crate::pods::{CONFIG, command_of, make_ready};
 use crate::workloads::Place;
 
@@ -80,39 +80,39 @@ fn create(node: &Node, pinned: &str, network: &[&str]) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// Stages what was dumped in the node's own network on node b, and returns its name.
+/// Takes what runs in node a's own network, and stages it on both nodes. Returns its name.
 fn stage_host(scenario: &Scenario) -> String {
-    let b = &scenario.testbed.b;
-    scenario.run_workload(b, "job", 16, &HOST).unwrap();
-    assert_eq!(network(b, "job"), own(b));
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 16, &HOST).unwrap();
+    assert_eq!(network(a, "job"), own(a));
     let reference = scenario.reference("networks/host:v1");
-    let digest = checkpoint(scenario, b, "job", &reference);
-    scenario.remove(b, "job").unwrap();
+    let digest = checkpoint(scenario, a, "job", &reference);
+    scenario.remove(a, "job").unwrap();
     let pinned = format!("{reference}@{digest}");
-    make_ready(scenario, b, &pinned);
+    at_once(scenario, |node| make_ready(scenario, node, &pinned));
     pinned
 }
 
 #[test]
 fn the_nodes_own_network_comes_to_those_alone_that_have_it() {
     let mut scenario = start();
-    scenario.agent_b.take().unwrap().kill();
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, CONFIG).unwrap());
-    give(&scenario.testbed.b, &["other"]);
+    next_agents(&mut scenario, CONFIG);
     let pinned = stage_host(&scenario);
-    let b = &scenario.testbed.b;
-    // A pod with a network of its own, and a container with one that nobody else has.
-    for network in [&["--with-ns", "network:/run/netns/other"][..], &[]] {
-        let output = create(b, &pinned, network);
-        let text = said(&output);
-        assert!(!output.status.success(), "{network:?}: {text}");
-        assert!(text.contains("were in the host's network namespace"), "{network:?}: {text}");
-        assert_eq!(running(b, "criu"), []);
-        b.output(&["ctr", "container", "rm", "main"]).unwrap();
-    }
-    let output = create(b, &pinned, &HOST);
-    assert!(output.status.success(), "{}", said(&output));
-    scenario.wait_for_ticks(b, "main").unwrap();
-    assert_eq!(network(b, "main"), own(b));
+    at_once(&scenario, |node| {
+        give(node, &["other"]);
+        // A pod with a network of its own, and a container with one that nobody else has.
+        for network in [&["--with-ns", "network:/run/netns/other"][..], &[]] {
+            let output = create(node, &pinned, network);
+            let text = said(&output);
+            assert!(!output.status.success(), "{network:?}: {text}");
+            assert!(text.contains("were in the host's network namespace"), "{network:?}: {text}");
+            assert_eq!(running(node, "criu"), []);
+            node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        }
+        let output = create(node, &pinned, &HOST);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(network(node, "main"), own(node));
+    });
     scenario.end().unwrap();
 }

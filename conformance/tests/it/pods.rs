@@ -7,7 +7,7 @@ use kybernate_conformance::scenario::{Scenario, counter};
 
 use crate::cgroups;
 use crate::failures::victims::running;
-use crate::harness::{checkpoint, said, start};
+use crate::harness::{at_once, checkpoint, said, start};
 use crate::workloads::Place;
 
 /// What an agent is told beyond its keys.
@@ -35,7 +35,10 @@ pub(crate) fn stage() -> Staged {
 
 /// Stages one on both nodes, to be restored on node a first.
 pub(crate) fn stage_on_both() -> Staged {
-    let mut staged = stage();
+    stage_on_a_too(stage())
+}
+
+fn stage_on_a_too(mut staged: Staged) -> Staged {
     staged.scenario.next_agent("a", CONFIG).unwrap();
     let a = staged.scenario.node("a");
     staged.scenario.remove(a, "job").unwrap();
@@ -182,61 +185,70 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
 fn a_privileged_container_goes_on_as_a_privileged_one() {
     // Without the node's devices, which another node need not have.
     let privileged = ["--privileged", "--privileged-without-host-devices"];
-    let staged = stage_with(&privileged);
-    let (b, scenario) = (staged.node(), &staged.scenario);
-    let create = |options: &[&str]| {
-        let program = ["/workload", "run", "--state", "/state", "--mib", "24"];
-        let mut command =
-            staged.command_of("main", &staged.pinned, &[&staged.wish()], options, &program);
-        command.stdin(Stdio::null()).output().unwrap()
-    };
-    let output = create(&[]);
-    let text = said(&output);
-    assert!(!output.status.success() && text.contains("\"/sys\" is writable"), "{text}");
-    b.output(&["ctr", "container", "rm", "main"]).unwrap();
+    let staged = stage_on_a_too(stage_with(&privileged));
+    let scenario = &staged.scenario;
+    at_once(scenario, |node| {
+        let create = |options: &[&str]| {
+            let program = ["/workload", "run", "--state", "/state", "--mib", "24"];
+            let image = [&*staged.pinned, "main"];
+            let mut command = command_of(node, image, &[&staged.wish()], options, &program);
+            command.stdin(Stdio::null()).output().unwrap()
+        };
+        let output = create(&[]);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("\"/sys\" is writable"), "{text}");
+        node.output(&["ctr", "container", "rm", "main"]).unwrap();
 
-    let output = create(&privileged);
-    assert!(output.status.success(), "{}", said(&output));
-    let after = scenario.wait_for_ticks(b, "main").unwrap();
-    assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
-    scenario.remove(b, "main").unwrap();
+        let output = create(&privileged);
+        assert!(output.status.success(), "{}", said(&output));
+        let after = scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
+        scenario.remove(node, "main").unwrap();
+    });
     staged.scenario.end().unwrap();
 }
 
 #[test]
 fn what_cannot_be_restored_fails_or_starts_afresh_as_the_pod_wants() {
-    let staged = stage();
-    let (b, scenario) = (staged.node(), &staged.scenario);
-    let base = scenario.image();
-    b.run(&["ctr", "image", "pull", "--plain-http", &base]).unwrap();
+    let mut staged = stage_on_both();
+    let base = staged.scenario.image();
     let other = format!("sha256:{}", "0".repeat(64));
     let unstaged = staged.pinned.split('@').next().unwrap();
     let unstaged = format!("restore.kybernate.io/main={unstaged}@{other}");
-    let tagged = format!("restore.kybernate.io/main={}", scenario.reference("pods/job:v1"));
+    let tagged = format!("restore.kybernate.io/main={}", staged.scenario.reference("pods/job:v1"));
     let wish = staged.wish();
-    for (what, image, wish, reason) in [
-        ("not staged", &staged.pinned, &unstaged, "is not staged on this node"),
-        ("no digest", &staged.pinned, &tagged, "names no digest"),
-        ("another image", &base, &wish, "is not the checkpoint"),
-    ] {
-        let output = staged.create("main", image, &[wish]);
-        let text = said(&output);
-        assert!(!output.status.success() && text.contains(reason), "{what}: {text}");
-        b.output(&["ctr", "container", "rm", "main"]).unwrap();
-    }
-    // A cold start is a start like any other.
-    let cold = "on-failure.kybernate.io/main=cold";
-    let output = staged.create("main", &base, &[&unstaged, cold]);
-    assert!(output.status.success(), "{}", said(&output));
-    let fresh = scenario.wait_for_ticks(b, "main").unwrap();
-    assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
-    scenario.remove(b, "main").unwrap();
+    let create = |node: &Node, image: &str, annotations: &[&str]| {
+        let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
+        let mut command = command_of(node, [image, "main"], annotations, &[], &workload);
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    at_once(&staged.scenario, |node| {
+        node.run(&["ctr", "image", "pull", "--plain-http", &base]).unwrap();
+        for (what, image, wish, reason) in [
+            ("not staged", &staged.pinned, &unstaged, "is not staged on this node"),
+            ("no digest", &staged.pinned, &tagged, "names no digest"),
+            ("another image", &base, &wish, "is not the checkpoint"),
+        ] {
+            let output = create(node, image, &[wish]);
+            let text = said(&output);
+            assert!(!output.status.success() && text.contains(reason), "{what}: {text}");
+            node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        }
+        // A cold start is a start like any other.
+        let cold = "on-failure.kybernate.io/main=cold";
+        let output = create(node, &base, &[&unstaged, cold]);
+        assert!(output.status.success(), "{}", said(&output));
+        let fresh = staged.scenario.wait_for_ticks(node, "main").unwrap();
+        assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
+        staged.scenario.remove(node, "main").unwrap();
+    });
 
     // Without an agent there is no checkpoint.
-    let mut staged = staged;
-    drop(staged.scenario.agent_b.take());
-    let output = staged.create("main", &staged.pinned, &[&wish]);
-    let text = said(&output);
-    assert!(!output.status.success() && text.contains("failed to reach the agent"), "{text}");
+    drop((staged.scenario.agent_a.take(), staged.scenario.agent_b.take()));
+    at_once(&staged.scenario, |node| {
+        let output = create(node, &staged.pinned, &[&wish]);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("failed to reach the agent"), "{text}");
+    });
     staged.scenario.end().unwrap();
 }
