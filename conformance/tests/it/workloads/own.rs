@@ -285,12 +285,17 @@ fn a_large_heap_moves() {
     let (_, boot) = sums(a, 0);
     checkpoint(&scenario, a, "heap", &first);
     scenario.remove(a, "heap").unwrap();
-    let output = restore(&scenario, b, &first, "heap", &[]);
-    assert!(output.status.success(), "{}", said(&output));
-    let (rounds, _) = sums(b, 0);
-    // The one that is under way began before, the next one did not.
-    assert_eq!(sums(b, rounds + 1).1, boot);
-    checkpoint(&scenario, b, "heap", &second);
-    sums(b, rounds + 2);
+    for reference in [&first, &second] {
+        let output = restore(&scenario, b, reference, "heap", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        let (rounds, _) = sums(b, 0);
+        // The one that is under way began before, the next one did not.
+        assert_eq!(sums(b, rounds + 1).1, boot);
+        if reference == &first {
+            checkpoint(&scenario, b, "heap", &second);
+            sums(b, rounds + 2);
+            scenario.remove(b, "heap").unwrap();
+        }
+    }
     scenario.end().unwrap();
 }
