@@ -19,6 +19,9 @@ use self::pod::{Wanted, secret};
 use self::policies::References;
 use self::story::Story;
 
+/// From which node to which the counting process moves.
+pub(crate) const WAY: [&str; 2] = ["a", "b"];
+
 /// Returns what limits a container's memory.
 fn memory_limit(node: &Node, id: &str) -> String {
     let script = r#"cat $(find /sys/fs/cgroup -path "*$1/memory.limit_in_bytes" \
@@ -33,7 +36,7 @@ fn it_goes_on(story: &Story, began: Instant) {
     story.goes_on("restored", &story.before);
 
     let pod = story.cluster.get("pod", "restored").unwrap();
-    assert_eq!(pod["spec"]["nodeName"], "b");
+    assert_eq!(pod["spec"]["nodeName"], WAY[1]);
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod}");
     let address = pod["status"]["podIP"].as_str().unwrap();
     assert!(address.starts_with("10.78.2."), "{address}");

@@ -4,8 +4,20 @@ use std::process::Command;
 
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
+use serde_json::Value;
 
 use crate::harness::{bin, checkpoint, refused, restore, said, start};
+
+/// What the table of workloads calls what moves here.
+pub(crate) const COUNTER: &str = "a process that counts";
+/// From which node to which it moves.
+pub(crate) const WAYS: [[&str; 2]; 3] = [["a", "b"], ["a", "a"], ["b", "b"]];
+/// What it says of itself, and what the table says is the same afterwards.
+pub(crate) const FACTS: [(&str, &str); 3] = [
+    ("checksum_ok", "sums over its memory"),
+    ("pipe_ok", "a child behind pipes"),
+    ("log_ok", "the lines that each has written"),
+];
 
 /// The demo asserts each thing it tells: the way from a to b, what other tools see, the refusals.
 #[test]
@@ -15,8 +27,8 @@ fn the_demo_tells_its_story() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// Moves the workload and checks that the same process goes on.
-fn journey(scenario: &Scenario, from: &Node, to: &Node, name: &str) {
+/// Moves the workload and checks that the same process goes on. Returns what it said before.
+fn journey(scenario: &Scenario, from: &Node, to: &Node, name: &str) -> Value {
     let source = format!("source-{name}");
     scenario.run_workload(from, &source, 24, &[]).unwrap();
     let before = scenario.wait_for_ticks(from, &source).unwrap();
@@ -27,10 +39,15 @@ fn journey(scenario: &Scenario, from: &Node, to: &Node, name: &str) {
 
     let output = restore(scenario, to, &reference, name, &[]);
     assert!(output.status.success(), "{}", said(&output));
-    let after = scenario.wait_for_ticks(to, name).unwrap();
+    goes_on(scenario, to, name, &before);
+    before
+}
+
+fn goes_on(scenario: &Scenario, node: &Node, name: &str, before: &Value) {
+    let after = scenario.wait_for_ticks(node, name).unwrap();
     assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
-    assert!(counter(&after) > counter(&before));
-    for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
+    assert!(counter(&after) > counter(before));
+    for (fact, _) in FACTS {
         assert_eq!(after[fact], true, "{after}");
     }
 }
@@ -46,15 +63,18 @@ fn a_container_moves_to_a_newer_node_and_to_its_own() {
         assert!(staging.next().is_some_and(|line| line.contains("huge=within_size")), "{mounts}");
         assert_eq!(staging.next(), None);
     }
-    journey(&scenario, a, b, "a-to-b");
-    journey(&scenario, a, a, "a-to-a");
-    journey(&scenario, b, b, "b-to-b");
-    // What was restored can be taken again.
-    let reference = scenario.reference("journey/again:v1");
-    checkpoint(&scenario, b, "a-to-b", &reference);
-    let output = restore(&scenario, b, &reference, "again", &[]);
-    assert!(output.status.success(), "{}", said(&output));
-    scenario.wait_for_ticks(b, "again").unwrap();
+    for [from, to] in WAYS {
+        let name = format!("{from}-to-{to}");
+        let (from, to) = (scenario.node(from), scenario.node(to));
+        let before = journey(&scenario, from, to, &name);
+        // What was restored can be taken again.
+        let reference = scenario.reference(&format!("journey/{name}:v2"));
+        checkpoint(&scenario, to, &name, &reference);
+        let again = format!("{name}-again");
+        let output = restore(&scenario, to, &reference, &again, &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        goes_on(&scenario, to, &again, &before);
+    }
     scenario.end().unwrap();
 }
 

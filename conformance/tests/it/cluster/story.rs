@@ -12,6 +12,7 @@ use kybernate_conformance::preflight::preflight;
 use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::{Value, json};
 
+use super::WAY;
 use super::pod::{Wanted, secret};
 use crate::harness::{bin, said};
 use crate::nodes::Probe;
@@ -64,7 +65,7 @@ impl Story {
             "exec": { "command": slow }, "periodSeconds": 1, "timeoutSeconds": 20,
         });
         let source =
-            Wanted { node: "a", memory: "200Mi", liveness, ..Wanted::new("source", &image) };
+            Wanted { node: WAY[0], memory: "200Mi", liveness, ..Wanted::new("source", &image) };
         self.cluster.apply(&[secret("default", "old"), source.pod()]).unwrap();
         self.wait_ready("source");
         self.before = self.wait_for("source", |status| counter(status) > Some(5));

@@ -5,7 +5,9 @@ use std::path::Path;
 use fs_err as fs;
 
 use super::{own, programs, servers};
+use crate::cluster;
 use crate::cluster::guests::through_a_pod;
+use crate::journeys::{COUNTER, FACTS, WAYS};
 
 const BEGIN: &str = "<!-- workloads -->\n";
 const END: &str = "<!-- end of workloads -->\n";
@@ -23,6 +25,10 @@ fn the_readme_lists_every_workload() {
             "| ", name, " | ", places, " | ", pods, " | ", proven, " | ", refused, " |\n",
         ]);
     };
+    let ways = WAYS.map(|way| way.join(", ")).join("; ");
+    let proven = FACTS.map(|(_, proven)| proven).join(", ");
+    let proven = format!("its count, {proven}");
+    line(COUNTER, [&ways, &cluster::WAY.join(", ")], &proven, "");
     for workload in own::WORKLOADS.iter().chain(programs::WORKLOADS) {
         let unless = workload.unless.map(|(finding, when)| format!("{when} (`{finding}`)"));
         let places = ["a, b", through_a_pod(workload.id)];
