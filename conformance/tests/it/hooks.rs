@@ -2,10 +2,16 @@
 
 use std::time::Instant;
 
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
-use kybernate_conformance::scenario::Scenario;
+use kybernate_conformance::scenario::{Agent, Scenario};
 
-use crate::harness::{checkpoint, said, start};
+use crate::failures::halt::{HOLD, hold, make_pipe};
+use crate::failures::victims::END_LIMIT;
+use crate::harness::{checkpoint, on_both, said, start};
+
+/// Where they write it down.
+const FILE: &str = "/root/hooks";
 
 /// Each writes down that it ran, and what the container's first process did then.
 const HOOKS: &str = r#"
@@ -50,30 +56,31 @@ on_request = true
 
 /// Returns what the hooks have written since the last look.
 fn written(node: &Node) -> String {
-    let file = node.path("/root/hooks");
+    let file = node.path(FILE);
     let text = fs_err::read_to_string(&file).unwrap_or_default();
     fs_err::remove_file(&file).unwrap_or_default();
     text
 }
 
+/// Waits until they have written this.
+fn wait_for(node: &Node, text: &str) {
+    let mut noted = String::new();
+    let is_written = wait_until(END_LIMIT, || {
+        noted = fs_err::read_to_string(node.path(FILE)).unwrap_or_default();
+        noted == text
+    });
+    assert!(is_written, "{noted:?} is not {text:?}");
+}
+
 fn asked(scenario: &Scenario, node: &Node, more: &[&str]) -> (Option<i32>, String) {
-    let reference = scenario.reference("hooked/job:refused");
+    let reference = scenario.reference(&format!("hooked/refused:{}", node.name()));
     let words = ["checkpoint", "job", &reference, "--plain-http", "--unsigned"];
     let output = scenario.kyb(node, &[&words[..], more].concat()).unwrap();
     (output.status.code(), said(&output))
 }
 
-#[test]
-fn hooks_run_around_the_pause_and_a_source_outlives_them() {
-    let mut scenario = start();
-    scenario.agent_a.take().unwrap().kill();
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOOKS).unwrap());
-    scenario.run_workload(&scenario.testbed.a, "job", 16, &[]).unwrap();
-    let a = &scenario.testbed.a;
-    checkpoint(&scenario, a, "job", &scenario.reference("hooked/job:v1"));
-    assert_eq!(written(a), "before job\nwhile_paused PAUSED\nafter RUNNING\n");
-
-    let before = scenario.traces(a).unwrap();
+fn each_fails(scenario: &Scenario, node: &Node) {
+    let before = scenario.traces(node).unwrap();
     for (hook, code, told, ran) in [
         ("refuse", Some(2), "not flushed", "before job\nfailed RUNNING\n"),
         ("spoil", Some(1), "\"spoil\"", "before job\nwhile_paused PAUSED\nfailed RUNNING\n"),
@@ -82,12 +89,44 @@ fn hooks_run_around_the_pause_and_a_source_outlives_them() {
         ("paused", Some(64), "no hook \"paused\"", ""),
     ] {
         let begun = Instant::now();
-        let (ended, text) = asked(&scenario, a, &["--hook", hook]);
+        let (ended, text) = asked(scenario, node, &["--hook", hook]);
         assert!(ended == code && text.contains(told), "{hook}: {ended:?} {text}");
-        assert_eq!(written(a), ran, "{hook}");
+        assert_eq!(written(node), ran, "{hook}");
         assert!(begun.elapsed().as_secs() < 60, "{hook}");
-        scenario.wait_for_ticks(a, "job").unwrap();
+        scenario.wait_for_ticks(node, "job").unwrap();
     }
-    assert_eq!(scenario.traces(a).unwrap(), before, "something is left");
+    assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+}
+
+/// The hooks are those of the checkpoint: the next agent has none in its own configuration.
+fn the_agent_dies(scenario: &Scenario, node: &Node, agent: Agent) {
+    let reference = scenario.reference(&format!("hooked/killed:{}", node.name()));
+    let kyb = hold(node, &reference, &[]);
+    // What is held is the last of them.
+    wait_for(node, "before job\nwhile_paused PAUSED\n");
+    agent.kill();
+    drop(kyb);
+    // Its guardian lets the source go on, and runs nothing.
+    scenario.wait_for_ticks(node, "job").unwrap();
+    assert_eq!(written(node), "before job\nwhile_paused PAUSED\n");
+    let _agent = scenario.start_agent(node, "").unwrap();
+    wait_for(node, "failed RUNNING\n");
+    scenario.wait_for_ticks(node, "job").unwrap();
+}
+
+#[test]
+fn hooks_run_around_the_pause_and_a_source_outlives_them() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        let agent = scenario.start_agent(node, &[HOOKS, HOLD].concat()).unwrap();
+        make_pipe(node);
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let reference = scenario.reference(&format!("hooked/job:{}", node.name()));
+        checkpoint(scenario, node, "job", &reference);
+        assert_eq!(written(node), "before job\nwhile_paused PAUSED\nafter RUNNING\n");
+        each_fails(scenario, node);
+        the_agent_dies(scenario, node, agent);
+    });
     scenario.end().unwrap();
 }

@@ -35,13 +35,18 @@ pub(super) fn start_holding() -> Scenario {
     scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOLD).unwrap());
     scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, HOLD).unwrap());
     for node in nodes(&scenario) {
-        node.run(&["mkfifo", PIPE]).unwrap();
+        make_pipe(node);
     }
     scenario
 }
 
+/// Makes what the hook waits at.
+pub(crate) fn make_pipe(node: &Node) {
+    node.run(&["mkfifo", PIPE]).unwrap();
+}
+
 /// Starts a checkpoint of a node's `job`, and returns when it is paused; it stays so.
-pub(super) fn hold(node: &Node, reference: &str, more: &[&str]) -> Service {
+pub(crate) fn hold(node: &Node, reference: &str, more: &[&str]) -> Service {
     let key = format!("node-{}", node.name());
     let words = ["kyb", "checkpoint", "job", reference, "--plain-http", "--sign-key", &key];
     let words = [&words[..], &["--hook", "hold"], more].concat();
@@ -51,7 +56,7 @@ pub(super) fn hold(node: &Node, reference: &str, more: &[&str]) -> Service {
 }
 
 /// Lets a held checkpoint go on.
-pub(super) fn let_go(node: &Node) {
+pub(crate) fn let_go(node: &Node) {
     // Not before the hook is there to read.
     let script = format!("echo >{PIPE}");
     node.run(&["timeout", "50", "sh", "-c", &script]).unwrap();
