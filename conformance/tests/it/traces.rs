@@ -9,18 +9,20 @@ use axum::extract::State;
 use axum::routing::post;
 use bytes::Bytes;
 use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use kybernate_conformance::testbed::HUB_ADDRESS;
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
+use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{checkpoint, on_both, restore, said, start};
 
 /// How long a span may be on its way: the registry gathers them for a second.
 const SENT_LIMIT: Duration = Duration::from_secs(30);
@@ -34,8 +36,13 @@ struct Collector {
     _runtime: Runtime,
 }
 
-/// A span and the name of who sent it.
-type Sent = (String, Span);
+/// A span, and who sent it from where.
+#[derive(Debug)]
+struct Sent {
+    who: String,
+    host: Option<String>,
+    span: Span,
+}
 
 async fn take(State(taken): State<Taken>, body: Bytes) -> Vec<u8> {
     taken.lock().unwrap().push(body);
@@ -75,34 +82,50 @@ impl Collector {
         let mut found = Vec::new();
         for resource in decoded.flat_map(|request| request.resource_spans) {
             let attributes = &resource.resource.as_ref().unwrap().attributes;
-            let name = attributes.iter().find(|one| one.key == "service.name").unwrap();
-            let Some(Value::StringValue(name)) = name.value.clone().unwrap().value else {
-                panic!("{name:?}")
-            };
+            let who = text(attributes, "service.name").unwrap();
+            let host = text(attributes, "host.name");
             let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            found.extend(spans.map(|span| (name.clone(), span)));
+            found.extend(spans.map(|span| Sent { who: who.clone(), host: host.clone(), span }));
         }
         found
     }
 
-    /// Waits for a span of this service.
-    fn wait_for(&self, who: &str, wanted: impl Fn(&Span) -> bool) -> Span {
+    fn wait_for(&self, what: &str, wanted: impl Fn(&Sent) -> bool) -> Span {
         let mut found = None;
-        let is_wanted = |(name, span): &Sent| name == who && wanted(span);
         wait_until(SENT_LIMIT, || {
-            found = self.spans().into_iter().find(is_wanted);
+            found = self.spans().into_iter().find(&wanted);
             found.is_some()
         });
-        found.unwrap_or_else(|| panic!("{who} in {:#?}", self.spans())).1
+        found.unwrap_or_else(|| panic!("{what} in {:#?}", self.spans())).span
+    }
+
+    /// Waits for the span of a command that was called on a node.
+    fn command(&self, node: &Node, name: &str) -> Span {
+        self.wait_for(name, |sent| {
+            sent.who == "kyb" && sent.span.name == name && sent.host.as_deref() == Some(node.name())
+        })
+    }
+
+    /// Waits for what this service did in a span.
+    fn below(&self, above: &Span, who: &str) -> Span {
+        self.wait_for(who, |sent| sent.who == who && is_below(&sent.span, above))
     }
 }
 
-fn error(span: &Span) -> Option<String> {
-    let found = span.attributes.iter().find(|one| one.key == "error.type")?;
+fn is_below(span: &Span, above: &Span) -> bool {
+    span.trace_id == above.trace_id && span.parent_span_id == above.span_id
+}
+
+fn text(attributes: &[KeyValue], key: &str) -> Option<String> {
+    let found = attributes.iter().find(|one| one.key == key)?;
     match found.value.clone()?.value? {
         Value::StringValue(text) => Some(text),
         other => panic!("{other:?}"),
     }
+}
+
+fn error(span: &Span) -> Option<String> {
+    text(&span.attributes, "error.type")
 }
 
 #[test]
@@ -113,44 +136,47 @@ fn a_checkpoint_is_one_trace_from_the_command_to_the_registry() {
     scenario.environment.push(endpoint);
     scenario.registry.take();
     scenario.registry = Some(scenario.start_registry().unwrap());
-    scenario.agent_a.take().unwrap().kill();
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, "").unwrap());
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let reference = scenario.reference("traced/job:v1");
-    checkpoint(&scenario, a, "job", &reference);
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        let _agent = scenario.start_agent(node, "").unwrap();
+        is_one_trace(scenario, node, &collector);
+    });
+    let taken = collector.taken.lock().unwrap().concat();
+    let secret = PASSWORD.as_bytes();
+    assert!(!taken.windows(secret.len()).any(|window| window == secret), "a secret is exported");
+    scenario.end().unwrap();
+}
 
-    let command = collector.wait_for("kyb", |span| span.name == "kyb checkpoint");
+fn is_one_trace(scenario: &Scenario, node: &Node, collector: &Collector) {
+    scenario.run_workload(node, "job", 16, &[]).unwrap();
+    let reference = scenario.reference(&format!("traced/job:{}", node.name()));
+    checkpoint(scenario, node, "job", &reference);
+
+    let command = collector.command(node, "kyb checkpoint");
     assert!(command.parent_span_id.is_empty() && error(&command).is_none(), "{command:?}");
-    let below = |above: &Span| {
-        let (trace, id) = (above.trace_id.clone(), above.span_id.clone());
-        move |span: &Span| span.trace_id == trace && span.parent_span_id == id
-    };
-    let operation = collector.wait_for("kybernate-agent", below(&command));
+    let operation = collector.below(&command, "kybernate-agent");
     assert_eq!(operation.name, "checkpoint");
     let is_within = |span: &Span| {
         span.start_time_unix_nano >= operation.start_time_unix_nano
             && span.end_time_unix_nano <= operation.end_time_unix_nano
     };
     for step in ["dump", "pack", "sign"] {
-        let is_step = below(&operation);
-        let span = collector.wait_for("kybernate-agent", |span| span.name == step && is_step(span));
+        let span = collector.wait_for(step, |sent| {
+            sent.who == "kybernate-agent"
+                && sent.span.name == step
+                && is_below(&sent.span, &operation)
+        });
         assert!(is_within(&span), "{span:?} {operation:?}");
     }
-    let request = collector.wait_for("kybernate-registry", below(&operation));
+    let request = collector.below(&operation, "kybernate-registry");
     assert!(request.start_time_unix_nano >= operation.start_time_unix_nano, "{request:?}");
 
     // What is refused is told, in one word, on both spans.
     let unknown = scenario.reference("traced/none:v1");
-    let output = restore(&scenario, a, &unknown, "none", &[]);
+    let output = restore(scenario, node, &unknown, "none", &[]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let command = collector.wait_for("kyb", |span| span.name == "kyb restore");
-    let operation = collector.wait_for("kybernate-agent", below(&command));
+    let command = collector.command(node, "kyb restore");
+    let operation = collector.below(&command, "kybernate-agent");
     assert_eq!(error(&command).as_deref(), Some("failed"));
     assert_eq!(error(&operation).as_deref(), Some("failed"));
-
-    let taken = collector.taken.lock().unwrap().concat();
-    let secret = PASSWORD.as_bytes();
-    assert!(!taken.windows(secret.len()).any(|window| window == secret), "a secret is exported");
-    scenario.end().unwrap();
 }
