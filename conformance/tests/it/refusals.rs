@@ -8,7 +8,7 @@ use kybernate_conformance::process::Process;
 use kybernate_conformance::scenario::PASSWORD;
 
 use crate::failures::victims::{END_LIMIT, processes};
-use crate::harness::{checkpoint, refused, restore, said, start};
+use crate::harness::{at_once, checkpoint, refused, restore, said, start};
 
 #[test]
 fn a_checkpoint_of_a_newer_criu_is_refused_by_an_older_one() {
@@ -163,29 +163,41 @@ fn a_volume_that_would_come_back_writable_is_refused() {
 
 #[test]
 fn privileges_beyond_the_defaults_are_refused() {
-    let scenario = start();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    let mut scenario = start();
+    let a = &scenario.testbed.a;
     scenario.run_workload(a, "mighty", 16, &["--cap-add", "CAP_SYS_ADMIN"]).unwrap();
     let reference = scenario.reference("refusal/mighty:v1");
     checkpoint(&scenario, a, "mighty", &reference);
-    refused(&scenario, b, &reference, &[], "CAP_SYS_ADMIN");
-    let output = restore(&scenario, b, &reference, "mighty", &["--allow-cap", "CAP_SYS_ADMIN"]);
-    assert!(output.status.success(), "{}", said(&output));
-
-    scenario.run_workload(a, "open", 16, &["--allow-new-privs"]).unwrap();
-    let reference = scenario.reference("refusal/open:v1");
-    checkpoint(&scenario, a, "open", &reference);
-    refused(&scenario, b, &reference, &[], "--allow-new-privileges");
+    at_once(&scenario, |node| {
+        refused(&scenario, node, &reference, &[], "CAP_SYS_ADMIN");
+        let output = restore(&scenario, node, &reference, "may", &["--allow-cap", "CAP_SYS_ADMIN"]);
+        assert!(output.status.success(), "{}", said(&output));
+    });
 
     scenario.run_workload(a, "host", 16, &["--net-host"]).unwrap();
-    let reference = scenario.reference("refusal/host:v1");
-    let words = ["checkpoint", "host", &reference, "--plain-http", "--sign-key", "node-a"];
+    let host = scenario.reference("refusal/host:v1");
+    let words = ["checkpoint", "host", &host, "--plain-http", "--sign-key", "node-a"];
     let output = scenario.kyb(a, &words).unwrap();
-    if output.status.success() {
-        refused(&scenario, b, &reference, &[], "network");
-    } else {
-        assert!(said(&output).contains("network"), "{}", said(&output));
+    let is_taken = output.status.success();
+    assert!(is_taken || said(&output).contains("network"), "{}", said(&output));
+
+    scenario.run_workload(a, "open", 16, &["--allow-new-privs"]).unwrap();
+    let open = scenario.reference("refusal/open:v1");
+    checkpoint(&scenario, a, "open", &open);
+    for name in ["a", "b"] {
+        scenario.next_agent(name, "require_seccomp = true\n").unwrap();
     }
+    at_once(&scenario, |node| {
+        if is_taken {
+            refused(&scenario, node, &host, &["--allow-no-seccomp"], "network");
+        }
+        let privileges = "--allow-new-privileges";
+        refused(&scenario, node, &open, &["--allow-no-seccomp"], privileges);
+        refused(&scenario, node, &open, &[privileges], "no seccomp filter");
+        let all = [privileges, "--allow-no-seccomp"];
+        let output = restore(&scenario, node, &open, "free", &all);
+        assert!(output.status.success(), "{}", said(&output));
+    });
     scenario.end().unwrap();
 }
 
