@@ -4,6 +4,29 @@ use serde_json::json;
 
 use super::pod::{Wanted, secret};
 use super::story::{READY, Story};
+use crate::harness::at_once;
+
+/// How the pods are called of one node.
+struct Names {
+    node: &'static str,
+    sick: &'static str,
+    again: &'static str,
+    never: &'static str,
+    cold: &'static str,
+}
+
+/// Both nodes have them, since their kubelets have a containerd each.
+const NAMES: [Names; 2] = [
+    Names { node: "a", sick: "sick-a", again: "again-a", never: "never-a", cold: "cold-a" },
+    Names { node: "b", sick: "sick-b", again: "again-b", never: "never-b", cold: "cold-b" },
+];
+
+/// Looks at the pods of both nodes at a time.
+fn on_both(story: &Story, look: impl Fn(&Names) + Sync) {
+    at_once(&story.scenario, |node| {
+        look(NAMES.iter().find(|names| names.node == node.name()).unwrap());
+    });
+}
 
 /// A digest that nothing has.
 fn none(pinned: &str) -> String {
@@ -17,15 +40,22 @@ pub(super) fn begin(story: &Story, references: &References) {
     let References { none, unsigned } = references;
     let restart = "on-restart.kybernate.io/main";
     let failure = "on-failure.kybernate.io/main";
-    story.apply(&[
-        Wanted::restored("sick", pinned).watched(),
-        Wanted::restored("again", pinned).watched().with(restart, "restore"),
-        Wanted::restored("never", pinned).with(restart, "fail"),
+    let both = NAMES.iter().flat_map(|names| {
+        let cold = Wanted::restored(names.cold, none).with(failure, "cold");
+        let pods = [
+            Wanted::restored(names.sick, pinned).watched(),
+            Wanted::restored(names.again, pinned).watched().with(restart, "restore"),
+            Wanted::restored(names.never, pinned).with(restart, "fail"),
+            Wanted { image: pinned, ..cold },
+        ];
+        pods.map(|pod| Wanted { node: names.node, ..pod })
+    });
+    let on_b = [
         Wanted { image: pinned, ..Wanted::restored("missing", none) },
-        Wanted { image: pinned, ..Wanted::restored("cold", none).with(failure, "cold") },
         Wanted::restored("unsigned", unsigned).with(failure, "cold"),
         Wanted::restored("unclear", pinned).with(restart, "maybe"),
-    ]);
+    ];
+    story.apply(&both.chain(on_b).collect::<Vec<_>>());
     // A namespace gets its account a moment later.
     let other = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "other" } });
     story.cluster.apply(&[other, secret("other", "new")]).unwrap();
@@ -71,31 +101,38 @@ pub(super) fn refusals_are_told(story: &Story) {
 
 /// A pod that says so starts without the checkpoint that is not there.
 pub(super) fn it_starts_cold(story: &Story) {
-    story.is_fresh("cold");
-    story.delete("default", &["cold"]);
+    on_both(story, |names| {
+        story.is_fresh(names.cold);
+        story.delete("default", &[names.cold]);
+    });
 }
 
 /// A liveness probe that fails ends a restored container; then it is as its pod says.
 pub(super) fn the_sick_are_restarted(story: &Story) {
-    for name in ["sick", "again"] {
-        story.goes_on(name, &story.before);
-        story.exec(name, &["sh", "-c", ": >/sick"]);
-    }
-    for name in ["sick", "again"] {
-        story.wait_restarted(name);
-        story.wait_told("default", name, &["Liveness probe failed"]);
-    }
-    story.is_fresh("sick");
-    // It went back to where the checkpoint was taken, and its files with it.
-    story.goes_on("again", &story.before);
-    story.exec("again", &["sh", "-c", "! test -e /sick"]);
-    story.delete("default", &["sick", "again"]);
+    on_both(story, |&Names { sick, again, .. }| {
+        for name in [sick, again] {
+            story.goes_on(name, &story.before);
+            story.exec(name, &["sh", "-c", ": >/sick"]);
+        }
+        for name in [sick, again] {
+            story.wait_restarted(name);
+            story.wait_told("default", name, &["Liveness probe failed"]);
+        }
+        story.is_fresh(sick);
+        // It went back to where the checkpoint was taken, and its files with it.
+        story.goes_on(again, &story.before);
+        story.exec(again, &["sh", "-c", "! test -e /sick"]);
+        story.delete("default", &[sick, again]);
+    });
 }
 
 /// A pod that wants to be restored once only fails when its container has ended.
 pub(super) fn it_is_restored_once(story: &Story) {
-    story.goes_on("never", &story.before);
-    story.kill("never");
-    story.wait_told("default", "never", &["it was restored before, and its pod wants it to fail"]);
-    story.delete("default", &["never"]);
+    on_both(story, |names| {
+        story.goes_on(names.never, &story.before);
+        story.kill(names.never);
+        let words = ["it was restored before, and its pod wants it to fail"];
+        story.wait_told("default", names.never, &words);
+        story.delete("default", &[names.never]);
+    });
 }

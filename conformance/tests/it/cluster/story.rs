@@ -213,11 +213,12 @@ impl Story {
         assert!(wait_until(LIMIT, restarts), "{}", self.describe("default", name));
     }
 
-    /// Ends a container of a pod on node b as a fault of its own would.
+    /// Ends a container of a pod as a fault of its own would.
     pub(super) fn kill(&self, name: &str) {
         let script = "kill -9 $(ctr -n k8s.io task ls | awk -v id=\"$1\" '$1 == id { print $2 }')";
-        let b = &self.scenario.testbed.b;
-        b.run(&["sh", "-c", script, "sh", &self.container(name)]).unwrap();
+        let pod = self.cluster.get("pod", name).unwrap();
+        let node = self.scenario.node(pod["spec"]["nodeName"].as_str().unwrap());
+        node.run(&["sh", "-c", script, "sh", &container_of(&pod)]).unwrap();
     }
 
     /// Returns containerd's id of a pod's container.
