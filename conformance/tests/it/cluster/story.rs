@@ -22,6 +22,9 @@ use crate::workloads::programs;
 pub(super) const LIMIT: Duration = Duration::from_mins(2);
 pub(super) const READY: &str = "--timeout=120s";
 
+/// Has what lies in pods' emptyDirs go along with what is taken on node b.
+const EMPTY_DIRS: &str = "[pods]\ncapture_empty_dirs = true\n";
+
 /// containerd's namespace for kubelets.
 pub(super) const PODS: &str = "k8s.io";
 
@@ -45,7 +48,8 @@ impl Story {
         let mut scenario = Scenario::start_for(Serves::Kubelet, &bin(), &say).unwrap();
         drop((scenario.agent_a.take(), scenario.agent_b.take()));
         scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, platform::PODS).unwrap());
-        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, platform::PODS).unwrap());
+        let config = format!("{}{EMPTY_DIRS}", platform::PODS);
+        scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, &config).unwrap());
         let state = scenario.testbed.state();
         let (cluster, programs) = std::thread::scope(|scope| {
             let pushed = scope.spawn(|| programs::push(&scenario));
@@ -69,6 +73,7 @@ impl Story {
         self.cluster.apply(&[secret("default", "old"), source.pod()]).unwrap();
         self.wait_ready("source");
         self.before = self.wait_for("source", |status| counter(status) > Some(5));
+        self.exec("source", &["sh", "-c", "echo left >/scratch/file"]);
         let session = self.open_session("source");
         let began = Instant::now();
         let a = &self.scenario.testbed.a;
