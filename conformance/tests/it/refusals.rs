@@ -4,11 +4,12 @@ use std::process::Stdio;
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
+use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Process;
-use kybernate_conformance::scenario::PASSWORD;
+use kybernate_conformance::scenario::{PASSWORD, Scenario};
 
 use crate::failures::victims::{END_LIMIT, processes};
-use crate::harness::{at_once, checkpoint, refused, restore, said, start};
+use crate::harness::{at_once, checkpoint, on_both, refused, restore, said, start};
 
 #[test]
 fn a_checkpoint_of_a_newer_criu_is_refused_by_an_older_one() {
@@ -246,30 +247,24 @@ fn limit(process: Process, name: &str) -> Option<String> {
     (soft == hard).then(|| soft.to_owned())
 }
 
-#[test]
-fn whoever_reads_the_images_of_a_dump_may_nothing() {
-    let mut scenario = start();
-    scenario.next_agent("a", HOOKS).unwrap();
-    let a = scenario.node("a");
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let before = scenario.traces(a).unwrap();
-    let reference = scenario.reference("refusal/read:v1");
-    let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
-    let mut kyb = a.command(&[&words[..], &["--hook", "stall"]].concat());
-    let kyb = kyb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+/// Finds whoever reads the images of a node's dump, when the last limit is set.
+fn reader(scenario: &Scenario, node: &Node) -> Process {
     let reads = |pid: u32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line == b"kybernate-agent\0gate\0"
     };
     let mut reader = None;
     let reached = wait_until(END_LIMIT, || {
-        reader = processes(a, reads).pop();
+        reader = processes(node, reads).pop();
         let (name, most) = LIMITS[4];
         reader.is_some_and(|reader| limit(reader, name).as_deref() == Some(most))
     });
-    let told = scenario.kyb_json(a, &["ps", "--operations"]).unwrap();
+    let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
     assert!(reached, "nobody reads them: {reader:?}, {told}");
-    let reader = reader.unwrap();
+    reader.unwrap()
+}
+
+fn may_nothing(reader: Process) {
     let status = fs::read_to_string(format!("/proc/{}/status", reader.pid)).unwrap();
     for line in CONFINED {
         assert!(status.contains(line), "{line:?} is missing: {status}");
@@ -283,37 +278,61 @@ fn whoever_reads_the_images_of_a_dump_may_nothing() {
         files.map(|file| fs::read_link(file.unwrap().path()).unwrap().display().to_string());
     let others = files.filter(|file| !file.starts_with("pipe:") && file != "/dev/null");
     assert_eq!(others.collect::<Vec<_>>(), [""; 0]);
+}
 
-    // There is nothing in it, which CRIU does not write.
-    let end = "for file in /run/kybernate/stage/*/images/core-999.img; do : >$file; done";
-    a.run(&["timeout", "50", "sh", "-c", end]).unwrap();
-    let output = kyb.wait_with_output().unwrap();
-    assert!(!output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("cannot be judged"), "{}", said(&output));
-    assert!(!reader.runs(), "it outlives the checkpoint");
-    scenario.wait_for_ticks(a, "job").unwrap();
-    assert_eq!(scenario.traces(a).unwrap(), before, "something is left");
+#[test]
+fn whoever_reads_the_images_of_a_dump_may_nothing() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, agent| {
+        drop(agent);
+        let _agent = scenario.start_agent(node, HOOKS).unwrap();
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("refusal/read:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let mut kyb = node.command(&[&words[..], &["--hook", "stall"]].concat());
+        let kyb = kyb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let reader = reader(scenario, node);
+        may_nothing(reader);
+
+        // There is nothing in it, which CRIU does not write.
+        let end = "for file in /run/kybernate/stage/*/images/core-999.img; do : >$file; done";
+        node.run(&["timeout", "50", "sh", "-c", end]).unwrap();
+        let output = kyb.wait_with_output().unwrap();
+        assert!(!output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("cannot be judged"), "{}", said(&output));
+        assert!(!reader.runs(), "it outlives the checkpoint");
+        scenario.wait_for_ticks(node, "job").unwrap();
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+    });
     scenario.end().unwrap();
 }
 
 #[test]
 fn a_dump_that_nobody_restores_is_not_stored_and_its_source_not_stopped() {
     let mut scenario = start();
-    scenario.agent_a.take().unwrap().kill();
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOOKS).unwrap());
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let reference = scenario.reference("refusal/lost:v1");
-    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a", "--stop"];
-    let output = scenario.kyb(a, &[&words[..], &["--hook", "mount"]].concat()).unwrap();
-    let text = said(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("nobody could restore the dump") && text.contains("\"/tmp\""), "{text}");
-    scenario.wait_for_ticks(a, "job").unwrap();
-    let output = scenario.kyb(a, &["inspect", &reference, "--plain-http"]).unwrap();
-    assert!(!output.status.success(), "{}", said(&output));
-    // The next one does not come as far as that.
-    let output = scenario.kyb(a, &["preflight", "job"]).unwrap();
-    assert!(said(&output).contains("refuse mount"), "{}", said(&output));
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        let _agent = scenario.start_agent(node, HOOKS).unwrap();
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let reference = scenario.reference(&format!("refusal/lost:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let words = [&words[..], &["--stop", "--hook", "mount"]].concat();
+        let output = scenario.kyb(node, &words).unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(
+            text.contains("nobody could restore the dump") && text.contains("\"/tmp\""),
+            "{text}"
+        );
+        scenario.wait_for_ticks(node, "job").unwrap();
+        let output = scenario.kyb(node, &["inspect", &reference, "--plain-http"]).unwrap();
+        assert!(!output.status.success(), "{}", said(&output));
+        // The next one does not come as far as that.
+        let output = scenario.kyb(node, &["preflight", "job"]).unwrap();
+        assert!(said(&output).contains("refuse mount"), "{}", said(&output));
+    });
     scenario.end().unwrap();
 }

@@ -32,50 +32,100 @@ fn log(scenario: &Scenario, name: &str) -> String {
     fs::read_to_string(scenario.testbed.private().join(name)).unwrap()
 }
 
-/// A node whose policy only warns lets one in, and refuses the other.
-fn warns(scenario: &Scenario, node: &Node, [warned, strict]: [&str; 2]) {
-    refused(scenario, node, strict, &[], "is not signed");
-    let tolerated = "not trusted, but the rule only warns";
-    let agents = format!("agent-{}.log", node.name());
-    assert!(!log(scenario, &agents).contains(tolerated));
-    let output = restore(scenario, node, warned, "job", &[]);
-    assert!(output.status.success(), "{}", said(&output));
-    scenario.wait_for_ticks(node, "job").unwrap();
-    let said = log(scenario, &agents);
-    let line = said.lines().find(|line| line.contains(tolerated)).unwrap();
-    assert!(line.contains("scratch") && line.contains("not-signed"), "{line}");
+/// A rule for a repository that only warns, and one for another that does not look.
+const RULES: &str = r#"
+[[rule]]
+name = "scratch"
+repositories = ["10.77.0.1:5000/trust/scratch"]
+mode = "warn"
+keys = ["/srv/share/node-b.pub"]
+[[rule]]
+name = "lab"
+repositories = ["10.77.0.1:5000/trust/lab"]
+mode = "off"
+"#;
+
+/// Returns the line of a node's agent that has these words.
+fn logged(scenario: &Scenario, node: &Node, words: &str) -> Option<String> {
+    let log = log(scenario, &format!("agent-{}.log", node.name()));
+    log.lines().find(|line| line.contains(words)).map(str::to_owned)
+}
+
+/// Whether each of these was counted once.
+fn are_counted(node: &Node, figures: &[&str]) {
     let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
     let page = node.run(&page).unwrap();
-    let counted = |outcome: &str| {
-        let of = format!("outcome=\"{outcome}\",reason=\"not-signed\"}} 1");
-        page.lines().any(|line| {
-            line.starts_with("kybernate_agent_trust_decisions_total{kind=\"restore\",")
-                && line.ends_with(&of)
-        })
-    };
-    assert!(counted("tolerated") && counted("refused"), "{page}");
+    for figure in figures {
+        let line = format!("kybernate_agent_{figure} 1");
+        assert!(page.lines().any(|one| one == line), "{line}: {page}");
+    }
 }
 
 #[test]
-fn a_rule_that_only_warns_lets_unsigned_checkpoints_in_and_says_so() {
+fn what_a_rule_lets_in_unsigned_is_said_and_counted() {
     let mut scenario = start();
-    let rule = "[[rule]]\nname = \"scratch\"\nrepositories = [\"10.77.0.1:5000/trust/scratch\"]\n\
-                mode = \"warn\"\nkeys = [\"/srv/share/node-b.pub\"]\n";
-    for node in nodes(&scenario) {
-        fs::write(node.path(POLICY), rule).unwrap();
-    }
-    let config = format!("trust_policy = \"{POLICY}\"\nmetrics = \"unix:{METRICS}\"\n");
-    next_agents(&mut scenario, &config);
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let (warned, strict) =
-        (scenario.reference("trust/scratch:v1"), scenario.reference("trust/strict:v1"));
-    for reference in [&warned, &strict] {
-        unsigned(&scenario, a, "job", reference);
-    }
-    scenario.remove(a, "job").unwrap();
-    at_once(&scenario, |node| warns(&scenario, node, [&warned, &strict]));
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        fs::write(node.path(POLICY), RULES).unwrap();
+        let config = format!("trust_policy = \"{POLICY}\"\nmetrics = \"unix:{METRICS}\"\n");
+        let _agent = scenario.start_agent(node, &config).unwrap();
+        // More than a container has that nobody asked anything for.
+        scenario.run_workload(node, "job", 16, &["--cap-add", "CAP_SYS_PTRACE"]).unwrap();
+        let references = ["scratch", "lab", "strict"]
+            .map(|name| scenario.reference(&format!("trust/{name}:{}", node.name())));
+        for reference in &references {
+            unsigned(scenario, node, "job", reference);
+        }
+        let [warned, unseen, strict] = references;
+        let allow = ["--allow-cap", "CAP_SYS_PTRACE"];
+        refused(scenario, node, &strict, &allow, "is not signed");
+        let (tolerated, ignored) =
+            ("not trusted, but the rule only warns", "the rule does not look at signatures");
+        for words in [tolerated, ignored] {
+            assert_eq!(logged(scenario, node, words), None);
+        }
+        for (reference, words, told) in [
+            (&warned, tolerated, &["WARN", "scratch", "not-signed"][..]),
+            (&unseen, ignored, &["WARN", "lab"]),
+        ] {
+            let output = restore(scenario, node, reference, "again", &allow);
+            assert!(output.status.success(), "{}", said(&output));
+            scenario.wait_for_ticks(node, "again").unwrap();
+            scenario.remove(node, "again").unwrap();
+            let line = logged(scenario, node, words).unwrap();
+            assert!(told.iter().all(|word| line.contains(word)), "{line}");
+        }
+        are_counted(
+            node,
+            &[
+                r#"trust_decisions_total{kind="restore",outcome="refused",reason="not-signed"}"#,
+                r#"trust_decisions_total{kind="restore",outcome="tolerated",reason="not-signed"}"#,
+                r#"trust_decisions_total{kind="restore",outcome="not-looked",reason=""}"#,
+                r#"refusals_total{kind="restore",reason="signature"}"#,
+            ],
+        );
+        are_refused(scenario, node, &unseen);
+    });
     scenario.end().unwrap();
+}
+
+/// Has the gate refuse a checkpoint, and the look before one another: each is counted by its reason.
+fn are_refused(scenario: &Scenario, node: &Node, reference: &str) {
+    refused(scenario, node, reference, &[], "CAP_SYS_PTRACE");
+    let busybox = "nsenter -t $(ctr task ls | awk '$1 == \"job\" { print $2 }') -m \
+        busybox mount --bind /proc/sys /tmp";
+    node.run(&["sh", "-c", busybox]).unwrap();
+    let reference = scenario.reference(&format!("trust/mounted:{}", node.name()));
+    let words = ["checkpoint", "job", &reference, "--plain-http", "--unsigned"];
+    let output = scenario.kyb(node, &words).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    are_counted(
+        node,
+        &[
+            r#"refusals_total{kind="restore",reason="identity"}"#,
+            r#"refusals_total{kind="checkpoint",reason="mount"}"#,
+        ],
+    );
 }
 
 /// Digests of what a checkpoint consists of: its documents' configs, and everything else.
@@ -104,39 +154,54 @@ fn fetched(scenario: &Scenario, from: usize, blobs: &BTreeSet<String>) -> BTreeS
     blobs.iter().filter(is_fetched).cloned().collect()
 }
 
+/// Stands in for node b's CRIU, and says that it is as old as node a's.
+const CRIU: &str = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Version: 4.1\n\
+                    exec /usr/sbin/criu.real \"$@\"\n";
+
+/// Has a node refuse a checkpoint of node b's for `reason`, and looks at what was fetched for that.
+fn costs_no_payload(scenario: &Scenario, node: &Node, path: &str, digest: &str, reason: &str) {
+    let repository = scenario.reference(path);
+    let (configs, payload) = parts(&scenario.testbed.b, &repository, digest);
+    assert!(payload.len() > 3, "{payload:?}");
+    let from = log(scenario, "registry.log").len();
+    let reference = format!("{repository}:v1");
+    refused(scenario, node, &reference, &[], reason);
+    // Its facts are read, so the log tells what is.
+    assert!(!fetched(scenario, from, &configs).is_empty(), "{reason}");
+    assert_eq!(fetched(scenario, from, &payload), BTreeSet::new(), "{reason}");
+    let words = ["stage", &reference, "--tier", "ram", "--plain-http"];
+    let output = scenario.kyb(node, &words).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert_eq!(fetched(scenario, from, &payload), BTreeSet::new(), "{reason}: staged");
+}
+
 #[test]
 fn what_a_signature_or_a_fact_refuses_costs_no_payload() {
-    let scenario = start();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    const STRANGE: &str = "trust/strange";
+    const YOUNG: &str = "trust/young";
+    let mut scenario = start();
+    let b = &scenario.testbed.b;
     scenario.run_workload(b, "job", 16, &[]).unwrap();
-    let strange = scenario.reference("trust/strange:v1");
-    let young = scenario.reference("trust/young:v1");
-    let digests = [
-        (a, &strange, unsigned(&scenario, b, "job", &strange), "is not signed", "trust/strange"),
-        (a, &young, checkpoint(&scenario, b, "job", &young), "older than CRIU", "trust/young"),
-    ];
-    for (node, reference, digest, reason, repository) in digests {
-        let (configs, payload) = parts(b, &scenario.reference(repository), &digest);
-        assert!(payload.len() > 3, "{payload:?}");
-        let from = log(&scenario, "registry.log").len();
-        refused(&scenario, node, reference, &[], reason);
-        // Its facts are read, so the log tells what is.
-        assert!(!fetched(&scenario, from, &configs).is_empty(), "{reason}");
-        assert_eq!(fetched(&scenario, from, &payload), BTreeSet::new(), "{reason}");
-        let words = ["stage", reference, "--tier", "ram", "--plain-http"];
-        let output = scenario.kyb(node, &words).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-        assert_eq!(fetched(&scenario, from, &payload), BTreeSet::new(), "{reason}: staged");
+    let (strange, young) = (format!("{STRANGE}:v1"), scenario.reference(&format!("{YOUNG}:v1")));
+    let strange = unsigned(&scenario, b, "job", &scenario.reference(&strange));
+    let digest = checkpoint(&scenario, b, "job", &young);
+    for node in nodes(&scenario) {
+        costs_no_payload(&scenario, node, STRANGE, &strange, "is not signed");
     }
+    costs_no_payload(&scenario, &scenario.testbed.a, YOUNG, &digest, "older than CRIU");
     // What is let in is fetched, and that is seen.
-    let (_, payload) = parts(b, &scenario.reference("trust/young"), &{
-        let told = scenario.kyb_json(b, &["inspect", &young, "--plain-http"]).unwrap();
-        told["digest"].as_str().unwrap().to_owned()
-    });
+    let (_, payload) = parts(b, &scenario.reference(YOUNG), &digest);
     let from = log(&scenario, "registry.log").len();
     let output = restore(&scenario, b, &young, "again", &[]);
     assert!(output.status.success(), "{}", said(&output));
     assert!(fetched(&scenario, from, &payload).len() > 2);
+
+    b.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.real"]).unwrap();
+    fs::write(b.path("/usr/sbin/criu"), CRIU).unwrap();
+    b.run(&["chmod", "755", "/usr/sbin/criu"]).unwrap();
+    // The agent believes what it saw for a minute.
+    scenario.next_agent("b", "").unwrap();
+    costs_no_payload(&scenario, &scenario.testbed.b, YOUNG, &digest, "older than CRIU");
     scenario.end().unwrap();
 }
 
@@ -244,20 +309,22 @@ fn a_pod_is_who_containerd_says_it_is() {
 #[test]
 fn a_container_that_shares_its_processes_is_refused() {
     let scenario = start();
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "first", 16, &[]).unwrap();
-    let tasks = a.run(&["ctr", "task", "ls"]).unwrap();
-    let pid = tasks.lines().find_map(|line| line.strip_prefix("first")).unwrap();
-    let pid = pid.split_whitespace().next().unwrap();
-    let with = format!("pid:/proc/{pid}/ns/pid");
-    scenario.run_workload(a, "second", 16, &["--with-ns", &with]).unwrap();
-    let before = scenario.traces(a).unwrap();
-    let reference = scenario.reference("trust/second:v1");
-    let words = ["checkpoint", "second", &reference, "--plain-http", "--sign-key", "node-a"];
-    let output = scenario.kyb(a, &words).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("shared-pid-namespace"), "{}", said(&output));
-    assert_eq!(scenario.traces(a).unwrap(), before, "something is left");
-    scenario.wait_for_ticks(a, "second").unwrap();
+    at_once(&scenario, |node| {
+        scenario.run_workload(node, "first", 16, &[]).unwrap();
+        let tasks = node.run(&["ctr", "task", "ls"]).unwrap();
+        let pid = tasks.lines().find_map(|line| line.strip_prefix("first")).unwrap();
+        let pid = pid.split_whitespace().next().unwrap();
+        let with = format!("pid:/proc/{pid}/ns/pid");
+        scenario.run_workload(node, "second", 16, &["--with-ns", &with]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("trust/second:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "second", &reference, "--plain-http", "--sign-key", &key];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("shared-pid-namespace"), "{}", said(&output));
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        scenario.wait_for_ticks(node, "second").unwrap();
+    });
     scenario.end().unwrap();
 }
