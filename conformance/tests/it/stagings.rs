@@ -1,7 +1,7 @@
 //! Checkpoints that lie ready in memory or on disk: restored without a byte on the way, found again
 //! by the next agent, and nothing half made.
 
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
@@ -22,6 +22,8 @@ budget = \"128MiB\"
 [staging.nvme]
 budget = \"16MiB\"
 ";
+/// A tier on disk, and a log of objects.
+const DISK: &str = "log_format = \"json\"\n[staging.nvme]\nbudget = \"256MiB\"\n";
 const RAM: &str = "/run/kybernate/ram";
 const METRICS: &str = "/run/kybernate/metrics.sock";
 
@@ -135,35 +137,42 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     scenario.end().unwrap();
 }
 
-/// Stages on disk, and lets the next agent restore it.
-fn the_next_agent_finds_it_on_disk(scenario: &Scenario, node: &Node, agent: Agent) {
-    const DISK: &str = "log_format = \"json\"\n[staging.nvme]\nbudget = \"256MiB\"\n";
-    let again = |agent: Agent| {
+#[test]
+fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, agent| {
         agent.kill();
-        scenario.start_agent(node, DISK).unwrap()
-    };
-    let agent = again(agent);
-    let reference = scenario.reference(&format!("staging/disk:{}", node.name()));
-    scenario.run_workload(node, "job", 16, &[]).unwrap();
-    checkpoint(scenario, node, "job", &reference);
-    let taken = scenario.wait_for_ticks(node, "job").unwrap();
-    scenario.remove(node, "job").unwrap();
-    let told = stage(scenario, node, &reference, "nvme");
-    assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > 8 << 20, "{told}");
-    let _agent = again(agent);
-    let (told, after) = restored(scenario, node, &reference, "back");
-    assert_eq!(told["staged"], "nvme", "{told}");
-    assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < 1 << 20, "{told}");
-    assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
-    assert!(after["checksum_ok"] == true && counter(&after) > Some(0), "{after}");
-    let told = scenario.kyb_json(node, &["evict", &reference]).unwrap();
-    assert_eq!(told["evicted"][0]["tier"], "nvme", "{told}");
-    let told = scenario.kyb_json(node, &["node"]).unwrap();
-    assert_eq!(tier(&told, "nvme")["usedBytes"], 0, "{told}");
+        let agent = scenario.start_agent(node, DISK).unwrap();
+        let reference = scenario.reference(&format!("staging/disk:{}", node.name()));
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        checkpoint(scenario, node, "job", &reference);
+        let taken = scenario.wait_for_ticks(node, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
+        let words = ["stage", &reference, "--tier", "nvme", "--plain-http"];
+        let told = scenario.kyb_json(node, &words).unwrap();
+        assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() > 8 << 20, "{told}");
+        agent.kill();
+        let _agent = scenario.start_agent(node, DISK).unwrap();
+        let words = ["restore", &reference, "--plain-http", "--name", "back"];
+        let told = scenario.kyb_json(node, &words).unwrap();
+        assert_eq!(told["staged"], "nvme", "{told}");
+        assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < 1 << 20, "{told}");
+        let after = scenario.wait_for_ticks(node, "back").unwrap();
+        assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
+        assert!(after["checksum_ok"] == true && counter(&after) > Some(0), "{after}");
+        let told = scenario.kyb_json(node, &["evict", &reference]).unwrap();
+        assert_eq!(told["evicted"][0]["tier"], "nvme", "{told}");
+        let told = scenario.kyb_json(node, &["node"]).unwrap();
+        assert_eq!(tier(&told, "nvme")["usedBytes"], 0, "{told}");
+        logs_objects(scenario, node);
+    });
+    scenario.end().unwrap();
+}
 
-    // Each line that they have logged is an object; the agent before them spoke text.
-    let log = scenario.testbed.private().join(format!("agent-{}.log", node.name()));
-    let log = fs::read_to_string(log).unwrap();
+/// Each line that they have logged is an object; the agent before them spoke text.
+fn logs_objects(scenario: &Scenario, node: &Node) {
+    let name = format!("agent-{}.log", node.name());
+    let log = fs::read_to_string(scenario.testbed.private().join(name)).unwrap();
     let lines = log.lines().filter(|line| line.starts_with('{'));
     let lines: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
     let ended = |line: &&Value| line.to_string().contains("the operation has ended");
@@ -172,24 +181,39 @@ fn the_next_agent_finds_it_on_disk(scenario: &Scenario, node: &Node, agent: Agen
     assert!(ends.iter().all(|line| line["level"] == "INFO" && line["timestamp"].is_string()));
 }
 
-#[test]
-fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
-    let mut scenario = start();
-    on_both(&mut scenario, the_next_agent_finds_it_on_disk);
-    scenario.end().unwrap();
-}
-
-/// The agent dies in the middle: what it had staged is there whole, or not at all.
-fn the_agent_dies(scenario: &mut Scenario, name: &str, reference: &str) {
-    let node = scenario.node(name);
+/// Begins to stage a checkpoint in memory, and returns when its pages come.
+fn begun(node: &Node, reference: &str) -> Child {
     let mut kyb = node.command(&["kyb", "stage", reference, "--tier=ram", "--plain-http"]);
-    let mut kyb = kyb.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let kyb = kyb.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let place = node.path(RAM);
     let new = || {
         let mut entries = fs::read_dir(&place).unwrap().filter_map(Result::ok);
         entries.any(|entry| entry.path().join("images/pages-1.img").exists())
     };
     assert!(catch(new), "no page came");
+    kyb
+}
+
+/// kyb dies in the middle: the agent goes on.
+fn kyb_dies(scenario: &Scenario, node: &Node, reference: &str) {
+    let mut kyb = begun(node, reference);
+    signal(&running(node, "kyb"), Signal::KILL);
+    kyb.wait().unwrap();
+    let mut last = Value::Null;
+    let ended = wait_until(END_LIMIT, || {
+        let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
+        last = told["operations"].as_array().unwrap().last().unwrap().clone();
+        last["state"] != "running"
+    });
+    assert!(ended && last["kind"] == "stage" && last["state"] == "done", "{last}");
+    let told = scenario.kyb_json(node, &["evict", reference]).unwrap();
+    assert_eq!(told["evicted"].as_array().unwrap().len(), 1, "{told}");
+    assert_eq!(files(node, RAM), "");
+}
+
+/// The agent dies in the middle: what it had staged is there whole, or not at all.
+fn the_agent_dies(scenario: &mut Scenario, name: &str, reference: &str) {
+    let mut kyb = begun(scenario.node(name), reference);
     scenario.agent(name).take().unwrap().kill();
     kyb.kill().unwrap();
     kyb.wait().unwrap();
@@ -221,6 +245,8 @@ fn what_cannot_be_staged_leaves_nothing() {
     assert!(said(&output).contains("not signed"), "{}", said(&output));
     assert_eq!(files(&scenario.testbed.b, RAM), "");
 
+    scenario.next_agent("a", TIERS).unwrap();
+    at_once(&scenario, |node| kyb_dies(&scenario, node, &reference));
     for name in ["a", "b"] {
         the_agent_dies(&mut scenario, name, &reference);
     }
