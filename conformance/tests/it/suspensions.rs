@@ -5,12 +5,12 @@ use std::process::Child;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Process;
-use kybernate_conformance::scenario::{Scenario, counter};
+use kybernate_conformance::scenario::{Agent, Scenario, counter};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::failures::victims::{END_LIMIT, catch, running, signal};
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{at_once, checkpoint, on_both, restore, said, start};
 
 /// The memory of what is dumped: long enough to be met while it is written.
 const MIB: u32 = 96;
@@ -42,9 +42,10 @@ fn status(scenario: &Scenario, node: &Node, id: &str) -> (String, bool) {
 /// Takes a checkpoint, and stops its CRIU while that writes memory. Killed elsewhere, it may leave a
 /// process in what it wrote over its code (`spec/decisions/0040`). Nothing when it was quicker.
 fn stop_in_a_dump(scenario: &Scenario, node: &Node) -> Option<(Child, Vec<Process>)> {
-    let reference = scenario.reference("suspended/cut:v1");
+    let reference = scenario.reference(&format!("suspended/cut:{}", node.name()));
+    let key = format!("node-{}", node.name());
     // A CRIU whose other half is killed hangs: nobody but the deadline ends it.
-    let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+    let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
     let words = [&words[..], &["--pause-deadline", "8s"]].concat();
     let mut kyb = node.command(&words).spawn().unwrap();
     let begun = || {
@@ -83,105 +84,127 @@ fn fails(scenario: &Scenario, node: &Node, words: &[&str], reason: &str) {
 #[test]
 fn a_suspended_container_stands_still_until_it_is_resumed() {
     let mut scenario = start();
-    for id in ["job", "clock"] {
-        scenario.run_workload(&scenario.testbed.a, id, 16, &[]).unwrap();
-    }
-    let a = &scenario.testbed.a;
-    let told = scenario.kyb_json(a, &["suspend", "job"]).unwrap();
+    at_once(&scenario, |node| {
+        for id in ["job", "clock"] {
+            scenario.run_workload(node, id, 16, &[]).unwrap();
+        }
+        stays_suspended(&scenario, node);
+    });
+    on_both(&mut scenario, |scenario, node, agent| {
+        let _agent = is_resumed(scenario, node, agent);
+        is_somebody_elses(scenario, node);
+    });
+    scenario.end().unwrap();
+}
+
+/// Suspends a container and takes a checkpoint of it, which leaves it so; what is restored of that, on
+/// node b, runs.
+fn stays_suspended(scenario: &Scenario, node: &Node) {
+    let told = scenario.kyb_json(node, &["suspend", "job"]).unwrap();
     assert_eq!((&told["suspended"][0], &told["already"]), (&"cpu".into(), &false.into()));
-    stands_still(&scenario, a, "job", "clock");
-    assert_eq!(status(&scenario, a, "job"), ("paused".to_owned(), true));
-    let again = scenario.kyb_json(a, &["suspend", "job"]).unwrap();
+    stands_still(scenario, node, "job", "clock");
+    assert_eq!(status(scenario, node, "job"), ("paused".to_owned(), true));
+    let again = scenario.kyb_json(node, &["suspend", "job"]).unwrap();
     assert_eq!((&again["already"], &again["since"]), (&true.into(), &told["since"]));
 
-    // A checkpoint leaves it suspended, and what is restored elsewhere runs.
-    let reference = scenario.reference("suspended/job:v1");
-    checkpoint(&scenario, a, "job", &reference);
-    stands_still(&scenario, a, "job", "clock");
-    assert_eq!(status(&scenario, a, "job"), ("paused".to_owned(), true));
-    let output = restore(&scenario, &scenario.testbed.b, &reference, "job", &[]);
+    let reference = scenario.reference(&format!("suspended/job:{}", node.name()));
+    checkpoint(scenario, node, "job", &reference);
+    stands_still(scenario, node, "job", "clock");
+    assert_eq!(status(scenario, node, "job"), ("paused".to_owned(), true));
+    let (b, name) = (&scenario.testbed.b, format!("of-{}", node.name()));
+    let output = restore(scenario, b, &reference, &name, &[]);
     assert!(output.status.success(), "{}", said(&output));
-    let after = scenario.wait_for_ticks(&scenario.testbed.b, "job").unwrap();
-    assert!(counter(&after) > Some(seen(a, "job")), "{after}");
+    let after = scenario.wait_for_ticks(b, &name).unwrap();
+    assert!(counter(&after) > Some(seen(node, "job")), "{after}");
+}
 
-    // An agent that is killed, and its next one, change nothing.
-    scenario.agent_a.take().unwrap().kill();
-    stands_still(&scenario, &scenario.testbed.a, "job", "clock");
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, "").unwrap());
-    let a = &scenario.testbed.a;
-    stands_still(&scenario, a, "job", "clock");
-    assert_eq!(status(&scenario, a, "job"), ("paused".to_owned(), true));
-    let told = scenario.kyb_json(a, &["resume", "job"]).unwrap();
-    assert_eq!((&told["already"], &told["since"]), (&false.into(), &again["since"]));
-    scenario.wait_for_ticks(a, "job").unwrap();
-    assert_eq!(status(&scenario, a, "job"), ("running".to_owned(), false));
-    let told = scenario.kyb_json(a, &["resume", "job"]).unwrap();
+/// An agent that is killed, and its next one, change nothing. Then somebody resumes it.
+fn is_resumed(scenario: &Scenario, node: &Node, agent: Agent) -> Agent {
+    let since = scenario.kyb_json(node, &["suspend", "job"]).unwrap()["since"].clone();
+    agent.kill();
+    stands_still(scenario, node, "job", "clock");
+    let agent = scenario.start_agent(node, "").unwrap();
+    stands_still(scenario, node, "job", "clock");
+    assert_eq!(status(scenario, node, "job"), ("paused".to_owned(), true));
+    let told = scenario.kyb_json(node, &["resume", "job"]).unwrap();
+    assert_eq!((&told["already"], &told["since"]), (&false.into(), &since));
+    scenario.wait_for_ticks(node, "job").unwrap();
+    assert_eq!(status(scenario, node, "job"), ("running".to_owned(), false));
+    let told = scenario.kyb_json(node, &["resume", "job"]).unwrap();
     assert_eq!(told["already"], true);
+    agent
+}
 
-    // What somebody else paused is not ours, neither way.
-    a.run(&["ctr", "task", "pause", "job"]).unwrap();
+/// What somebody else paused is not ours, neither way, and what has ended is nobody's.
+fn is_somebody_elses(scenario: &Scenario, node: &Node) {
+    node.run(&["ctr", "task", "pause", "job"]).unwrap();
     for word in ["suspend", "resume"] {
-        fails(&scenario, a, &[word, "job"], "paused by somebody else");
+        fails(scenario, node, &[word, "job"], "paused by somebody else");
     }
-    assert_eq!(status(&scenario, a, "job"), ("paused".to_owned(), false));
-    a.run(&["ctr", "task", "resume", "job"]).unwrap();
+    assert_eq!(status(scenario, node, "job"), ("paused".to_owned(), false));
+    node.run(&["ctr", "task", "resume", "job"]).unwrap();
     // What was suspended and somebody else resumed is forgotten.
-    scenario.kyb_json(a, &["suspend", "job"]).unwrap();
-    a.run(&["ctr", "task", "resume", "job"]).unwrap();
-    assert_eq!(scenario.kyb_json(a, &["resume", "job"]).unwrap()["already"], true);
-    fails(&scenario, a, &["suspend", "nobody"], "nobody");
-    a.run(&["ctr", "task", "kill", "-s", "KILL", "clock"]).unwrap();
-    assert!(wait_until(END_LIMIT, || status(&scenario, a, "clock").0 == "stopped"));
-    fails(&scenario, a, &["suspend", "clock"], "only what runs can be suspended");
-    fails(&scenario, a, &["resume", "clock"], "clock");
-    scenario.end().unwrap();
+    scenario.kyb_json(node, &["suspend", "job"]).unwrap();
+    node.run(&["ctr", "task", "resume", "job"]).unwrap();
+    assert_eq!(scenario.kyb_json(node, &["resume", "job"]).unwrap()["already"], true);
+    fails(scenario, node, &["suspend", "nobody"], "nobody");
+    node.run(&["ctr", "task", "kill", "-s", "KILL", "clock"]).unwrap();
+    assert!(wait_until(END_LIMIT, || status(scenario, node, "clock").0 == "stopped"));
+    fails(scenario, node, &["suspend", "clock"], "only what runs can be suspended");
+    fails(scenario, node, &["resume", "clock"], "clock");
 }
 
 /// What is to be seen of it when it is not as it should be.
 fn told(scenario: &Scenario, node: &Node) -> String {
     let script = "ctr task ls; tail -n 15 /var/lib/kybernate/containerd.log";
-    let node = said(&node.output(&["sh", "-c", script]).unwrap());
-    let log = fs_err::read_to_string(scenario.testbed.private().join("agent-a.log"));
-    let log = log.unwrap_or_default();
+    let here = said(&node.output(&["sh", "-c", script]).unwrap());
+    let log = scenario.testbed.private().join(format!("agent-{}.log", node.name()));
+    let log = fs_err::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = log.lines().collect();
-    format!("{node}\n{}", lines[lines.len().saturating_sub(25)..].join("\n"))
+    format!("{here}\n{}", lines[lines.len().saturating_sub(25)..].join("\n"))
 }
 
 /// Whoever dies in the middle of its dump: it stays suspended.
 #[test]
 fn a_dump_that_is_cut_short_leaves_it_suspended() {
     let mut scenario = start();
-    scenario.run_workload(&scenario.testbed.a, "clock", 16, &[]).unwrap();
-    for agent_too in [false, true] {
-        let a = &scenario.testbed.a;
-        // What a CRIU was killed in is not dumped again.
-        scenario.run_workload(a, "job", MIB, &[]).unwrap();
-        scenario.kyb_json(a, &["suspend", "job"]).unwrap();
-        let stopped = (0..TRIES).find_map(|_| stop_in_a_dump(&scenario, a));
-        let (mut kyb, dumpers) = stopped.expect("CRIU was always quicker");
-        if agent_too {
-            scenario.agent_a.take().unwrap().kill();
-        }
-        signal(&dumpers, Signal::KILL);
-        if agent_too {
-            kyb.kill().unwrap();
-            kyb.wait().unwrap();
-            scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, "").unwrap());
-        } else {
-            assert!(!kyb.wait().unwrap().success());
-        }
-        let a = &scenario.testbed.a;
-        let open = || {
-            let list = scenario.kyb_json(a, &["ps", "--operations", "--state", "running"]).unwrap();
-            !list["operations"].as_array().unwrap().is_empty()
-        };
-        assert!(wait_until(END_LIMIT, || !open()), "an operation stays open");
-        stands_still(&scenario, a, "job", "clock");
-        let now = status(&scenario, a, "job");
-        assert_eq!(now, ("paused".to_owned(), true), "{}", told(&scenario, a));
-        scenario.kyb_json(a, &["resume", "job"]).unwrap();
-        scenario.wait_for_ticks(a, "job").unwrap();
-        scenario.remove(a, "job").unwrap();
-    }
+    on_both(&mut scenario, |scenario, node, agent| {
+        scenario.run_workload(node, "clock", 16, &[]).unwrap();
+        is_cut_short(scenario, node, None);
+        is_cut_short(scenario, node, Some(agent));
+    });
     scenario.end().unwrap();
+}
+
+/// Kills a CRIU in the middle, and the agent too, if it is given one; then the next one comes.
+fn is_cut_short(scenario: &Scenario, node: &Node, agent: Option<Agent>) {
+    // What a CRIU was killed in is not dumped again.
+    scenario.run_workload(node, "job", MIB, &[]).unwrap();
+    scenario.kyb_json(node, &["suspend", "job"]).unwrap();
+    let stopped = (0..TRIES).find_map(|_| stop_in_a_dump(scenario, node));
+    let Some((mut kyb, dumpers)) = stopped else { panic!("CRIU was always quicker") };
+    let dies = agent.is_some();
+    if let Some(agent) = agent {
+        agent.kill();
+    }
+    signal(&dumpers, Signal::KILL);
+    let _next = if dies {
+        kyb.kill().unwrap();
+        kyb.wait().unwrap();
+        Some(scenario.start_agent(node, "").unwrap())
+    } else {
+        assert!(!kyb.wait().unwrap().success());
+        None
+    };
+    let open = || {
+        let list = scenario.kyb_json(node, &["ps", "--operations", "--state", "running"]).unwrap();
+        !list["operations"].as_array().unwrap().is_empty()
+    };
+    assert!(wait_until(END_LIMIT, || !open()), "an operation stays open");
+    stands_still(scenario, node, "job", "clock");
+    let now = status(scenario, node, "job");
+    assert_eq!(now, ("paused".to_owned(), true), "{}", told(scenario, node));
+    scenario.kyb_json(node, &["resume", "job"]).unwrap();
+    scenario.wait_for_ticks(node, "job").unwrap();
+    scenario.remove(node, "job").unwrap();
 }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use super::cancels::newest;
 use super::halt::{hold, let_go, start_holding};
 use super::victims::{END_LIMIT, running, signal};
-use crate::harness::{restore, said};
+use crate::harness::{at_once, nodes, restore, said};
 
 fn watch(node: &Node, id: &str) -> Child {
     let mut command = node.command(&["kyb", "watch", id, "--json"]);
@@ -19,7 +19,7 @@ fn watch(node: &Node, id: &str) -> Child {
 
 /// Without an id, everything that begins is told, in lines; what had ended before is not.
 fn watch_all(scenario: &Scenario, node: &Node) {
-    let file = scenario.testbed.private().join("watched");
+    let file = scenario.testbed.private().join(format!("watched-{}", node.name()));
     let lines = fs_err::File::create(&file).unwrap().into_parts().0;
     let mut command = node.command(&["kyb", "watch", "--json"]);
     let mut kyb = command.stdout(lines).stderr(Stdio::null()).spawn().unwrap();
@@ -49,39 +49,53 @@ fn watch_all(scenario: &Scenario, node: &Node) {
 #[test]
 fn an_operation_is_watched_by_somebody_else_until_it_ends() {
     let scenario = start_holding();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let reference = scenario.reference("watched/job:v1");
-    let asked = hold(a, &reference, &[]);
-    let id = newest(&scenario, a)["id"].as_str().unwrap().to_owned();
+    let ids = at_once(&scenario, |node| {
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let reference = scenario.reference(&format!("watched/job:{}", node.name()));
+        is_watched(&scenario, node, &reference);
+        let id = is_told_again(&scenario, node, &reference);
+        watch_all(&scenario, node);
+        id
+    });
+    for (node, id) in nodes(&scenario).into_iter().rev().zip(ids) {
+        // It is another agent's.
+        let output = scenario.kyb(node, &["watch", &id]).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("kyb ps --operations"), "{}", said(&output));
+    }
+    scenario.end().unwrap();
+}
+
+/// Watches a checkpoint that is under way, to its end.
+fn is_watched(scenario: &Scenario, node: &Node, reference: &str) {
+    let asked = hold(node, reference, &[]);
+    let id = newest(scenario, node)["id"].as_str().unwrap().to_owned();
     // Who asked for it is not needed any more.
-    signal(&running(a, "kyb"), Signal::KILL);
+    signal(&running(node, "kyb"), Signal::KILL);
     drop(asked);
-    let watches = watch(a, &id);
-    let_go(a);
+    let watches = watch(node, &id);
+    let_go(node);
     let output = watches.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&told["id"], &told["state"]), (&id.clone().into(), &"done".into()), "{told}");
-    let digest = b.run(&["crane", "digest", "--insecure", &reference]).unwrap();
+    let crane = ["crane", "digest", "--insecure", reference];
+    let digest = scenario.testbed.b.run(&crane).unwrap();
     assert_eq!(told["digest"], digest.trim(), "{told}");
     assert!(told["pausedMicroseconds"].as_u64() > Some(0), "{told}");
     let lines = String::from_utf8_lossy(&output.stderr);
     assert!(lines.contains("dump: "), "no line for a step: {lines}");
-
-    // One that is over is told again, with the same exit code.
-    let output = scenario.kyb(a, &["watch", &id]).unwrap();
+    let output = scenario.kyb(node, &["watch", &id]).unwrap();
     assert!(said(&output).contains(&format!("checkpoint {id} is done")), "{}", said(&output));
-    let refused = restore(&scenario, b, &reference, "job", &["--insecure-no-signature"]);
+}
+
+/// Watches a restore that was refused before: it is told again, with the same exit code.
+fn is_told_again(scenario: &Scenario, node: &Node, reference: &str) -> String {
+    let refused = restore(scenario, node, reference, "again", &["--insecure-no-signature"]);
     assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
-    let id = newest(&scenario, b)["id"].as_str().unwrap().to_owned();
-    let output = scenario.kyb(b, &["watch", &id]).unwrap();
+    let id = newest(scenario, node)["id"].as_str().unwrap().to_owned();
+    let output = scenario.kyb(node, &["watch", &id]).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("refused (policy)"), "{}", said(&output));
-    watch_all(&scenario, a);
-    // It is another agent's.
-    let output = scenario.kyb(a, &["watch", &id]).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("kyb ps --operations"), "{}", said(&output));
-    scenario.end().unwrap();
+    id
 }
