@@ -5,11 +5,13 @@ use std::process::{Output, Stdio};
 use fs_err as fs;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
+use serde_json::Value;
 
 use crate::failures::victims::running;
-use crate::harness::{checkpoint, said, start};
+use crate::harness::{checkpoint, nodes, on_both, said, start};
 use crate::pods::{CONFIG, command_of, make_ready};
 
+const CRUN: &str = "/usr/bin/crun";
 const SETTINGS: &str = "/etc/kybernate/runc.toml";
 
 /// Creates and starts a pod's container with kybernate-runc.
@@ -31,7 +33,8 @@ fn is_refused(scenario: &Scenario, node: &Node, id: &str) {
     assert!(said(&output).contains("refuse runtime: "), "{}", said(&output));
     let before = scenario.traces(node).unwrap();
     let reference = scenario.reference("runtimes/refused:v1");
-    let words = ["checkpoint", id, &reference, "--plain-http", "--sign-key", "node-a"];
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", id, &reference, "--plain-http", "--sign-key", &key];
     let output = scenario.kyb(node, &words).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("another runtime than runc made it"), "{}", said(&output));
@@ -39,57 +42,74 @@ fn is_refused(scenario: &Scenario, node: &Node, id: &str) {
     scenario.wait_for_ticks(node, id).unwrap();
 }
 
+/// Gives node b what node a has of crun; a package more would have everybody make its root again.
+fn install(scenario: &Scenario) {
+    let [a, b] = nodes(scenario);
+    let script = format!("ldd {CRUN} | awk '$1 ~ /yajl/ {{ print $3 }}'");
+    let library = a.run(&["sh", "-c", &script]).unwrap();
+    for file in [CRUN, library.trim()] {
+        fs::copy(a.path(file), b.path(file)).unwrap();
+    }
+}
+
 #[test]
 fn crun_runs_containers_and_restores_none() {
     let mut scenario = start();
-    scenario.agent_a.take().unwrap().kill();
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, CONFIG).unwrap());
-    let a = &scenario.testbed.a;
-    scenario.run_workload(a, "job", 16, &[]).unwrap();
-    let reference = scenario.reference("runtimes/job:v1");
-    let digest = checkpoint(&scenario, a, "job", &reference);
-    let before = scenario.wait_for_ticks(a, "job").unwrap();
-    scenario.remove(a, "job").unwrap();
-    let pinned = format!("{reference}@{digest}");
-    make_ready(&scenario, a, &pinned);
-    fs::write(a.path(SETTINGS), "runtime = \"/usr/bin/crun\"\n").unwrap();
+    install(&scenario);
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        let _agent = scenario.start_agent(node, CONFIG).unwrap();
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let reference = scenario.reference(&format!("runtimes/job:{}", node.name()));
+        let digest = checkpoint(scenario, node, "job", &reference);
+        let before = scenario.wait_for_ticks(node, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
+        let pinned = format!("{reference}@{digest}");
+        make_ready(scenario, node, &pinned);
+        fs::write(node.path(SETTINGS), format!("runtime = \"{CRUN}\"\n")).unwrap();
+        runs(scenario, node, &pinned);
+        restores_none(scenario, node, (&pinned, &before));
+    });
+    scenario.end().unwrap();
+}
 
-    // Everything else than a restore is crun's.
-    let output = create(a, "plain", &pinned, &[]);
+/// Everything else than a restore is crun's.
+fn runs(scenario: &Scenario, node: &Node, pinned: &str) {
+    let output = create(node, "plain", pinned, &[]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(is_cruns(a, "plain"));
-    scenario.wait_for_ticks(a, "plain").unwrap();
-    a.run(&["ctr", "task", "pause", "plain"]).unwrap();
-    a.run(&["ctr", "task", "resume", "plain"]).unwrap();
-    scenario.wait_for_ticks(a, "plain").unwrap();
-    is_refused(&scenario, a, "plain");
-    scenario.remove(a, "plain").unwrap();
-    assert!(!a.path("/run/containerd/runc/default/plain").exists());
+    assert!(is_cruns(node, "plain"));
+    scenario.wait_for_ticks(node, "plain").unwrap();
+    node.run(&["ctr", "task", "pause", "plain"]).unwrap();
+    node.run(&["ctr", "task", "resume", "plain"]).unwrap();
+    scenario.wait_for_ticks(node, "plain").unwrap();
+    is_refused(scenario, node, "plain");
+    scenario.remove(node, "plain").unwrap();
+    assert!(!node.path("/run/containerd/runc/default/plain").exists());
+}
 
-    // A restore fails by name, before CRIU begins.
+/// A restore fails by name, before CRIU begins, and goes on with runc.
+fn restores_none(scenario: &Scenario, node: &Node, (pinned, before): (&str, &Value)) {
     let wish = format!("restore.kybernate.io/main={pinned}");
-    let output = create(a, "main", &pinned, &[&wish]);
+    let output = create(node, "main", pinned, &[&wish]);
     assert!(!output.status.success(), "{}", said(&output));
     assert!(said(&output).contains("only runc restores"), "{}", said(&output));
-    assert_eq!(running(a, "criu"), []);
-    let told = scenario.kyb_json(a, &["ps", "--operations", "--container", "main"]).unwrap();
+    assert_eq!(running(node, "criu"), []);
+    let told = scenario.kyb_json(node, &["ps", "--operations", "--container", "main"]).unwrap();
     let last = told["operations"].as_array().unwrap().last().unwrap().clone();
     assert_eq!(last["state"], "failed", "{last}");
     assert!(last["error"].as_str().unwrap().contains("only runc restores"), "{last}");
-    a.output(&["ctr", "container", "rm", "main"]).unwrap();
-    let output = create(a, "main", &pinned, &[&wish, "on-failure.kybernate.io/main=cold"]);
+    node.output(&["ctr", "container", "rm", "main"]).unwrap();
+    let output = create(node, "main", pinned, &[&wish, "on-failure.kybernate.io/main=cold"]);
     assert!(output.status.success(), "{}", said(&output));
-    let cold = scenario.wait_for_ticks(a, "main").unwrap();
+    let cold = scenario.wait_for_ticks(node, "main").unwrap();
     assert_ne!(cold["boot_id_of_process"], before["boot_id_of_process"]);
-    assert!(is_cruns(a, "main"));
-    scenario.remove(a, "main").unwrap();
+    assert!(is_cruns(node, "main"));
+    scenario.remove(node, "main").unwrap();
 
-    // With runc it goes on.
-    fs::remove_file(a.path(SETTINGS)).unwrap();
-    let output = create(a, "main", &pinned, &[&wish]);
+    fs::remove_file(node.path(SETTINGS)).unwrap();
+    let output = create(node, "main", pinned, &[&wish]);
     assert!(output.status.success(), "{}", said(&output));
-    let after = scenario.wait_for_ticks(a, "main").unwrap();
+    let after = scenario.wait_for_ticks(node, "main").unwrap();
     assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
-    scenario.remove(a, "main").unwrap();
-    scenario.end().unwrap();
+    scenario.remove(node, "main").unwrap();
 }
