@@ -10,7 +10,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 
 use crate::failures::victims::catch;
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{checkpoint, on_both, restore, said, start};
 
 mod plugin;
 mod storage;
@@ -29,10 +29,14 @@ fn install(node: &Node, driver: &str) -> String {
     fs_err::create_dir_all(&place).unwrap();
     build("gpu/simulation.rs", &place.join(LIBRARY));
     fs_err::write(place.join("driver"), driver).unwrap();
-    let digit = if node.name() == "a" { "a" } else { "b" };
-    let uuid = format!("GPU-{}-0000-0000-0000-000000000000", digit.repeat(8));
+    let uuid = uuid(node);
     fs_err::write(place.join("gpus"), format!("{uuid} {} SIM-1\n", 8 * GIB)).unwrap();
     uuid
+}
+
+/// Returns what the GPU of a node is called.
+fn uuid(node: &Node) -> String {
+    format!("GPU-{}-0000-0000-0000-000000000000", node.name().repeat(8))
 }
 
 /// Makes a library of a source file that stands alone.
@@ -114,19 +118,22 @@ fn start_with_driver(driver: &str, config: &str) -> (Scenario, String, String) {
     (scenario, on_a, on_b)
 }
 
+/// The GPU is free until it is resumed.
+fn goes_and_comes_in_place(scenario: &Scenario, node: &Node) {
+    let told = scenario.kyb_json(node, &["suspend", "model"]).unwrap();
+    assert_eq!(told["suspended"].to_string(), r#"["cpu","gpu"]"#);
+    assert_eq!(gpu(node, "model"), ("2".to_owned(), uuid(node)));
+    scenario.kyb_json(node, &["resume", "model"]).unwrap();
+    assert_eq!(gpu(node, "model"), ("0".to_owned(), uuid(node)));
+    counts_on(node, "model");
+}
+
 #[test]
 fn gpu_memory_goes_where_its_container_goes() {
     let (scenario, on_a, on_b) = start_with_gpus();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     run(&scenario, a, "model", &on_a);
-
-    // In place: the GPU is free until it is resumed.
-    let told = scenario.kyb_json(a, &["suspend", "model"]).unwrap();
-    assert_eq!(told["suspended"].to_string(), r#"["cpu","gpu"]"#);
-    assert_eq!(gpu(a, "model"), ("2".to_owned(), on_a.clone()));
-    scenario.kyb_json(a, &["resume", "model"]).unwrap();
-    assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a.clone()));
-    counts_on(a, "model");
+    goes_and_comes_in_place(&scenario, a);
 
     // Dumped: away while it is frozen, and back.
     let reference = scenario.reference("gpu/model:v1");
@@ -141,6 +148,7 @@ fn gpu_memory_goes_where_its_container_goes() {
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(gpu(b, "model"), ("0".to_owned(), on_b.clone()));
     counts_on(b, "model");
+    goes_and_comes_in_place(&scenario, b);
 
     // What the driver does not do costs nobody anything.
     fails(a, "checkpoint 801");
@@ -163,53 +171,53 @@ fn gpu_memory_goes_where_its_container_goes() {
 /// Killed in the middle of the driver's work, for good: the guardian brings it back.
 #[test]
 fn gpu_memory_comes_back_when_the_agent_is_killed() {
-    let (mut scenario, on_a, _) = start_with_gpus();
-    run(&scenario, &scenario.testbed.a, "model", &on_a);
-    let a = &scenario.testbed.a;
-    let reference = scenario.reference("gpu/killed:v1");
-    fails(a, "checkpoint hang");
-    let words = ["kyb", "checkpoint", "model", &reference, "--plain-http", "--sign-key", "node-a"];
-    let mut kyb = a.command(&words).spawn().unwrap();
-    assert!(catch(|| was_asked(a, "checkpoint")), "the driver was not asked");
-    assert_eq!(gpu(a, "model").0, "1");
-    scenario.agent_a.take().unwrap().kill();
-    // It would wait for the next agent.
-    kyb.kill().unwrap();
-    kyb.wait().unwrap();
-    let a = &scenario.testbed.a;
-    assert!(wait_until(LIMIT, || gpu(a, "model").0 == "0"), "it stays locked");
-    counts_on(a, "model");
-    fails(a, "");
-    scenario.agent_a = Some(scenario.start_agent(a, CONFIG).unwrap());
-    let a = &scenario.testbed.a;
-    checkpoint(&scenario, a, "model", &reference);
-    assert_eq!(gpu(a, "model"), ("0".to_owned(), on_a));
+    let (mut scenario, ..) = start_with_gpus();
+    on_both(&mut scenario, |scenario, node, agent| {
+        run(scenario, node, "model", &uuid(node));
+        let reference = scenario.reference(&format!("gpu/killed:{}", node.name()));
+        fails(node, "checkpoint hang");
+        let key = format!("node-{}", node.name());
+        let words = ["kyb", "checkpoint", "model", &reference, "--plain-http", "--sign-key", &key];
+        let mut kyb = node.command(&words).spawn().unwrap();
+        assert!(catch(|| was_asked(node, "checkpoint")), "the driver was not asked");
+        assert_eq!(gpu(node, "model").0, "1");
+        agent.kill();
+        // It would wait for the next agent.
+        kyb.kill().unwrap();
+        kyb.wait().unwrap();
+        assert!(wait_until(LIMIT, || gpu(node, "model").0 == "0"), "it stays locked");
+        counts_on(node, "model");
+        fails(node, "");
+        let _agent = scenario.start_agent(node, CONFIG).unwrap();
+        checkpoint(scenario, node, "model", &reference);
+        assert_eq!(gpu(node, "model"), ("0".to_owned(), uuid(node)));
+    });
     scenario.end().unwrap();
 }
 
 /// Killed while GPU memory goes or comes back in place: the next agent does what was asked for.
 #[test]
 fn gpu_memory_goes_and_comes_in_place_when_the_agent_is_killed() {
-    let (mut scenario, on_a, _) = start_with_gpus();
-    run(&scenario, &scenario.testbed.a, "model", &on_a);
-    for (word, call, state) in [("suspend", "checkpoint", "2"), ("resume", "restore", "0")] {
-        let a = &scenario.testbed.a;
-        fs_err::remove_file(a.path("/opt/gpu/calls")).unwrap_or_default();
-        fails(a, &format!("{call} hang"));
-        let mut kyb = a.command(&["kyb", word, "model"]).spawn().unwrap();
-        assert!(catch(|| was_asked(a, call)), "{word}: the driver was not asked");
-        scenario.agent_a.take().unwrap().kill();
-        fails(a, "");
-        scenario.agent_a = Some(scenario.start_agent(a, CONFIG).unwrap());
-        let a = &scenario.testbed.a;
-        assert!(kyb.wait().unwrap().success(), "{word}: kyb calls it a failure");
-        let done = wait_until(LIMIT, || gpu(a, "model").0 == state);
-        assert!(done, "{word}: the driver says {}", gpu(a, "model").0);
-        let told = scenario.kyb_json(a, &["ps", "--container", "model"]).unwrap();
-        let since = &told["containers"][0]["suspendedSince"];
-        assert_eq!(since.is_string(), word == "suspend", "{word}: {told}");
-    }
-    assert_eq!(gpu(&scenario.testbed.a, "model").1, on_a);
-    counts_on(&scenario.testbed.a, "model");
+    let (mut scenario, ..) = start_with_gpus();
+    on_both(&mut scenario, |scenario, node, mut agent| {
+        run(scenario, node, "model", &uuid(node));
+        for (word, call, state) in [("suspend", "checkpoint", "2"), ("resume", "restore", "0")] {
+            fs_err::remove_file(node.path("/opt/gpu/calls")).unwrap_or_default();
+            fails(node, &format!("{call} hang"));
+            let mut kyb = node.command(&["kyb", word, "model"]).spawn().unwrap();
+            assert!(catch(|| was_asked(node, call)), "{word}: the driver was not asked");
+            agent.kill();
+            fails(node, "");
+            agent = scenario.start_agent(node, CONFIG).unwrap();
+            assert!(kyb.wait().unwrap().success(), "{word}: kyb calls it a failure");
+            let done = wait_until(LIMIT, || gpu(node, "model").0 == state);
+            assert!(done, "{word}: the driver says {}", gpu(node, "model").0);
+            let told = scenario.kyb_json(node, &["ps", "--container", "model"]).unwrap();
+            let since = &told["containers"][0]["suspendedSince"];
+            assert_eq!(since.is_string(), word == "suspend", "{word}: {told}");
+        }
+        assert_eq!(gpu(node, "model").1, uuid(node));
+        counts_on(node, "model");
+    });
     scenario.end().unwrap();
 }
