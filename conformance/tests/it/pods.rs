@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
+use fs_err as fs;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 
@@ -17,6 +18,9 @@ pub(crate) const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nresto
 /// Permissions of the root directory when the checkpoint is taken. No container has them by itself.
 pub(crate) const ROOT_MODE: &str = "1555";
 
+/// What runs in the containers.
+pub(crate) const WORKLOAD: [&str; 6] = ["/workload", "run", "--state", "/state", "--mib", "24"];
+
 /// A scenario in which a checkpoint of the workload is staged, and its image pulled.
 pub(crate) struct Staged {
     pub(crate) scenario: Scenario,
@@ -28,17 +32,24 @@ pub(crate) struct Staged {
     pub(crate) before: serde_json::Value,
 }
 
-/// Stages one on node b.
-pub(crate) fn stage() -> Staged {
-    stage_with(&[])
+/// A node on which it is staged.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) node: &'a Node,
+    pub(crate) pinned: &'a str,
+    pub(crate) before: &'a serde_json::Value,
 }
 
 /// Stages one on both nodes, to be restored on node a first.
 pub(crate) fn stage_on_both() -> Staged {
-    stage_on_a_too(stage())
+    stage_on_both_of(start(), &[])
 }
 
-fn stage_on_a_too(mut staged: Staged) -> Staged {
+/// Does the same with a scenario that was prepared for that, and a workload that was started with
+/// more options of `ctr run`.
+pub(crate) fn stage_on_both_of(scenario: Scenario, options: &[&str]) -> Staged {
+    let mut staged = stage_on(scenario, options);
     staged.scenario.next_agent("a", CONFIG).unwrap();
     let a = staged.scenario.node("a");
     staged.scenario.remove(a, "job").unwrap();
@@ -46,13 +57,8 @@ fn stage_on_a_too(mut staged: Staged) -> Staged {
     Staged { at: "a", ..staged }
 }
 
-/// Stages a checkpoint of a workload that was started with more options of `ctr run`.
-fn stage_with(options: &[&str]) -> Staged {
-    stage_on(start(), options)
-}
-
-/// Does the same with a scenario that was prepared for that.
-pub(crate) fn stage_on(mut scenario: Scenario, options: &[&str]) -> Staged {
+/// Stages one on node b alone.
+fn stage_on(mut scenario: Scenario, options: &[&str]) -> Staged {
     scenario.next_agent("b", CONFIG).unwrap();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     scenario.run_workload(a, "job", 24, options).unwrap();
@@ -105,6 +111,20 @@ impl Staged {
         self.scenario.node(self.at)
     }
 
+    /// Returns where it is restored.
+    pub(crate) fn here(&self) -> Spot<'_> {
+        self.spot(self.node())
+    }
+
+    /// Works on both nodes at a time.
+    pub(crate) fn on_both(&self, work: impl Fn(Spot<'_>) + Sync) {
+        at_once(&self.scenario, |node| work(self.spot(node)));
+    }
+
+    fn spot<'a>(&'a self, node: &'a Node) -> Spot<'a> {
+        Spot { scenario: &self.scenario, node, pinned: &self.pinned, before: &self.before }
+    }
+
     /// Kills the agent of the node, and leaves it without one.
     pub(crate) fn kill_agent(&mut self) {
         self.scenario.agent(self.at).take().unwrap().kill();
@@ -113,23 +133,23 @@ impl Staged {
     pub(crate) fn start_agent(&mut self) {
         self.scenario.next_agent(self.at, CONFIG).unwrap();
     }
+}
 
+impl Spot<'_> {
     /// Prepares to create and start the workload.
     pub(crate) fn command(&self, id: &str, image: &str, annotations: &[&str]) -> Command {
-        let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
-        self.command_of(id, image, annotations, &[], &workload)
+        self.command_of([image, id], annotations, &[], &WORKLOAD)
     }
 
     /// Prepares another program, with more options of `ctr run`.
     pub(crate) fn command_of(
         &self,
-        id: &str,
-        image: &str,
+        named: [&str; 2],
         annotations: &[&str],
         options: &[&str],
         program: &[&str],
     ) -> Command {
-        command_of(self.node(), [image, id], annotations, options, program)
+        command_of(self.node, named, annotations, options, program)
     }
 
     pub(crate) fn create(&self, id: &str, image: &str, annotations: &[&str]) -> Output {
@@ -146,9 +166,8 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
     let scenario = start();
     let shown = cgroups::shown(&scenario.testbed.a);
     let staged = stage_on(scenario, shown);
-    let (b, scenario) = (staged.node(), &staged.scenario);
-    let program = ["/workload", "run", "--state", "/state", "--mib", "24"];
-    let mut create = staged.command_of("main", &staged.pinned, &[&staged.wish()], shown, &program);
+    let (b, scenario, here) = (staged.node(), &staged.scenario, staged.here());
+    let mut create = here.command_of([here.pinned, "main"], &[&here.wish()], shown, &WORKLOAD);
     let output = create.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let after = scenario.wait_for_ticks(b, "main").unwrap();
@@ -171,7 +190,7 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
     scenario.remove(b, "main").unwrap();
 
     // Other containers of the class are runc's.
-    let output = staged.create("plain", &staged.pinned, &[]);
+    let output = here.create("plain", here.pinned, &[]);
     assert!(output.status.success(), "{}", said(&output));
     let fresh = scenario.wait_for_ticks(b, "plain").unwrap();
     assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
@@ -180,30 +199,63 @@ fn a_container_goes_on_where_its_checkpoint_was_taken() {
     staged.scenario.end().unwrap();
 }
 
-/// `/sys` and its cgroups are for writing in it, which its specification must say.
+/// Allows a container's processes everything. Without the node's devices, which another node need
+/// not have.
+const MIGHTY: [&str; 3] =
+    ["--privileged", "--privileged-without-host-devices", "--allow-new-privs"];
+
+/// Stands in for CRIU, and leaves a word when a runtime asks it for something.
+const CRIU: &str = "#!/bin/sh\n[ \"$1\" = swrk ] && : >/run/criu-ran\n\
+                    exec /usr/sbin/criu.real \"$@\"\n";
+
+/// Has CRIU leave a word when it runs.
+fn watch_criu(node: &Node) {
+    node.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.real"]).unwrap();
+    fs::write(node.path("/usr/sbin/criu"), CRIU).unwrap();
+    node.run(&["chmod", "755", "/usr/sbin/criu"]).unwrap();
+}
+
+/// The containers that do not get the dump have less than it in one thing each: were that let pass,
+/// nothing else would be in the way. `/sys` and its cgroups are for writing in it, which its
+/// specification must say.
 #[test]
-fn a_privileged_container_goes_on_as_a_privileged_one() {
-    // Without the node's devices, which another node need not have.
-    let privileged = ["--privileged", "--privileged-without-host-devices"];
-    let staged = stage_on_a_too(stage_with(&privileged));
-    let scenario = &staged.scenario;
-    at_once(scenario, |node| {
+fn a_privileged_container_goes_on_as_a_privileged_one_and_no_other() {
+    let staged = stage_on_both_of(start(), &MIGHTY);
+    let filtered = [&MIGHTY[..], &["--seccomp"]].concat();
+    let lesser: [(&[&str], &[&str]); 3] = [
+        (
+            &MIGHTY[2..],
+            &["\"/sys\" is writable", "CAP_SYS_ADMIN", "which the new container has not"],
+        ),
+        (&MIGHTY[..2], &["its processes may gain privileges"]),
+        (&filtered, &["its processes have no seccomp filter"]),
+    ];
+    staged.on_both(|spot| {
+        let (node, name) = (spot.node, spot.node.name());
         let create = |options: &[&str]| {
-            let program = ["/workload", "run", "--state", "/state", "--mib", "24"];
-            let image = [&*staged.pinned, "main"];
-            let mut command = command_of(node, image, &[&staged.wish()], options, &program);
+            let mut command =
+                spot.command_of([spot.pinned, "main"], &[&spot.wish()], options, &WORKLOAD);
             command.stdin(Stdio::null()).output().unwrap()
         };
-        let output = create(&[]);
-        let text = said(&output);
-        assert!(!output.status.success() && text.contains("\"/sys\" is writable"), "{text}");
-        node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        watch_criu(node);
+        let ran = || node.path("/run/criu-ran").exists();
+        for (options, reasons) in lesser {
+            let output = create(options);
+            let text = said(&output);
+            assert!(!output.status.success(), "on {name}, {options:?}: {text}");
+            for reason in ["refused (identity)"].iter().chain(reasons) {
+                assert!(text.contains(reason), "on {name}, {options:?}: {reason}: {text}");
+            }
+            assert!(!ran(), "on {name}, {options:?}: CRIU ran");
+            node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        }
 
-        let output = create(&privileged);
-        assert!(output.status.success(), "{}", said(&output));
-        let after = scenario.wait_for_ticks(node, "main").unwrap();
-        assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"]);
-        scenario.remove(node, "main").unwrap();
+        let output = create(&MIGHTY);
+        assert!(output.status.success(), "on {name}: {}", said(&output));
+        let after = spot.scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "on {name}");
+        assert!(ran(), "on {name}: who restored it?");
+        spot.scenario.remove(node, "main").unwrap();
     });
     staged.scenario.end().unwrap();
 }
@@ -216,7 +268,7 @@ fn what_cannot_be_restored_fails_or_starts_afresh_as_the_pod_wants() {
     let unstaged = staged.pinned.split('@').next().unwrap();
     let unstaged = format!("restore.kybernate.io/main={unstaged}@{other}");
     let tagged = format!("restore.kybernate.io/main={}", staged.scenario.reference("pods/job:v1"));
-    let wish = staged.wish();
+    let wish = staged.here().wish();
     let create = |node: &Node, image: &str, annotations: &[&str]| {
         let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
         let mut command = command_of(node, [image, "main"], annotations, &[], &workload);

@@ -15,7 +15,7 @@ use crate::harness::said;
 use crate::pods::{Staged, stage_on_both};
 
 /// Has a failed restore start afresh.
-const COLD: &str = "on-failure.kybernate.io/main=cold";
+pub(super) const COLD: &str = "on-failure.kybernate.io/main=cold";
 
 /// Returns the operations that are open, or all.
 fn operations(staged: &Staged, more: &[&str]) -> Vec<Value> {
@@ -38,7 +38,7 @@ fn settled(staged: &Staged, what: &str) -> Value {
 /// Begins to create a container, and holds the agent while it judges: the registry says nothing.
 fn asks(staged: &Staged, annotations: &[&str]) -> Child {
     registry(&staged.scenario).signal(Signal::STOP);
-    let mut create = staged.command("main", &staged.pinned, annotations);
+    let mut create = staged.here().command("main", &staged.pinned, annotations);
     let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let create = create.spawn().unwrap();
     let asked = || !operations(staged, &["--state", "running"]).is_empty();
@@ -57,7 +57,7 @@ fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
     let mut staged = stage_on_both();
     for (at, annotation) in [("a", None), ("a", Some(COLD)), ("b", None), ("b", Some(COLD))] {
         staged.at = at;
-        let wish = staged.wish();
+        let wish = staged.here().wish();
         let annotations: Vec<&str> = [&*wish].into_iter().chain(annotation).collect();
         let create = asks(&staged, &annotations);
         staged.kill_agent();
@@ -76,7 +76,7 @@ fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
         staged.start_agent();
         let last = settled(&staged, "the agent died in a claim");
         assert_eq!(last["state"], "failed", "{last}");
-        is_clean(&staged, "the agent died in a claim", &[]);
+        is_clean(staged.here(), "the agent died in a claim", &[]);
     }
     is_free(&staged);
     staged.scenario.end().unwrap();
@@ -87,7 +87,7 @@ fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
     let mut staged = stage_on_both();
     for at in ["a", "b"] {
         staged.at = at;
-        let create = hang(&staged);
+        let create = hang(staged.here());
         staged.kill_agent();
         let node = staged.node();
         node.freezer("main").set(false).unwrap();
@@ -105,7 +105,7 @@ fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
         assert!(options.exists(), "no options");
         staged.scenario.wait_for_ticks(node, "main").unwrap();
         staged.scenario.remove(node, "main").unwrap();
-        is_clean(&staged, "the agent died in a restore", &[]);
+        is_clean(staged.here(), "the agent died in a restore", &[]);
         is_free(&staged);
     }
     staged.scenario.end().unwrap();
@@ -120,8 +120,9 @@ fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
     let claim = format!("{repository}:sha256-{digest}.claim");
     for at in ["a", "b"] {
         staged.at = at;
+        let here = staged.here();
         let create =
-            hang_in(&staged, &mut staged.command("main", &staged.pinned, &[&staged.wish(), MOVE]));
+            hang_in(here.node, &mut here.command("main", here.pinned, &[&here.wish(), MOVE]));
         assert!(has_tag(&staged.scenario, &claim), "nobody has it");
         staged.kill_agent();
         let output = create.wait_with_output().unwrap();
@@ -131,7 +132,7 @@ fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
         let last = settled(&staged, "nothing moved");
         assert_eq!(last["state"], "failed", "{last}");
         assert!(!has_tag(&staged.scenario, &claim), "it stays taken: {last}");
-        is_clean(&staged, "nothing moved", &[]);
+        is_clean(staged.here(), "nothing moved", &[]);
         is_free(&staged);
     }
     staged.scenario.end().unwrap();
@@ -144,7 +145,8 @@ fn a_pods_container_can_be_created_again_when_containerd_dies_meanwhile() {
         staged.at = at;
         let what =
             if claims { "containerd died in a claim" } else { "containerd died in a restore" };
-        let create = if claims { asks(&staged, &[&staged.wish()]) } else { hang(&staged) };
+        let create =
+            if claims { asks(&staged, &[&staged.here().wish()]) } else { hang(staged.here()) };
         signal(&running(staged.node(), "containerd"), Signal::KILL);
         registry(&staged.scenario).signal(Signal::CONT);
         let output = create.wait_with_output().unwrap();
@@ -152,7 +154,7 @@ fn a_pods_container_can_be_created_again_when_containerd_dies_meanwhile() {
         start_containerd(staged.node());
         let idle = || running(staged.node(), "kybernate-runc").is_empty();
         assert!(wait_until(END_LIMIT, idle), "{what}: kybernate-runc is left");
-        is_clean(&staged, what, &[]);
+        is_clean(staged.here(), what, &[]);
         let last = settled(&staged, what);
         assert_eq!(last["state"], "done", "{what}: {last}");
     }

@@ -1,37 +1,42 @@
-//! kybernate-runc when CRIU hangs, and when it is killed itself.
+//! kybernate-runc when CRIU hangs or is killed, and when it is killed itself.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use fs_err as fs;
+use kybernate_conformance::node::Node;
+use kybernate_conformance::process::Process;
 use rustix::process::Signal;
 
+use super::claims::COLD;
+use super::halt::halt;
 use super::locks;
 use super::victims::{catch, running, signal};
-use crate::harness::start;
-use crate::pods::{ROOT_MODE, Staged, root, stage_on, stage_on_both};
+use crate::harness::{at_once, said, start};
+use crate::pods::{ROOT_MODE, Spot, WORKLOAD, root, stage_on_both, stage_on_both_of};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
 
 /// Begins to restore a container and freezes CRIU in the middle, which never ends then.
-pub(super) fn hang(staged: &Staged) -> Child {
-    hang_in(staged, &mut staged.command("main", &staged.pinned, &[&staged.wish()]))
+pub(super) fn hang(spot: Spot<'_>) -> Child {
+    hang_in(spot.node, &mut spot.command("main", spot.pinned, &[&spot.wish()]))
 }
 
-pub(super) fn hang_in(staged: &Staged, create: &mut Command) -> Child {
-    let freezer = staged.node().freezer("main");
-    let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let create = create.spawn().unwrap();
-    // The first that is in there is CRIU.
-    let begun =
-        || fs::read(freezer.directory().join("cgroup.procs")).is_ok_and(|found| !found.is_empty());
-    assert!(catch(begun), "CRIU does not begin");
-    freezer.set(true).unwrap();
+pub(crate) fn hang_in(node: &Node, create: &mut Command) -> Child {
+    let create = begin(create);
+    assert!(catch(|| !members(node).is_empty()), "CRIU does not begin");
+    node.freezer("main").set(true).unwrap();
     create
 }
 
+fn begin(create: &mut Command) -> Child {
+    let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    create.spawn().unwrap()
+}
+
 /// Nothing of a restore is left on the node, and the name can be used again.
-pub(super) fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
-    let (node, scenario) = (staged.node(), &staged.scenario);
+pub(super) fn is_clean(spot: Spot<'_>, what: &str, network: &[&str]) {
+    let node = spot.node;
+    let what = format!("{what} on {}", node.name());
     assert_eq!(running(node, "criu"), [], "{what}");
     let script = "ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \
                   iptables -w 5 -S | grep -i criu; ls -d /sys/fs/cgroup/freezer/default/*/ \
@@ -39,37 +44,85 @@ pub(super) fn is_clean(staged: &Staged, what: &str, network: &[&str]) {
     let left = node.output(&["sh", "-c", script]).unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "{what}");
     node.output(&["ctr", "container", "rm", "main"]).unwrap();
-    let workload = ["/workload", "run", "--state", "/state", "--mib", "24"];
-    let mut create =
-        staged.command_of("main", &staged.pinned, &[&staged.wish()], network, &workload);
+    let mut create = spot.command_of([spot.pinned, "main"], &[&spot.wish()], network, &WORKLOAD);
     let output = create.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{what}: {}", crate::harness::said(&output));
-    let after = scenario.wait_for_ticks(node, "main").unwrap();
-    assert_eq!(after["boot_id_of_process"], staged.before["boot_id_of_process"], "{what}");
-    scenario.remove(node, "main").unwrap();
+    assert!(output.status.success(), "{what}: {}", said(&output));
+    let after = spot.scenario.wait_for_ticks(node, "main").unwrap();
+    assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "{what}");
+    spot.scenario.remove(node, "main").unwrap();
+}
+
+/// Who is killed of a restore.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Victims {
+    /// CRIU, and whoever it has made processes of.
+    All,
+    /// CRIU alone: whoever it has made waits for it, and holds the socket that runc listens on.
+    Criu,
+}
+
+/// Begins to restore a container, and kills somebody when CRIU has made the container's first
+/// process. Returns how that ended.
+fn kill(spot: Spot<'_>, victims: Victims, more: &[&str]) -> Output {
+    let (node, wish) = (spot.node, spot.wish());
+    let annotations = [&[&*wish], more].concat();
+    let create = begin(&mut spot.command("main", spot.pinned, &annotations));
+    // Whom CRIU makes is in a PID namespace of its own at once.
+    let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let own = space(node.init().pid);
+    let made = || members(node).iter().any(|one| space(one.pid).is_some_and(|it| Some(it) != own));
+    let criu = halt(node, || !members(node).is_empty(), made);
+    signal(&if victims == Victims::All { members(node) } else { criu }, Signal::KILL);
+    create.wait_with_output().unwrap()
+}
+
+/// Returns what is in the container's cgroup. The first that is in there is CRIU.
+fn members(node: &Node) -> Vec<Process> {
+    let members = fs::read_to_string(node.freezer("main").directory().join("cgroup.procs"));
+    let members = members.unwrap_or_default();
+    members.lines().filter_map(|pid| Process::find(pid.parse().ok()?)).collect()
+}
+
+/// What starts cold has nothing of a dump, nor has the node.
+fn is_cold(spot: Spot<'_>) {
+    assert_eq!(running(spot.node, "criu"), []);
+    let mode = spot.node.run(&["stat", "-L", "-c", "%a", &root(spot.node, "main")]).unwrap();
+    assert_ne!(mode.trim(), ROOT_MODE, "it is the dump's");
 }
 
 #[test]
-fn a_pods_restore_that_hangs_is_ended_and_leaves_nothing() {
-    let mut staged = stage_on_both();
-    for at in ["a", "b"] {
-        staged.at = at;
-        let create = hang(&staged);
+fn a_pods_restore_that_hangs_or_is_killed_leaves_nothing() {
+    let staged = stage_on_both();
+    staged.on_both(|spot| {
+        let create = hang(spot);
         let output = create.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
+        let text = said(&output);
         assert!(!output.status.success() && text.contains("took longer than 5 s"), "{text}");
-        is_clean(&staged, "CRIU hangs", &[]);
+        is_clean(spot, "CRIU hangs", &[]);
 
         // containerd kills a runtime that takes too long for it, and nobody else.
-        let create = hang(&staged);
-        let wrapper = running(staged.node(), "kybernate-runc");
+        let create = hang(spot);
+        let wrapper = running(spot.node, "kybernate-runc");
         assert!(!wrapper.is_empty(), "it is gone already");
         signal(&wrapper, Signal::KILL);
         let output = create.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
+        let text = said(&output);
         assert!(!output.status.success() && !text.contains("took longer"), "{text}");
-        is_clean(&staged, "the wrapper is killed", &[]);
-    }
+        is_clean(spot, "the wrapper is killed", &[]);
+
+        let output = kill(spot, Victims::All, &[]);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("the restore failed"), "{text}");
+        is_clean(spot, "all are killed", &[]);
+
+        let output = kill(spot, Victims::Criu, &[COLD]);
+        assert!(output.status.success(), "{}", said(&output));
+        is_cold(spot);
+        let fresh = spot.scenario.wait_for_ticks(spot.node, "main").unwrap();
+        assert_ne!(fresh["boot_id_of_process"], spot.before["boot_id_of_process"]);
+        spot.scenario.remove(spot.node, "main").unwrap();
+        is_clean(spot, "CRIU is killed", &[]);
+    });
     staged.scenario.end().unwrap();
 }
 
@@ -78,29 +131,27 @@ fn what_starts_cold_after_a_failed_restore_answers() {
     const PORT: u16 = 7000;
     // The network of a pod, which outlives its containers.
     let scenario = start();
-    for node in [&scenario.testbed.a, &scenario.testbed.b] {
+    at_once(&scenario, |node| {
         node.run(&["sh", "-c", "ip netns add pod && ip -n pod link set lo up"]).unwrap();
-    }
+    });
     let network = ["--with-ns", "network:/run/netns/pod"];
-    let staged = stage_on(scenario, &network);
-    let b = staged.node();
-    let annotations = [&staged.wish(), "on-failure.kybernate.io/main=cold"];
-    let server = ["busybox", "httpd", "-f", "-p", "7000", "-h", "/bin"];
-    let mut create = staged.command_of("main", &staged.pinned, &annotations, &network, &server);
-    let create = hang_in(&staged, &mut create);
-    let output = create.wait_with_output().unwrap();
-    let text = crate::harness::said(&output);
-    assert!(output.status.success(), "{text}");
-    assert_eq!(running(b, "criu"), []);
-    let place = Place { node: b, namespace: "default", id: "main", state: "" };
-    let ask = || Line::connect(PORT).ask("GET /busybox HTTP/1.0\r\n\r\n").unwrap();
-    assert_eq!(inside(place, ask).join().unwrap(), "HTTP/1.1 200 OK");
-    let pid = place.pid().unwrap().to_string();
-    assert_eq!(locks(b, &pid), "", "the pod's network is locked");
-    let mode = b.run(&["stat", "-L", "-c", "%a", &root(b, "main")]).unwrap();
-    assert_ne!(mode.trim(), ROOT_MODE, "it is the dump's");
-    staged.scenario.remove(b, "main").unwrap();
-    is_clean(&staged, "it started cold", &network);
-    b.run(&["ip", "netns", "del", "pod"]).unwrap();
+    let staged = stage_on_both_of(scenario, &network);
+    staged.on_both(|spot| {
+        let node = spot.node;
+        let server = ["busybox", "httpd", "-f", "-p", "7000", "-h", "/bin"];
+        let annotations = [&*spot.wish(), COLD];
+        let mut create = spot.command_of([spot.pinned, "main"], &annotations, &network, &server);
+        let output = hang_in(node, &mut create).wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        is_cold(spot);
+        let place = Place { node, namespace: "default", id: "main", state: "" };
+        let ask = || Line::connect(PORT).ask("GET /busybox HTTP/1.0\r\n\r\n").unwrap();
+        assert_eq!(inside(place, ask).join().unwrap(), "HTTP/1.1 200 OK");
+        let pid = place.pid().unwrap().to_string();
+        assert_eq!(locks(node, &pid), "", "the pod's network is locked");
+        spot.scenario.remove(node, "main").unwrap();
+        is_clean(spot, "it started cold", &network);
+        node.run(&["ip", "netns", "del", "pod"]).unwrap();
+    });
     staged.scenario.end().unwrap();
 }

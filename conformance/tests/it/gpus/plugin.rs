@@ -54,11 +54,10 @@ fn what_the_plugin_has_dumped_comes_back_by_the_plugin_alone() {
     assert!(output.status.success(), "{}", said(&output));
     b.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();
     let staged = Staged { scenario, at: "b", pinned, before: serde_json::Value::Null };
-    let b = staged.node();
+    let (b, here) = (staged.node(), staged.here());
     let create = || {
         let program = ["/workload", "hold", "map", "/count"];
-        let mut command =
-            staged.command_of("pod", &staged.pinned, &[&staged.wish()], &[], &program);
+        let mut command = here.command_of([here.pinned, "pod"], &[&here.wish()], &[], &program);
         command.stdin(Stdio::null()).output().unwrap()
     };
     let output = create();
