@@ -10,14 +10,14 @@ use kybernate_conformance::process::Service;
 use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use rustix::process::Signal;
 
-mod cancels;
+pub(crate) mod cancels;
 mod claims;
 mod deaths;
 pub(crate) mod halt;
 mod linked;
 mod memory;
 mod network;
-mod pods;
+pub(crate) mod pods;
 mod pushes;
 mod restores;
 mod room;

@@ -1,6 +1,8 @@
 //! Checkpoints that lie ready in memory or on disk: restored without a byte on the way, found again
 //! by the next agent, and nothing half made.
 
+mod pinned;
+
 use std::process::{Child, Stdio};
 
 use fs_err as fs;
@@ -10,6 +12,7 @@ use kybernate_conformance::scenario::{Agent, Scenario, counter};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use self::pinned::what_is_read_stays;
 use crate::failures::victims::{END_LIMIT, catch, running, signal, start_containerd};
 use crate::harness::{at_once, checkpoint, next_agents, on_both, said, start};
 
@@ -277,7 +280,9 @@ fn size(node: &Node) -> u64 {
 /// Starts the next agent with another budget, and returns it and how many it finds staged.
 fn with_budget(scenario: &Scenario, node: &Node, old: Agent, mib: u64) -> (Agent, usize) {
     drop(old);
-    let config = format!("[staging.ram]\nbudget = \"{mib}MiB\"\n");
+    // kybernate-runc says nothing of how a registry is asked.
+    let registry = "[[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
+    let config = format!("[staging.ram]\nbudget = \"{mib}MiB\"\n{registry}");
     let agent = scenario.start_agent(node, &config).unwrap();
     let told = scenario.kyb_json(node, &["node"]).unwrap();
     assert_eq!(tier(&told, "ram")["budgetBytes"], mib << 20, "{told}");
@@ -301,6 +306,7 @@ fn another_budget_counts_from_the_next_start_on() {
         let (agent, found) = again(agent, 64);
         assert_eq!(found, 0);
         stage(scenario, node, &first, "ram");
+        what_is_read_stays(scenario, node, [&first, &second]);
         // With more, what is there stays, and all three find room.
         let (agent, found) = again(agent, 256);
         assert_eq!(found, 1);

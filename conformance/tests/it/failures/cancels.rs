@@ -64,7 +64,7 @@ pub(super) fn fails(kyb: Child) -> String {
     said(&output)
 }
 
-pub(super) fn stage(node: &Node, file: &str) -> u64 {
+pub(crate) fn stage(node: &Node, file: &str) -> u64 {
     let stages = fs::read_dir(node.path("/run/kybernate/stage")).ok().into_iter().flatten();
     let sizes = stages.filter_map(|entry| {
         fs::metadata(entry.ok()?.path().join(file)).ok().map(|file| file.len())

@@ -64,7 +64,7 @@ pub(crate) fn let_go(node: &Node) {
 
 /// Stops the CRIU of a node when something is `reached`, which takes a while to pass. Once it has `begun`
 /// it goes on from look to look only, so that it does not get past that while nobody looks.
-pub(super) fn halt(
+pub(crate) fn halt(
     node: &Node,
     begun: impl Fn() -> bool,
     reached: impl Fn() -> bool,
