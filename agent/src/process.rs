@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fs_err as fs;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,6 +15,9 @@ pub(crate) const CRIU: &str = "criu";
 
 /// How runc is called, when it is not inside of a container yet.
 pub(crate) const RUNC: &str = "runc";
+
+/// How long the runtime may take when CRIU has ended well. It closes a socket and writes a file.
+pub(crate) const CRIU_GRACE: Duration = Duration::from_secs(10);
 
 /// Returns this program, to be run once more. One that was replaced, as an upgrade does while it runs,
 /// has no name any more.
@@ -207,6 +211,23 @@ pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
 }
 
+/// Whether a process has a child that was CRIU (`/proc/PID/task/TID/children`, which a kernel that
+/// CRIU works on has).
+pub(crate) fn has_dead_criu(proc: &Path, runtime: u32) -> io::Result<bool> {
+    for thread in fs::read_dir(proc.join(runtime.to_string()).join("task"))? {
+        let children = fs::read_to_string(thread?.path().join("children"))?;
+        let is_dead = |child: &str| {
+            let status = fs::read_to_string(proc.join(child).join("status")).unwrap_or_default();
+            let is = |key, value: &str| field(&status, key).is_some_and(|is| is.starts_with(value));
+            is("State:", "Z") && is("Name:", CRIU)
+        };
+        if children.split_ascii_whitespace().any(is_dead) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,6 +249,26 @@ mod tests {
         assert!(!sleeps(child.id()));
         child.wait().unwrap();
         assert!(!sleeps(child.id()));
+    }
+
+    #[test]
+    fn a_child_that_was_criu_and_is_dead_tells() {
+        let proc = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = proc.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let tells = || has_dead_criu(proc.path(), 7).unwrap();
+        write("7/task/7/children", "");
+        write("7/task/8/children", "10 11 ");
+        assert!(!tells(), "they have ended meanwhile");
+        write("10/status", "Name:\tcriu\nState:\tS (sleeping)\n");
+        write("11/status", "Name:\trunc\nState:\tZ (zombie)\n");
+        assert!(!tells());
+        write("10/status", "Name:\tcriu\nState:\tZ (zombie)\n");
+        assert!(tells());
+        has_dead_criu(proc.path(), 9).unwrap_err();
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kybernate_packager::agent_api as api;
@@ -20,9 +20,12 @@ use tonic::metadata::MetadataValue;
 
 mod fill;
 mod left;
+mod open;
 mod taken;
 
 pub(crate) use self::left::finish;
+pub(crate) use self::open::Claims;
+use self::open::Key;
 use super::admission::{AdmissionError, Admitted, admit};
 use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
@@ -54,30 +57,6 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long the rules may take to say that no staging would help.
 const RULES_LIMIT: Duration = Duration::from_secs(10);
-
-/// How long the end of an earlier claim for the same container may take.
-const END_LIMIT: Duration = Duration::from_secs(10);
-
-/// The claims that are not settled.
-#[derive(Debug, Default)]
-pub(crate) struct Claims {
-    // Held for a look-up only.
-    open: Mutex<BTreeMap<Key, Open>>,
-}
-
-/// A claim that is not settled.
-#[derive(Debug)]
-struct Open {
-    /// Takes how the restore went.
-    settled: oneshot::Sender<String>,
-    /// Cancelled when all that was prepared for it is gone.
-    ended: CancellationToken,
-    /// Of the pod's container, whatever its id is this time.
-    note: PathBuf,
-}
-
-/// containerd's namespace and id of the new container.
-type Key = (String, String);
 
 /// Why a container is not to be restored.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +150,7 @@ pub(crate) async fn claim(
 ) -> Result<api::ClaimResponse, ClaimError> {
     let claim = Claim::parse(request)?;
     app.ready().await?;
-    supersede(app, &claim.key()).await;
+    app.claims.supersede(&claim.key()).await;
     let busy = app.reserve(&claim.namespace, &claim.container)?;
     let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
     let policy = pod.policy(&claim.live)?;
@@ -195,6 +174,7 @@ pub(crate) async fn claim(
         };
         let ended = CancellationToken::new();
         let _ending = ended.clone().drop_guard();
+        let (open, settled) = app.claims.open(claim.key(), pod.note().to_owned(), ended);
         let call = Driven {
             app: &app,
             driver: &driver,
@@ -202,39 +182,27 @@ pub(crate) async fn claim(
             pod: &pod,
             claimant: claimant.as_ref(),
         };
-        let conclusion = drive(call, answer, ended, &cancel).await;
+        let conclusion = drive(call, (answer, settled), &cancel).await;
+        // Who asks meanwhile waits for the end of this one.
         drop((busy, alone));
         driver.close(conclusion).await;
+        drop(open);
     });
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
-}
-
-/// Ends an earlier claim for the same container: whoever made it was killed before it could settle,
-/// and has been cleaned up after by who asks now.
-async fn supersede(app: &App, key: &Key) {
-    let Some(open) = app.claims.open().remove(key) else { return };
-    replace(open, &key.1).await;
-}
-
-/// Has a claim end whose container is created once more.
-async fn replace(open: Open, container: &str) {
-    // It may have settled just now.
-    drop(open.settled.send("kybernate-runc was killed".to_owned()));
-    if tokio::time::timeout(END_LIMIT, open.ended.cancelled()).await.is_err() {
-        tracing::warn!(container, "an earlier claim does not end");
-    }
 }
 
 /// Notes how a restore went.
 pub(crate) fn settle(app: &App, request: api::SettleRequest) -> Result<(), Rejection> {
     let namespace = namespace_or_default(request.containerd_namespace)?;
     let key = (namespace, request.container);
-    let open = app.claims.open().remove(&key);
+    let settled = app.claims.settle(&key, request.problem);
     let container = key.1;
-    let settled = open.is_some_and(|open| open.settled.send(request.problem).is_ok());
     let unknown = || Rejection::NoOperation(format!("restore of container {container}"));
     settled.then_some(()).ok_or_else(unknown)
 }
+
+/// Takes the answer to a claim.
+type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
 
 /// What a claim is driven with.
 #[derive(Clone, Copy)]
@@ -250,8 +218,7 @@ struct Driven<'a> {
 /// Prepares, answers, and waits for the end.
 async fn drive(
     driven: Driven<'_>,
-    mut answer: oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
-    ended: CancellationToken,
+    (mut answer, settled): (Answer, oneshot::Receiver<String>),
     cancel: &CancellationToken,
 ) -> Option<Conclusion> {
     let Driven { app, driver, claim, .. } = driven;
@@ -265,16 +232,12 @@ async fn drive(
             conclusion
         }
         Ok(prepared) => {
-            let (sender, settled) = oneshot::channel();
-            let note = prepared.note.clone();
-            app.claims.open().insert(claim.key(), Open { settled: sender, ended, note });
             let limit = app.config.pods.restore_limit + GRACE;
             let told = answer.send(Ok(prepared.answer.clone())).is_ok();
             let problem = tokio::select! {
                 problem = said(told, settled, limit) => problem,
                 () = cancel.cancelled() => return None,
             };
-            app.claims.open().remove(&claim.key());
             conclude(&prepared, problem).await
         }
     };
@@ -296,7 +259,7 @@ async fn drive(
 /// itself, since what it has put into the pod has to go.
 async fn until_given_up<T, F>(
     cancel: &CancellationToken,
-    answer: &mut oneshot::Sender<Result<api::ClaimResponse, ClaimError>>,
+    answer: &mut Answer,
     prepare: impl FnOnce(CancellationToken) -> F,
 ) -> Result<T, ClaimError>
 where
@@ -532,14 +495,10 @@ impl Claim {
     }
 }
 
-impl Claims {
-    fn open(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]

@@ -18,7 +18,11 @@ use super::claim::Dump;
 use super::settings::FILE;
 use crate::cgroup::{self, Freezer};
 use crate::orphan::{self, CRIU_ROOT};
+use crate::process::{CRIU_GRACE, PROC};
 use crate::{criu_log, process};
+
+/// How often a restore is looked at while it lasts.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How long killed processes may take to be gone.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -40,6 +44,8 @@ pub(super) enum RunError {
     },
     #[error("the restore took longer than {} s{log}", limit.as_secs())]
     Late { limit: Duration, log: String },
+    #[error("CRIU was killed in the middle of the restore{log}")]
+    Abandoned { log: String },
 }
 
 /// Restores the container. Its processes have our standard input and output, as after `create`.
@@ -57,9 +63,10 @@ pub(super) fn restore(
     command.args(call.globals).args(words(create, dump));
     let log = || criu_log::telling(&dump.work.join("restore.log"));
     match bounded(&mut command, dump.limit) {
-        Ok(Some(true)) => Ok(()),
-        Ok(Some(false)) => Err(RunError::Failed { log: log() }),
-        Ok(None) => Err(RunError::Late { limit: dump.limit, log: log() }),
+        Ok(End::Well) => Ok(()),
+        Ok(End::Badly) => Err(RunError::Failed { log: log() }),
+        Ok(End::Late) => Err(RunError::Late { limit: dump.limit, log: log() }),
+        Ok(End::Abandoned) => Err(RunError::Abandoned { log: log() }),
         Err(error) => Err(RunError::Start(name(), error)),
     }
 }
@@ -159,30 +166,51 @@ fn empty(cgroup: &str) -> io::Result<()> {
     }
 }
 
-/// Runs a program in a process group of its own. Returns whether it succeeded; `None` when it was
-/// killed, with its group, because it took too long. What outlives us is ended by the mark.
-fn bounded(command: &mut Command, limit: Duration) -> io::Result<Option<bool>> {
+/// Runs a program in a process group of its own, which is killed when that does not end. What outlives
+/// us is ended by the mark.
+fn bounded(command: &mut Command, limit: Duration) -> io::Result<End> {
     let mut child = command.process_group(0).spawn()?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let id = child.id();
+    let pid = i32::try_from(id).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("a process without an id"))?;
     let descriptor = pidfd_open(pid, PidfdFlags::empty())?;
     let end = Instant::now() + limit;
-    loop {
+    // What CRIU has made by then waits for it for ever, and the runtime for them.
+    let mut dead_since = None;
+    let why = loop {
         let left = end.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        let timeout = Timespec::try_from(left.min(LOOK_EVERY)).map_err(io::Error::other)?;
         let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
         match poll(&mut watched, Some(&timeout)) {
-            Ok(0) => {
-                // It cannot have ended unseen: its id is its own until it is waited for.
-                kill_process_group(pid, Signal::KILL)?;
-                child.wait()?;
-                return Ok(None);
+            Ok(0) if left <= LOOK_EVERY => break End::Late,
+            Ok(0) if !process::has_dead_criu(Path::new(PROC), id).unwrap_or_default() => {
+                dead_since = None;
             }
-            Ok(_) => return Ok(Some(child.wait()?.success())),
+            Ok(0) => {
+                if dead_since.get_or_insert_with(Instant::now).elapsed() > CRIU_GRACE {
+                    break End::Abandoned;
+                }
+            }
+            Ok(_) => return Ok(if child.wait()?.success() { End::Well } else { End::Badly }),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-    }
+    };
+    // It cannot have ended unseen: its id is its own until it is waited for.
+    kill_process_group(pid, Signal::KILL)?;
+    child.wait()?;
+    Ok(why)
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Well,
+    Badly,
+    /// It was killed, since it took too long.
+    Late,
+    /// It was killed, since its CRIU had been, and it did not notice.
+    Abandoned,
 }
 
 #[cfg(test)]
@@ -244,12 +272,12 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let mut late = Command::new("sh");
         late.args(["-c", "sleep 1000 & wait"]).stdout(writer);
-        assert_eq!(bounded(&mut late, Duration::from_millis(500)).unwrap(), None);
+        assert_eq!(bounded(&mut late, Duration::from_millis(500)).unwrap(), End::Late);
         drop(late);
         let timeout = Timespec::try_from(END_LIMIT).unwrap();
         let mut watched = [PollFd::new(&reader, PollFlags::IN)];
         assert_eq!(poll(&mut watched, Some(&timeout)).unwrap(), 1, "the child lives");
-        assert_eq!(bounded(&mut Command::new("true"), END_LIMIT).unwrap(), Some(true));
-        assert_eq!(bounded(&mut Command::new("false"), END_LIMIT).unwrap(), Some(false));
+        assert_eq!(bounded(&mut Command::new("true"), END_LIMIT).unwrap(), End::Well);
+        assert_eq!(bounded(&mut Command::new("false"), END_LIMIT).unwrap(), End::Badly);
     }
 }

@@ -10,7 +10,7 @@ use kybernate_packager::store::{ConnectOptions, Store};
 use kybernate_spec::{Location, chain};
 
 use super::left::LOOK_EVERY;
-use super::{ACCEPT_LIMIT, Admitted, ClaimError, Driven, GRACE, replace};
+use super::{ACCEPT_LIMIT, Admitted, ClaimError, Driven, GRACE};
 use crate::app::{App, Busy, Rejection};
 use crate::operations::{Driver, Made, Record};
 use crate::orphan;
@@ -31,14 +31,7 @@ pub(super) async fn alone(
     if claimant.is_none() {
         return Ok(None);
     }
-    let earlier = {
-        let mut open = app.claims.open();
-        let key = open.iter().find(|(_, one)| one.note == pod.note()).map(|(key, _)| key.clone());
-        key.and_then(|key| open.remove(&key))
-    };
-    if let Some(earlier) = earlier {
-        replace(earlier, &pod.note().display().to_string()).await;
-    }
+    app.claims.supersede_pods(pod.note()).await;
     app.reserve(PODS, &pod.note().display().to_string()).map(Some)
 }
 

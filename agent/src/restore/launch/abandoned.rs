@@ -3,22 +3,17 @@
 //! What it has made by then waits for it for ever. So does the runtime, whose socket they hold too, and
 //! containerd, which waits for the runtime.
 
-use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use fs_err as fs;
 use tokio::time::{Instant, interval_at};
 
 use crate::cgroup::Freezer;
-use crate::process::{self, CRIU, PROC, Program, RUNC, field, has_word};
+use crate::process::{self, CRIU_GRACE, PROC, Program, RUNC, has_dead_criu, has_word};
 
 /// How often it is looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// How long the runtime may take when CRIU has ended well. It closes a socket and writes a file.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// Returns when a CRIU that worked in the directory `work` has been gone for long, and the runtime has
 /// not noticed.
@@ -31,7 +26,7 @@ pub(super) async fn abandoned(cgroup: &str, work: &Path) {
         let looked = tokio::task::spawn_blocking(move || is_abandoned(&cgroup, &work)).await;
         if !looked.unwrap_or_default() {
             since = None;
-        } else if since.get_or_insert_with(Instant::now).elapsed() > GRACE {
+        } else if since.get_or_insert_with(Instant::now).elapsed() > CRIU_GRACE {
             return;
         }
     }
@@ -59,47 +54,16 @@ fn runtime(proc: &Path, work: &Path) -> Option<u32> {
     programs.into_iter().find(has_it).map(|program| program.pid)
 }
 
-/// Whether a process has a child that was CRIU (`/proc/PID/task/TID/children`, which a kernel that
-/// CRIU works on has).
-fn has_dead_criu(proc: &Path, runtime: u32) -> io::Result<bool> {
-    for thread in fs::read_dir(proc.join(runtime.to_string()).join("task"))? {
-        let children = fs::read_to_string(thread?.path().join("children"))?;
-        let is_dead = |child: &str| {
-            let status = fs::read_to_string(proc.join(child).join("status")).unwrap_or_default();
-            let is = |key, value: &str| field(&status, key).is_some_and(|is| is.starts_with(value));
-            is("State:", "Z") && is("Name:", CRIU)
-        };
-        if children.split_ascii_whitespace().any(is_dead) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 #[cfg(test)]
 mod tests {
+    use fs_err as fs;
+
     use super::*;
 
     fn write(proc: &Path, file: &str, text: &str) {
         let file = proc.join(file);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
-    }
-
-    #[test]
-    fn a_child_that_was_criu_and_is_dead_tells() {
-        let proc = tempfile::tempdir().unwrap();
-        let write = |file: &str, text: &str| write(proc.path(), file, text);
-        let tells = || has_dead_criu(proc.path(), 7).unwrap();
-        write("7/task/7/children", "");
-        write("7/task/8/children", "10 11 ");
-        assert!(!tells(), "they have ended meanwhile");
-        write("10/status", "Name:\tcriu\nState:\tS (sleeping)\n");
-        write("11/status", "Name:\trunc\nState:\tZ (zombie)\n");
-        assert!(!tells());
-        write("10/status", "Name:\tcriu\nState:\tZ (zombie)\n");
-        assert!(tells());
-        has_dead_criu(proc.path(), 9).unwrap_err();
     }
 
     #[test]
