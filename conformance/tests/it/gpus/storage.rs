@@ -1,24 +1,32 @@
 //! GPU memory in files of its own (custom storage), byte by byte.
 
 use std::process::{Child, Stdio};
+use std::sync::LazyLock;
 
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
-use kybernate_conformance::scenario::Scenario;
+use kybernate_conformance::scenario::{Agent, Scenario};
 use kybernate_spec::media_type;
 use rustix::process::Signal;
 
-use super::{
-    CONFIG, LIMIT, counts_on, fails, gpu, run, start_with_driver, start_with_gpus, was_asked,
-};
+use super::{CONFIG, LIMIT, counts_on, fails, gpu, run, start_with_driver, uuid, was_asked};
 use crate::failures::victims::{catch, guards, processes, running, signal};
-use crate::harness::{checkpoint, restore, said};
+use crate::harness::{at_once, checkpoint, on_both, restore, said};
 
 /// More than the agent copies at once.
 const BYTES: usize = (70 << 20) + 321;
 
 /// Versions of a driver with custom storage, and of its CUDA.
 const DRIVER: &str = "615.10 13040";
+
+/// What a GPU's memory holds that nothing else does; some pages are zero.
+static CONTENT: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let words = (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    let mut content: Vec<u8> = words.take(BYTES.div_ceil(8)).flatten().collect();
+    content.truncate(BYTES);
+    content.chunks_mut(4096).step_by(5).for_each(|page| page.fill(0));
+    content
+});
 
 /// Says where GPU memory goes.
 fn config(storage: &str) -> String {
@@ -28,15 +36,6 @@ fn config(storage: &str) -> String {
 /// Gives the nodes a driver of CUDA 13.4.
 fn start_with_storage() -> (Scenario, String, String) {
     start_with_driver(DRIVER, &config("auto"))
-}
-
-/// Returns what a GPU's memory holds that nothing else does; some pages are zero.
-fn content() -> Vec<u8> {
-    let words = (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-    let mut content: Vec<u8> = words.take(BYTES.div_ceil(8)).flatten().collect();
-    content.truncate(BYTES);
-    content.chunks_mut(4096).step_by(5).for_each(|page| page.fill(0));
-    content
 }
 
 /// Where what a container's first process has on a GPU is.
@@ -51,7 +50,7 @@ fn memory(node: &Node, id: &str, uuid: &str) -> std::path::PathBuf {
 fn is_whole(node: &Node, id: &str, uuid: &str) {
     let runs = wait_until(LIMIT, || gpu(node, id) == ("0".to_owned(), uuid.to_owned()));
     assert!(runs, "{:?}", gpu(node, id));
-    assert!(fs_err::read(memory(node, id, uuid)).unwrap() == content(), "it has other memory");
+    assert!(fs_err::read(memory(node, id, uuid)).unwrap() == *CONTENT, "it has other memory");
     counts_on(node, id);
 }
 
@@ -63,7 +62,8 @@ fn left(scenario: &Scenario, node: &Node) -> Vec<String> {
 }
 
 fn begin(node: &Node, reference: &str) -> Child {
-    let words = ["kyb", "checkpoint", "model", reference, "--plain-http", "--sign-key", "node-a"];
+    let key = format!("node-{}", node.name());
+    let words = ["kyb", "checkpoint", "model", reference, "--plain-http", "--sign-key", &key];
     node.command(&words).spawn().unwrap()
 }
 
@@ -72,7 +72,7 @@ fn gpu_memory_in_files_goes_where_its_container_goes() {
     let (scenario, on_a, on_b) = start_with_storage();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     run(&scenario, a, "model", &on_a);
-    fs_err::write(memory(a, "model", &on_a), content()).unwrap();
+    fs_err::write(memory(a, "model", &on_a), &*CONTENT).unwrap();
 
     let reference = scenario.reference("gpu/files:v1");
     checkpoint(&scenario, a, "model", &reference);
@@ -123,133 +123,155 @@ fn gpu_memory_in_files_goes_where_its_container_goes() {
     scenario.end().unwrap();
 }
 
+/// Runs a container with all of that on its GPU, and returns what is on the node then.
+fn run_full(scenario: &Scenario, node: &Node) -> Vec<String> {
+    run(scenario, node, "model", &uuid(node));
+    fs_err::write(memory(node, "model", &uuid(node)), &*CONTENT).unwrap();
+    left(scenario, node)
+}
+
 /// What is in files comes back from them, whoever dies, and when.
 #[test]
 fn gpu_memory_comes_back_from_files_whoever_ends_the_checkpoint() {
-    let (mut scenario, on_a, _) = start_with_storage();
-    run(&scenario, &scenario.testbed.a, "model", &on_a);
-    fs_err::write(memory(&scenario.testbed.a, "model", &on_a), content()).unwrap();
-    let before = left(&scenario, &scenario.testbed.a);
-    let reference = scenario.reference("gpu/files-killed:v1");
+    let (mut scenario, ..) = start_with_storage();
+    on_both(&mut scenario, |scenario, node, agent| {
+        let before = run_full(scenario, node);
+        let reference = scenario.reference(&format!("gpu/files-killed:{}", node.name()));
+        is_cut_short(node, &reference, agent);
+        let agent = scenario.start_agent(node, &config("auto")).unwrap();
+        is_left_in_files(scenario, node, &reference, agent);
+        let _agent = scenario.start_agent(node, &config("auto")).unwrap();
+        is_whole(node, "model", &uuid(node));
+        checkpoint(scenario, node, "model", &reference);
+        is_whole(node, "model", &uuid(node));
+        assert_eq!(left(scenario, node), before, "something is left");
+    });
+    scenario.end().unwrap();
+}
 
-    // Cancelled in the middle of the copy: that is brought to its end, and it comes back.
-    let a = &scenario.testbed.a;
-    fails(a, "copy-out wait");
-    let mut kyb = begin(a, &reference);
-    assert!(catch(|| was_asked(a, "copy-out")), "nothing is copied");
-    signal(&running(a, "kyb"), Signal::INT);
-    fails(a, "");
+/// Ends a checkpoint in the middle of the copy, by its client and by its agent.
+fn is_cut_short(node: &Node, reference: &str, agent: Agent) {
+    // Cancelled: that is brought to its end, and it comes back.
+    fails(node, "copy-out wait");
+    let mut kyb = begin(node, reference);
+    assert!(catch(|| was_asked(node, "copy-out")), "nothing is copied");
+    signal(&running(node, "kyb"), Signal::INT);
+    fails(node, "");
     assert!(!kyb.wait().unwrap().success(), "it was not cancelled");
-    is_whole(a, "model", &on_a);
-    fs_err::remove_file(a.path("/opt/gpu/calls")).unwrap();
+    is_whole(node, "model", &uuid(node));
+    fs_err::remove_file(node.path("/opt/gpu/calls")).unwrap();
 
-    // In the middle of the copy the agent is killed: the guardian does the rest.
-    fails(a, "copy-out wait");
-    let mut kyb = begin(a, &reference);
-    assert!(catch(|| was_asked(a, "copy-out")), "nothing is copied");
-    assert_eq!(gpu(a, "model").0, "4");
-    scenario.agent_a.take().unwrap().kill();
+    // The agent is killed: the guardian does the rest.
+    fails(node, "copy-out wait");
+    let mut kyb = begin(node, reference);
+    assert!(catch(|| was_asked(node, "copy-out")), "nothing is copied");
+    assert_eq!(gpu(node, "model").0, "4");
+    agent.kill();
     kyb.kill().unwrap();
     kyb.wait().unwrap();
-    fails(a, "");
-    is_whole(a, "model", &on_a);
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());
+    fails(node, "");
+    is_whole(node, "model", &uuid(node));
+}
 
-    // When it is in files: the guardian alone.
-    let a = &scenario.testbed.a;
-    let mut kyb = begin(a, &reference);
-    assert!(catch(|| gpu(a, "model").0 == "2"), "it was not taken");
-    scenario.agent_a.take().unwrap().kill();
+/// Kills the agent when all of it is in files: the guardian alone brings it back. Then that is killed,
+/// too, and it stays there for the next agent.
+fn is_left_in_files(scenario: &Scenario, node: &Node, reference: &str, agent: Agent) {
+    let mut kyb = begin(node, reference);
+    assert!(catch(|| gpu(node, "model").0 == "2"), "it was not taken");
+    agent.kill();
     kyb.kill().unwrap();
     kyb.wait().unwrap();
-    is_whole(a, "model", &on_a);
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());
+    is_whole(node, "model", &uuid(node));
 
-    // The same, and the guardian is killed, too: the next agent.
-    let a = &scenario.testbed.a;
-    let mut kyb = begin(a, &reference);
-    assert!(catch(|| gpu(a, "model").0 == "2"), "it was not taken");
-    let guardians = processes(a, guards);
+    let agent = scenario.start_agent(node, &config("auto")).unwrap();
+    let mut kyb = begin(node, reference);
+    assert!(catch(|| gpu(node, "model").0 == "2"), "it was not taken");
+    let guardians = processes(node, guards);
     signal(&guardians, Signal::STOP);
-    scenario.agent_a.take().unwrap().kill();
+    agent.kill();
     signal(&guardians, Signal::KILL);
     kyb.wait().unwrap();
-    assert!(!guardians.is_empty() && wait_until(LIMIT, || processes(a, guards).is_empty()));
-    assert_eq!(gpu(a, "model").0, "2", "somebody was left");
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config("auto")).unwrap());
-    let a = &scenario.testbed.a;
-    is_whole(a, "model", &on_a);
-    checkpoint(&scenario, a, "model", &reference);
-    is_whole(a, "model", &on_a);
-    assert_eq!(left(&scenario, a), before, "something is left");
-    scenario.end().unwrap();
+    assert!(!guardians.is_empty() && wait_until(LIMIT, || processes(node, guards).is_empty()));
+    assert_eq!(gpu(node, "model").0, "2", "somebody was left");
 }
 
 /// All of it is in the checkpoint, which may be all that is left.
 #[test]
 fn a_checkpoint_is_published_though_its_source_does_not_get_its_memory_back() {
-    let (scenario, on_a, on_b) = start_with_storage();
-    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
-    run(&scenario, a, "model", &on_a);
-    fs_err::write(memory(a, "model", &on_a), content()).unwrap();
-    let before = left(&scenario, a);
+    let (scenario, ..) = start_with_storage();
+    at_once(&scenario, |node| {
+        let before = run_full(&scenario, node);
+        let late = scenario.reference(&format!("gpu/late:{}", node.name()));
+        comes_back_late(&scenario, node, &late);
+        assert_eq!(left(&scenario, node), before, "something is left");
+        let lost = scenario.reference(&format!("gpu/lost:{}", node.name()));
+        is_lost(&scenario, node, &lost);
+        assert_eq!(left(&scenario, node), before, "something is left");
+    });
+    // Node b takes those of both.
+    let b = &scenario.testbed.b;
+    at_once(&scenario, |node| {
+        for what in ["late", "lost"] {
+            let name = format!("{what}-{}", node.name());
+            let reference = scenario.reference(&format!("gpu/{what}:{}", node.name()));
+            let output = restore(&scenario, b, &reference, &name, &[]);
+            assert!(output.status.success(), "{}", said(&output));
+            is_whole(b, &name, &uuid(b));
+        }
+    });
+    scenario.end().unwrap();
+}
 
-    // Somebody has its GPU: it is published first, and comes back as soon as it can.
-    let late = scenario.reference("gpu/late:v1");
-    fails(a, "restore 2");
-    let words = ["kyb", "checkpoint", "model", &late, "--plain-http", "--sign-key", "node-a"];
-    let mut kyb = a.command(&words);
+/// Somebody has its GPU: it is published first, and comes back as soon as it can.
+fn comes_back_late(scenario: &Scenario, node: &Node, reference: &str) {
+    fails(node, "restore 2");
+    let key = format!("node-{}", node.name());
+    let words = ["kyb", "checkpoint", "model", reference, "--plain-http", "--sign-key", &key];
+    let mut kyb = node.command(&words);
     let kyb = kyb.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let inspect = ["inspect", &late, "--plain-http"];
-    let stored = || scenario.kyb(a, &inspect).unwrap().status.success();
+    let inspect = ["inspect", reference, "--plain-http"];
+    let stored = || scenario.kyb(node, &inspect).unwrap().status.success();
     assert!(wait_until(LIMIT, stored), "it is not published");
-    assert_eq!(gpu(a, "model").0, "2");
-    fails(a, "");
+    assert_eq!(gpu(node, "model").0, "2");
+    fails(node, "");
     let output = kyb.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     for told in ["ran again without its GPU memory", "OUT_OF_MEMORY"] {
         assert!(said(&output).contains(told), "{}", said(&output));
     }
-    is_whole(a, "model", &on_a);
-    assert_eq!(left(&scenario, a), before, "something is left");
+    is_whole(node, "model", &uuid(node));
+}
 
-    // The copy back breaks off: nobody can help it, and the next one has it.
-    let lost = scenario.reference("gpu/lost:v1");
-    fails(a, "copy-in 2");
-    let words = ["checkpoint", "model", &lost, "--plain-http", "--sign-key", "node-a", "--json"];
-    let output = scenario.kyb(a, &words).unwrap();
+/// The copy back breaks off: nobody can help it, and the next one has it.
+fn is_lost(scenario: &Scenario, node: &Node, reference: &str) {
+    fails(node, "copy-in 2");
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", "model", reference, "--plain-http", "--sign-key", &key, "--json"];
+    let output = scenario.kyb(node, &words).unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(gpu(a, "model").0, "5");
+    assert_eq!(gpu(node, "model").0, "5");
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let warnings = told["warnings"].to_string();
     for told in ["cut short", "does not get its GPU memory back"] {
         assert!(warnings.contains(told), "{warnings}");
     }
-    fails(a, "");
-    assert_eq!(left(&scenario, a), before, "something is left");
-    for (reference, name) in [(&late, "first"), (&lost, "second")] {
-        let output = restore(&scenario, b, reference, name, &[]);
-        assert!(output.status.success(), "{}", said(&output));
-        is_whole(b, name, &on_b);
-    }
-    scenario.end().unwrap();
+    fails(node, "");
 }
 
 /// A driver without it is refused where nothing else will do, before anything is touched.
 #[test]
 fn files_that_are_wanted_need_a_driver_that_has_them() {
-    let (mut scenario, on_a, _) = start_with_gpus();
-    drop(scenario.agent_a.take());
-    let agent = scenario.start_agent(&scenario.testbed.a, &config("device"));
-    scenario.agent_a = Some(agent.unwrap());
-    let a = &scenario.testbed.a;
-    run(&scenario, a, "model", &on_a);
-    let reference = scenario.reference("gpu/wanted:v1");
-    let words = ["checkpoint", "model", &reference, "--plain-http", "--sign-key", "node-a"];
-    let output = scenario.kyb(a, &words).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("615 is needed for [gpu] storage"), "{}", said(&output));
-    assert!(!was_asked(a, "lock"));
-    counts_on(a, "model");
+    let (scenario, ..) = start_with_driver("580.105.08 13000", &config("device"));
+    at_once(&scenario, |node| {
+        run(&scenario, node, "model", &uuid(node));
+        let reference = scenario.reference(&format!("gpu/wanted:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "model", &reference, "--plain-http", "--sign-key", &key];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("615 is needed for [gpu] storage"), "{}", said(&output));
+        assert!(!was_asked(node, "lock"));
+        counts_on(node, "model");
+    });
     scenario.end().unwrap();
 }
