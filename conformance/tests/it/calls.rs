@@ -20,6 +20,8 @@ use crate::harness::{at_once, nodes, refused_here, said, start};
 const PORT: u16 = 7443;
 /// The operator may do what a cluster needs, the reader nothing but look; nobody else has a rule.
 const NETWORK: &str = r#"
+[staging.ram]
+budget = "128MiB"
 [network]
 listen = "ADDRESS"
 certificate = "/srv/share/agent.crt"
@@ -27,7 +29,7 @@ key = "/srv/share/agent.key"
 client_ca = "/srv/share/callers.crt"
 [[caller]]
 who = "certificate:operator"
-may = ["read", "checkpoint", "restore"]
+may = ["read", "checkpoint", "restore", "stage"]
 namespaces = ["default"]
 [[caller]]
 who = "certificate:reader"
@@ -62,6 +64,9 @@ fn issue(share: &Path, name: &str, addresses: &[&str], authority: &Issuer<'_, Ke
     fs::write(share.join(format!("{name}.key")), key.serialize_pem()).unwrap();
 }
 
+/// Numbers of texts in a request, and the texts; and numbers of those fields that are to be 1.
+type Fields<'a> = (&'a [(u8, &'a str)], &'a [u8]);
+
 /// A node whose agent is asked from the other one.
 #[derive(Clone, Copy, Debug)]
 struct Asked<'a> {
@@ -90,15 +95,13 @@ impl Asked<'_> {
     }
 
     /// Calls a method with a time (`grpc-timeout`), and returns the status that gRPC has for it.
-    /// `fields` are the numbers of texts in the request, and the texts; `plain_http` is the number of
-    /// that flag.
-    fn call(&self, method: &str, time: &str, (fields, plain_http): (&[(u8, &str)], u8)) -> String {
+    fn call(&self, method: &str, time: &str, (texts, ones): Fields<'_>) -> String {
         let mut message = Vec::new();
-        for (number, text) in fields {
+        for (number, text) in texts {
             message.extend([number << 3 | 2, u8::try_from(text.len()).unwrap()]);
             message.extend(text.as_bytes());
         }
-        message.extend([plain_http << 3, 1]);
+        message.extend(ones.iter().flat_map(|number| [number << 3, 1]));
         let mut body = vec![0];
         body.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
         body.extend(message);
@@ -116,8 +119,8 @@ impl Asked<'_> {
         status.unwrap_or_else(|| panic!("{method}: {answer}")).trim().to_owned()
     }
 
-    /// Waits until its agent has ended everything, and returns the last operation.
-    fn last(&self) -> Value {
+    /// Waits until its agent has ended everything, and returns all operations.
+    fn ended(&self) -> Vec<Value> {
         let mut all = Vec::new();
         let ended = wait_until(END_LIMIT, || {
             let told = self.scenario.kyb_json(self.node, &["ps", "--operations"]).unwrap();
@@ -125,7 +128,7 @@ impl Asked<'_> {
             all.iter().all(|one| one["state"] != "running")
         });
         assert!(ended, "{all:?}");
-        all.pop().unwrap()
+        all
     }
 
     fn reference(&self, tag: &str) -> String {
@@ -148,7 +151,7 @@ impl Asked<'_> {
         assert!(said(&output).contains("no certificate that it accepts"), "{}", said(&output));
         let output = self.ask("operator", &take);
         assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(self.last()["state"], "done");
+        assert_eq!(self.ended().last().unwrap()["state"], "done");
     }
 
     /// Whoever asks waits for two seconds, and the registry says nothing.
@@ -157,18 +160,25 @@ impl Asked<'_> {
         let before = scenario.traces(node).unwrap();
         let (first, second) = (self.reference("v1"), self.reference("v2"));
         let key = format!("node-{}", node.name());
-        let taken = [(1, "job"), (3, &*second), (5, &*key)];
-        let restored = [(1, &*first), (3, "back")];
-        assert_eq!(self.call("Checkpoint", "soon", (&taken[..], 8)), "3", "it is no time");
-        for (method, request) in [("Checkpoint", (&taken[..], 8)), ("Restore", (&restored[..], 5))]
-        {
-            assert_eq!(self.call(method, "2S", request), "0", "{method}");
-            let last = self.last();
-            assert_eq!(last["state"], "cancelled", "{method}: {last}");
-            assert!(last["error"].to_string().contains("its time was over"), "{method}: {last}");
-            scenario.wait_for_ticks(node, "job").unwrap();
-            assert_eq!(scenario.traces(node).unwrap(), before, "{method}: something is left");
+        let taken: Fields<'_> = (&[(1, "job"), (3, &second), (5, &key)], &[8]);
+        assert_eq!(self.call("Checkpoint", "soon", taken), "3", "it is no time");
+        for (method, fields) in [
+            ("Checkpoint", taken),
+            ("Restore", (&[(1, &*first), (3, "back")], &[5])),
+            // In memory.
+            ("Stage", (&[(1, &*first)], &[2, 4])),
+            ("Provide", (&[(1, &*first)], &[5])),
+        ] {
+            assert_eq!(self.call(method, "2S", fields), "0", "{method}");
         }
+        let all = self.ended();
+        for kind in ["checkpoint", "restore", "stage", "provide"] {
+            let last = all.iter().rfind(|one| one["kind"] == kind).unwrap();
+            assert_eq!(last["state"], "cancelled", "{last}");
+            assert!(last["error"].to_string().contains("its time was over"), "{last}");
+        }
+        scenario.wait_for_ticks(node, "job").unwrap();
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
     }
 }
 
