@@ -59,19 +59,61 @@ pub(crate) struct MountFact {
     pub(crate) read_only: bool,
     /// By which name it comes from outside, if it does.
     pub(crate) external: Option<String>,
-    pub(crate) with_plugin: bool,
-    /// Whether mount(2) would be told more than CRIU writes.
-    pub(crate) has_other_flags: bool,
-    /// Whether the kernel would be told what to run.
-    pub(crate) names_program: bool,
-    /// Whether CRIU makes what is mounted, and removes it.
-    pub(crate) deleted: bool,
+    /// What no mount of a container is.
+    pub(crate) faults: BTreeSet<Fault>,
     /// The labels that `SELinux` is told to give to what is in it.
     pub(crate) labels: BTreeSet<String>,
 }
 
+/// What is wrong with a mount by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Fault {
+    /// A plugin would make it.
+    Plugin,
+    /// mount(2) would be told more than CRIU writes.
+    Flags,
+    /// CRIU would make what is mounted, and remove it.
+    Deleted,
+    /// The kernel would be told what to run.
+    Program,
+}
+
+impl Fault {
+    fn of(mount: &MountEntry, own: u32) -> BTreeSet<Self> {
+        let of_super = mount.super_flags.unwrap_or_default();
+        let is_known = own & !PROPAGATION & !OWN_FLAGS == 0 && of_super & !SUPER_FLAGS == 0;
+        let all = [
+            (Self::Plugin, mount.with_plugin == Some(true)),
+            (Self::Flags, !is_known),
+            (Self::Deleted, mount.deleted == Some(true)),
+            (Self::Program, mount.options.contains(RELEASE_AGENT)),
+        ];
+        all.into_iter().filter(|(_, is_so)| *is_so).map(|(fault, _)| fault).collect()
+    }
+
+    /// Whether the root of a container may be so, and what comes from outside.
+    const fn is_lent(self) -> bool {
+        matches!(self, Self::Deleted | Self::Program)
+    }
+
+    fn told(self, path: &str) -> String {
+        match self {
+            Self::Plugin => format!("the mount on {path:?} needs a plugin"),
+            Self::Flags => format!("the mount on {path:?} has flags that no mount has"),
+            Self::Deleted => format!("what is mounted on {path:?} was deleted"),
+            Self::Program => {
+                format!("the mount on {path:?} names a program for the kernel to run")
+            }
+        }
+    }
+}
+
 impl MountFact {
     pub(super) fn of(mount: MountEntry) -> Self {
+        // Images that do not tell the two apart are from before 2017, and CRIU takes it for one of the
+        // file system's then.
+        let own = if mount.super_flags.is_some() { mount.flags } else { mount.flags & !READ_ONLY };
+        let faults = Fault::of(&mount, own);
         // Without a name of its own, one from outside is known by its root, and of that nothing is known.
         let by_root = mount.external == Some(true) && mount.external_key.is_none();
         let (external, root) = if by_root {
@@ -80,11 +122,6 @@ impl MountFact {
             (mount.external_key, mount.root)
         };
         let path = mount.path.strip_prefix('.').unwrap_or(&mount.path);
-        // Images that do not tell the two apart are from before 2017, and CRIU takes it for one of the
-        // file system's then.
-        let own = if mount.super_flags.is_some() { mount.flags } else { mount.flags & !READ_ONLY };
-        let of_super = mount.super_flags.unwrap_or_default();
-        let is_known = own & !PROPAGATION & !OWN_FLAGS == 0 && of_super & !SUPER_FLAGS == 0;
         Self {
             id: mount.id,
             parent: mount.parent,
@@ -95,10 +132,7 @@ impl MountFact {
             flags: own & !PROPAGATION,
             read_only: own & READ_ONLY != 0,
             external,
-            with_plugin: mount.with_plugin == Some(true),
-            has_other_flags: !is_known,
-            names_program: mount.options.contains(RELEASE_AGENT),
-            deleted: mount.deleted == Some(true),
+            faults,
             labels: labels(&mount.options),
         }
     }
@@ -216,11 +250,9 @@ pub(super) fn judge_mounts(mounts: &[MountFact], reasons: &mut BTreeSet<String>)
 /// Returns why no container has a mount.
 fn wrong_alone(mount: &MountFact, mounts: &[MountFact]) -> Option<String> {
     let MountFact { path, kind, root, .. } = mount;
-    if mount.with_plugin {
-        return Some(format!("the mount on {path:?} needs a plugin"));
-    }
-    if mount.has_other_flags {
-        return Some(format!("the mount on {path:?} has flags that no mount has"));
+    let mut faults = mount.faults.iter().filter(|fault| !mount.is_given() || !fault.is_lent());
+    if let Some(fault) = faults.next() {
+        return Some(fault.told(path));
     }
     // The new container's own root file system comes to "/", whatever the old one was.
     if mount.is_given() {
@@ -230,12 +262,6 @@ fn wrong_alone(mount: &MountFact, mounts: &[MountFact]) -> Option<String> {
         return Some(format!(
             "the mount on {path:?} (kind {kind}) is none that new containers have, of {root:?}"
         ));
-    }
-    if mount.deleted {
-        return Some(format!("what is mounted on {path:?} was deleted"));
-    }
-    if mount.names_program {
-        return Some(format!("the mount on {path:?} names a program for the kernel to run"));
     }
     let is_part = |other: &&MountFact| {
         let shares = mount.read_only && mount.is_the_same_as(other);

@@ -191,11 +191,11 @@ fn copies_are_made_at_the_top_of_their_mount() {
 
 #[test]
 fn images_that_are_amended_are_such_as_criu_reads() {
-    let copied =
+    let dumped =
         |file| images(&[(file, "/tmp/a/x", Some(1))], &[Remap { file, of: 1, kind: Some(1) }]);
-    let refused = summarise(&copied(u32::MAX), &[]).unwrap_err();
+    let refused = summarise(&dumped(u32::MAX), &[]).unwrap_err();
     assert!(refused.contains("the largest numbers there are"), "{refused}");
-    let before = copied(4);
+    let before = dumped(4);
     let copies = summarise(&before, &[]).unwrap().copies;
     assert_eq!(copies[0].spare, 5, "the next one, as CRIU itself would have it");
     let after = amended(&before, &copies);
