@@ -139,7 +139,7 @@ fn who_dies_leaves_nothing_behind_on_cgroups_of_version_2() {
     on_cgroups_of_version_2(&[
         "failures::claims::a_pods_container_is_restored_when_the_agent_dies_meanwhile",
         "failures::deaths::the_source_runs_on_whenever_the_agent_dies",
-        "failures::pods::a_pods_restore_that_hangs_is_ended_and_leaves_nothing",
+        "failures::pods::a_pods_restore_that_hangs_or_is_killed_leaves_nothing",
         "failures::restores::nothing_half_made_is_left_when_the_agent_dies_in_a_restore",
         "suspensions::a_dump_that_is_cut_short_leaves_it_suspended",
         "suspensions::a_suspended_container_stands_still_until_it_is_resumed",
