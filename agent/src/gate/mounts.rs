@@ -320,7 +320,7 @@ pub(super) fn judge_given(
 struct Led<'a> {
     /// Those that the specification does not know by their path.
     found: Vec<&'a MountFact>,
-    /// Those of the specification that are nowhere by theirs.
+    /// Those of the specification that none is by name.
     wanted: BTreeSet<&'a str>,
 }
 
@@ -338,7 +338,9 @@ impl<'a> Led<'a> {
             })
         };
         let found: Vec<_> = mounts.iter().filter(is_led).collect();
-        let is_wanted = |path: &&str| !mounts.iter().any(|mount| mount.is_at(path));
+        // By its name alone: anything may be mounted at its path, and hide that it is one of these.
+        let is_wanted =
+            |path: &&str| !mounts.iter().any(|mount| mount.external.as_deref() == Some(*path));
         let all = expected.external_mounts.iter().map(String::as_str);
         let wanted: BTreeSet<_> = all.filter(is_wanted).collect();
         // Which is which is not known: what may be one that is to be read-only has to be.

@@ -274,6 +274,12 @@ fn a_volume_may_be_where_a_link_leads() {
         let found = led(&["/data", "/run/token"], 1, wanted, &[]);
         assert!(found.contains("something from the node on \"/run/token\""), "{found}");
     }
+    // What stands in its place by the path with the link is not it.
+    assert_refused("something from the node on \"/run/token\"", |dump, expected| {
+        dump.mounts.push(locked(19, 1, 5, token, "/"));
+        given(dump, mount(20, 1, 0, "/run/token"));
+        volumes(expected, &[token, data], &[token]);
+    });
     let found = led(&["/dev/fuse"], 1, &[token], &[]);
     assert!(found.contains("something from the node on \"/dev/fuse\""), "{found}");
     assert_refused("something from the node on \"/run/token\"", |dump, expected| {
