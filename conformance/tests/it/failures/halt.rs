@@ -15,6 +15,8 @@ use crate::harness::{nodes, start};
 
 /// How long CRIU goes on between two looks. Less, and a machine that is busy does not get there in time.
 const STEP: Duration = Duration::from_millis(1);
+/// How long it is waited for those that were told to stop.
+const STAND_LIMIT: Duration = Duration::from_millis(100);
 /// Where the hook waits that holds a pause.
 const PIPE: &str = "/run/hold";
 
@@ -69,19 +71,19 @@ pub(crate) fn halt(
     begun: impl Fn() -> bool,
     reached: impl Fn() -> bool,
 ) -> Vec<Process> {
-    let mut criu: Vec<Process> = Vec::new();
+    let mut criu = Vec::new();
+    let mut looks = Vec::new();
     let halted = catch(|| {
         if !begun() {
             return false;
         }
-        if !criu.iter().any(|process| process.runs()) {
-            criu = running(node, "criu");
-        }
+        criu = running(node, "criu");
         signal(&criu, Signal::STOP);
-        let stands = catch(|| criu.iter().all(|one| is_stopped(*one) || !one.runs()));
-        if stands && criu.iter().any(|one| one.runs()) && reached() {
+        let stands = stand(&criu);
+        if stands && reached() {
             return true;
         }
+        looks.push((stands, criu.len()));
         signal(&criu, Signal::CONT);
         let end = Instant::now() + STEP;
         while Instant::now() < end {
@@ -89,8 +91,28 @@ pub(crate) fn halt(
         }
         false
     });
-    assert!(halted, "CRIU does not come to that");
+    if !halted {
+        looks.dedup();
+        let operations = node.run(&["kyb", "ps", "--operations", "--json"]);
+        panic!("CRIU does not come to that; (stands, processes) {looks:?}; {operations:?}");
+    }
     criu
+}
+
+/// Waits until processes that were told to stop have. Whoever waits in vfork(2) for a child that was
+/// stopped too never does: they have to go on first.
+fn stand(processes: &[Process]) -> bool {
+    let end = Instant::now() + STAND_LIMIT;
+    loop {
+        let left: Vec<_> = processes.iter().filter(|process| process.runs()).collect();
+        if left.iter().all(|process| is_stopped(**process)) {
+            return !left.is_empty();
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::yield_now();
+    }
 }
 
 fn is_stopped(process: Process) -> bool {
