@@ -25,6 +25,8 @@ pub(crate) struct Expected {
     pub(crate) lsm_files: Option<String>,
     /// Where something from this node is mounted.
     pub(crate) external_mounts: BTreeSet<String>,
+    /// What of it follows no mount of this node: the options say `private` or `unbindable`.
+    pub(crate) private: BTreeSet<String>,
     /// Where the runtime mounts the container's own cgroups of version 1, read-only, when it had
     /// them.
     pub(crate) cgroups: BTreeSet<String>,

@@ -9,6 +9,9 @@
 //!   and are handed to mount(2) as they are: one of them binds whatever the image calls its source.
 //!   One from outside gets none where they are the same as those of the one that it is bound from, and
 //!   is then as writable as what it comes from; and so is what is bound from that.
+//! - One that was a slave of a group that the dump does not have becomes a slave of this node's: of that
+//!   of what it comes from, or of the first that it shares its file system with. It gets whatever is
+//!   mounted there later.
 
 use std::collections::BTreeSet;
 
@@ -57,6 +60,9 @@ pub(crate) struct MountFact {
     /// What CRIU gives the mount itself.
     pub(crate) flags: u32,
     pub(crate) read_only: bool,
+    /// Its groups, as `shared` and `master` of mountinfo tell them.
+    pub(crate) shared: u32,
+    pub(crate) master: u32,
     /// By which name it comes from outside, if it does.
     pub(crate) external: Option<String>,
     /// What no mount of a container is.
@@ -131,6 +137,8 @@ impl MountFact {
             root,
             flags: own & !PROPAGATION,
             read_only: own & READ_ONLY != 0,
+            shared: mount.shared.unwrap_or_default(),
+            master: mount.master.unwrap_or_default(),
             external,
             faults,
             labels: labels(&mount.options),
@@ -172,6 +180,12 @@ impl MountFact {
     /// names where a link leads, the runtime where it is told to mount.
     fn is_at(&self, place: &str) -> bool {
         self.path == place || self.external.as_deref() == Some(place)
+    }
+
+    /// Whether it gets what is mounted on the node, at once or by way of another one.
+    fn follows(&self, mounts: &[Self]) -> bool {
+        let mut masters = mounts.iter().filter(|other| other.shared == self.master).peekable();
+        self.master != 0 && (masters.peek().is_none() || masters.any(|other| other.master != 0))
     }
 
     /// Whether it hides what it is mounted on.
@@ -291,6 +305,14 @@ pub(super) fn judge_given(
             reasons.insert(writable(place));
         }
     }
+    for mount in mounts.iter().filter(|mount| mount.follows(mounts)) {
+        if !may_follow(mount, mounts, expected, &led) {
+            let place = &mount.path;
+            reasons.insert(format!(
+                "{place:?} would follow this node's mounts, which it does not in new containers"
+            ));
+        }
+    }
     for path in &expected.masked {
         if !mounts.iter().any(|mount| mount.path == *path && mount.hides()) {
             reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
@@ -358,10 +380,32 @@ impl<'a> Led<'a> {
         self.found.iter().any(|found| found.id == mount.id)
     }
 
+    /// Whether one of these may be one that follows no mount of the node.
+    fn is_private(&self, expected: &Expected) -> bool {
+        self.wanted.iter().any(|path| expected.private.contains(*path))
+    }
+
     /// Whether a mount of the specification may be one of these.
     fn may_be_at(&self, path: &str) -> bool {
         !self.found.is_empty() && self.wanted.contains(path)
     }
+}
+
+/// Whether the new container's mount gets what is mounted on the node, too.
+fn may_follow(mount: &MountFact, mounts: &[MountFact], expected: &Expected, led: &Led<'_>) -> bool {
+    let may_lead = |given: &MountFact| match &given.external {
+        Some(_) if led.has(given) => !led.is_private(expected),
+        Some(key) => !expected.private.contains(key) && !expected.private.contains(&given.path),
+        None => !expected.private.contains("/"),
+    };
+    if mount.is_given() {
+        return may_lead(mount);
+    }
+    // Of what is nobody's, the group is that of the one that it is bound from.
+    let leads = |other: &MountFact| {
+        other.is_given() && other.master == mount.master && mount.is_bound_from(other)
+    };
+    mounts.iter().any(leads) && mounts.iter().filter(|other| leads(other)).all(may_lead)
 }
 
 /// Whether CRIU makes a mount read-only that says so.

@@ -14,6 +14,9 @@ use crate::gate::{APPARMOR, Expected, HANDED_OVER, SELINUX, Summary};
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
 
+/// Options of mounts that follow none, and of all of a container's.
+const PRIVATE: [&str; 4] = ["private", "rprivate", "unbindable", "runbindable"];
+
 /// A container's specification (OCI runtime specification, `config.json`).
 #[derive(Clone, Debug)]
 pub(super) struct Live {
@@ -94,6 +97,7 @@ impl Live {
             lsm_profile: self.profile(lsm),
             lsm_files: self.label("/linux/mountLabel").filter(|_| lsm == SELINUX),
             external_mounts,
+            private: self.private(),
             cgroups: BTreeSet::new(),
             masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
             read_only,
@@ -103,6 +107,17 @@ impl Live {
             criu: Vec::new(),
             plugins: BTreeSet::new(),
         }
+    }
+
+    /// Returns where it follows no mount of this node.
+    fn private(&self) -> BTreeSet<String> {
+        let is_private = |option: &str| PRIVATE.contains(&option);
+        let root = self.spec.pointer("/linux/rootfsPropagation").and_then(Value::as_str);
+        let all = root.is_some_and(is_private);
+        let is_so = |mount: &&Value| all || PRIVATE.iter().any(|option| has_option(mount, option));
+        let mounts = self.list("/mounts").filter(is_so);
+        let places = mounts.filter_map(|mount| text(mount, "destination"));
+        places.chain(all.then(|| "/".to_owned())).collect()
     }
 
     /// Returns what this node's security module gives to its processes.
@@ -219,7 +234,7 @@ mod tests {
                 { "destination": "/sys", "type": "sysfs", "options": ["nosuid", "ro"] },
                 { "destination": "/dev/shm", "type": "bind", "source": "/run/sandbox/shm",
                   "options": ["rbind", "rw"] },
-                { "destination": "/etc/hosts", "source": "/var/hosts", "options": ["rbind", "ro"] },
+                { "destination": "/etc/hosts", "source": "/var/hosts", "options": ["rbind", "rprivate", "ro"] },
             ],
             "annotations": { "io.kubernetes.cri.container-name": "web" },
             "linux": {
@@ -249,6 +264,7 @@ mod tests {
         assert_eq!(names(&expected.capabilities), "CAP_KILL");
         assert!(expected.no_new_privileges && expected.seccomp);
         assert_eq!(names(&expected.external_mounts), "/dev/shm /etc/hosts");
+        assert_eq!(names(&expected.private), "/etc/hosts");
         assert_eq!(names(&expected.masked), "/proc/version");
         assert_eq!(names(&expected.read_only), "/etc/hosts /proc/sys /sys");
         let spec = json!({ "root": { "path": "rootfs", "readonly": true } });

@@ -122,6 +122,8 @@ pub(super) fn expected(
         lsm_profile: None,
         lsm_files: None,
         external_mounts: mounted.map(str::to_owned).collect(),
+        // What the caller lends may follow the node as what it was at home did.
+        private: BTreeSet::new(),
         cgroups: hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS)).collect(),
         masked: here(defaults::MASKED),
         read_only,

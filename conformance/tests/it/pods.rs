@@ -260,6 +260,51 @@ fn a_privileged_container_goes_on_as_a_privileged_one_and_no_other() {
     staged.scenario.end().unwrap();
 }
 
+/// A directory of the node that others see mounts below, too, as all are where systemd is.
+const MEDIA: &str = "/var/lib/kybernate/media";
+
+/// As `mountPropagation: HostToContainer` says, and `None`.
+#[test]
+fn a_volume_follows_its_node_only_where_the_pod_wants_that() {
+    let scenario = start();
+    for node in [&scenario.testbed.a, &scenario.testbed.b] {
+        node.run(&["mkdir", "-p", MEDIA]).unwrap();
+        node.run(&["mount", "-t", "tmpfs", "media", MEDIA]).unwrap();
+        node.run(&["mount", "--make-shared", MEDIA]).unwrap();
+        node.run(&["mkdir", &format!("{MEDIA}/new")]).unwrap();
+    }
+    let volume =
+        |propagation| format!("type=bind,src={MEDIA},dst=/media,options=rbind:{propagation}:rw");
+    let (slave, private) = (volume("rslave"), volume("rprivate"));
+    let staged = stage_on_both_of(scenario, &["--mount", &slave]);
+    staged.on_both(|spot| {
+        let (node, name) = (spot.node, spot.node.name());
+        let create = |volume: &str| {
+            let options = ["--mount", volume];
+            let image = [spot.pinned, "main"];
+            let mut command = spot.command_of(image, &[&spot.wish()], &options, &WORKLOAD);
+            command.stdin(Stdio::null()).output().unwrap()
+        };
+        let output = create(&private);
+        let text = said(&output);
+        let reason = "\"/media\" would follow this node's mounts";
+        assert!(!output.status.success() && text.contains(reason), "on {name}: {text}");
+        node.output(&["ctr", "container", "rm", "main"]).unwrap();
+
+        let output = create(&slave);
+        assert!(output.status.success(), "on {name}: {}", said(&output));
+        let after = spot.scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "on {name}");
+        let new = format!("{MEDIA}/new");
+        node.run(&["mount", "-t", "tmpfs", "later", &new]).unwrap();
+        fs::write(node.path(&new).join("file"), "later").unwrap();
+        let seen = fs::read_to_string(node.path(&root(node, "main")).join("media/new/file"));
+        assert_eq!(seen.unwrap(), "later", "on {name}");
+        spot.scenario.remove(node, "main").unwrap();
+    });
+    staged.scenario.end().unwrap();
+}
+
 #[test]
 fn what_cannot_be_restored_fails_or_starts_afresh_as_the_pod_wants() {
     let mut staged = stage_on_both();

@@ -234,6 +234,12 @@ pub struct MountEntry {
     /// What the file system is told, as `size=64k`.
     #[prost(string, tag = "9")]
     pub options: String,
+    /// Number of the group that it shares what is mounted below it with; 0 is none.
+    #[prost(uint32, optional, tag = "10")]
+    pub shared: Option<u32>,
+    /// Number of the group from which it gets what is mounted there; 0 is none.
+    #[prost(uint32, optional, tag = "11")]
+    pub master: Option<u32>,
     /// Whether a plugin mounts it.
     #[prost(bool, optional, tag = "12")]
     pub with_plugin: Option<bool>,

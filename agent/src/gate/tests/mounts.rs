@@ -390,3 +390,62 @@ fn texts_with_an_end_in_the_middle_are_no_paths() {
         });
     }
 }
+
+/// CRIU makes a mount with a master that the dump does not have a slave of the node's.
+#[test]
+fn what_is_private_follows_no_mount_of_the_node() {
+    const REASON: &str = "would follow this node's mounts";
+    let volume = |place: &str, shared, master, private: &[&str]| {
+        let (shared, master) = (Some(shared), Some(master));
+        let place = place.to_owned();
+        check(move |dump, expected| {
+            given(dump, Mount { shared, master, ..mount(20, 1, 0, &place) });
+            volumes(expected, &["/data", "/var/run/token"], &[]);
+            expected.private = private.iter().map(ToString::to_string).collect();
+        })
+    };
+    assert_eq!(volume("/data", 0, 7, &[]), "");
+    assert_eq!(volume("/data", 7, 0, &["/data"]), "", "its group is its own");
+    for shared in [0, 8] {
+        let found = volume("/data", shared, 7, &["/data"]);
+        assert!(found.contains(&format!("\"/data\" {REASON}")), "{found}");
+    }
+    // Below a link of the image it may be either.
+    assert_eq!(
+        volume("/run/token", 0, 7, &["/data"]),
+        "\"/run/token\" would follow this node's \
+        mounts, which it does not in new containers"
+    );
+    // The root file system is a slave in each container, but where the specification says so.
+    let root = |private: &[&str]| {
+        check(|dump, expected| {
+            dump.mounts[0].master = Some(7);
+            expected.private = private.iter().map(ToString::to_string).collect();
+        })
+    };
+    assert_eq!(root(&["/data"]), "");
+    assert!(root(&["/"]).contains(REASON));
+    // By way of one that follows the node, and by none.
+    for (master, private) in [(Some(7), true), (None, false)] {
+        let found = check(|dump, expected| {
+            given(dump, Mount { shared: Some(8), master, ..mount(20, 1, 0, "/data") });
+            given(dump, Mount { master: Some(8), ..mount(21, 1, 0, "/own") });
+            volumes(expected, &["/data", "/own"], &[]);
+            expected.private.insert("/own".to_owned());
+        });
+        assert_eq!(found.contains(&format!("\"/own\" {REASON}")), private, "{found}");
+    }
+    // What is bound from the volume is of its group.
+    for (device, private) in [(99, &[][..]), (98, &[]), (99, &["/data"])] {
+        let found = check(|dump, expected| {
+            let one = Mount { device: 99, master: Some(7), ..locked(20, 1, 0, "/data", "/") };
+            given(dump, one);
+            let seen = locked(21, 1, 5, "/x", "/");
+            dump.mounts.push(Mount { device, master: Some(7), ..seen });
+            volumes(expected, &["/data"], &[]);
+            expected.private = private.iter().map(ToString::to_string).collect();
+        });
+        let is_let = device == 99 && private.is_empty();
+        assert_eq!(!found.contains(&format!("\"/x\" {REASON}")), is_let, "{found}");
+    }
+}
