@@ -7,12 +7,11 @@ use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Agent, Scenario, counter};
-use rustix::process::Signal;
 use serde_json::Value;
 
 mod kubernetes;
 
-use crate::failures::victims::{END_LIMIT, catch, running, signal};
+use crate::failures::victims::{END_LIMIT, catch, is_done_without_kyb};
 use crate::harness::{at_once, checkpoint, next_agents, on_both, restore, said, start};
 use crate::pods::{CONFIG, command_of, make_ready};
 use crate::workloads::Place;
@@ -229,16 +228,7 @@ fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
     assert_eq!(kept(node), empty, "what was cancelled is not gone");
 
     // Without its client it goes on.
-    let mut kyb = begun(node, &reference);
-    signal(&running(node, "kyb"), Signal::KILL);
-    kyb.wait().unwrap();
-    let mut last = Value::Null;
-    let ended = wait_until(END_LIMIT, || {
-        let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
-        last = told["operations"].as_array().unwrap().last().unwrap().clone();
-        last["state"] != "running"
-    });
-    assert!(ended && last["kind"] == "provide" && last["state"] == "done", "{last}");
+    is_done_without_kyb(scenario, node, begun(node, &reference), "provide");
     node.run(&["ctr", "image", "rm", "--sync", &format!("{reference}-containerd")]).unwrap();
     assert_eq!(kept(node), empty, "more than the image is left");
 

@@ -13,7 +13,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use self::pinned::what_is_read_stays;
-use crate::failures::victims::{END_LIMIT, catch, running, signal, start_containerd};
+use crate::failures::victims::{
+    END_LIMIT, catch, is_done_without_kyb, running, signal, start_containerd,
+};
 use crate::harness::{at_once, checkpoint, next_agents, on_both, said, start};
 
 /// Memory of the workload, in MiB. A third of it is zero, and is stored nowhere.
@@ -199,16 +201,7 @@ fn begun(node: &Node, reference: &str) -> Child {
 
 /// kyb dies in the middle: the agent goes on.
 fn kyb_dies(scenario: &Scenario, node: &Node, reference: &str) {
-    let mut kyb = begun(node, reference);
-    signal(&running(node, "kyb"), Signal::KILL);
-    kyb.wait().unwrap();
-    let mut last = Value::Null;
-    let ended = wait_until(END_LIMIT, || {
-        let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
-        last = told["operations"].as_array().unwrap().last().unwrap().clone();
-        last["state"] != "running"
-    });
-    assert!(ended && last["kind"] == "stage" && last["state"] == "done", "{last}");
+    is_done_without_kyb(scenario, node, begun(node, reference), "stage");
     let told = scenario.kyb_json(node, &["evict", reference]).unwrap();
     assert_eq!(told["evicted"].as_array().unwrap().len(), 1, "{told}");
     assert_eq!(files(node, RAM), "");

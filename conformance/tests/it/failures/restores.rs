@@ -37,7 +37,7 @@ enum Victim {
     Both,
     /// kyb.
     Kyb,
-    /// CRIU, and whoever it has made processes of.
+    /// CRIU alone: whom it has made already lives in the container's PID namespace.
     Criu,
 }
 

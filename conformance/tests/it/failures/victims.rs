@@ -2,13 +2,18 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Process;
+use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
+use serde_json::Value;
+
+use super::cancels::newest;
 
 /// How long whoever is left may take to put everything right: they wait for what may come back.
 pub(crate) const END_LIMIT: Duration = Duration::from_mins(1);
@@ -55,6 +60,18 @@ pub(crate) fn running(node: &Node, name: &str) -> Vec<Process> {
 pub(crate) fn guards(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).contains("\0guardian\0")
+}
+
+/// Kills a node's `kyb` in the middle of an operation, and waits until the agent has done that alone.
+pub(crate) fn is_done_without_kyb(scenario: &Scenario, node: &Node, mut kyb: Child, kind: &str) {
+    signal(&running(node, "kyb"), Signal::KILL);
+    assert!(!kyb.wait().unwrap().success(), "kyb was done before on {}", node.name());
+    let mut last = Value::Null;
+    let ended = wait_until(END_LIMIT, || {
+        last = newest(scenario, node);
+        last["state"] != "running"
+    });
+    assert!(ended && last["kind"] == kind && last["state"] == "done", "{last}");
 }
 
 /// Starts the containerd of a node that was killed, and waits until it answers.
