@@ -1,12 +1,17 @@
 //! Would the restored processes be more than the new container may be? A pure comparison.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+
+use kybernate_spec::checkpoint::NodeFacts;
 
 use super::Summary;
 use super::common::FILE_KINDS;
 use super::mounts::{judge_given, judge_mounts};
 use super::summary::ThreadIdentity;
 use crate::gpu::plugin::CUDA;
+use crate::node::numbers;
+use crate::preflight::{CriuOptions, DEFAULT_FILE};
 
 /// What the new container may be.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +47,8 @@ pub(crate) struct Expected {
     pub(crate) joined_namespaces: BTreeSet<String>,
     /// The version of CRIU here.
     pub(crate) criu: Vec<u64>,
+    /// Whether CRIU has to mount without `MOVE_MOUNT_SET_GROUP`, or is told to.
+    pub(crate) has_old_mounts: bool,
     /// CRIU's plugins that bring back what they have saved: these and no others.
     pub(crate) plugins: BTreeSet<String>,
 }
@@ -53,7 +60,24 @@ pub(crate) const APPARMOR: i32 = 2;
 /// What `AppArmor` says of a process that has no profile; CRIU writes nothing then.
 const UNCONFINED: &str = "unconfined";
 
+/// First Linux with `MOVE_MOUNT_SET_GROUP`.
+const GROUPS_KERNEL: [u64; 2] = [5, 15];
+
+/// Has CRIU mount as it had to before.
+const OLD_MOUNTS: &str = "mntns-compat-mode";
+
+/// What CRIU reads first of all.
+const CRIU_FILE: &str = "/etc/criu/default.conf";
+
 impl Expected {
+    /// Adds what CRIU and the kernel are here.
+    pub(crate) fn on(self, facts: &NodeFacts) -> Self {
+        let is_told = |file: &str| CriuOptions::of(Path::new(file)).has(OLD_MOUNTS);
+        let lacks_groups = numbers(&facts.kernel).as_slice() < GROUPS_KERNEL.as_slice();
+        let has_old_mounts = lacks_groups || is_told(DEFAULT_FILE) || is_told(CRIU_FILE);
+        Self { criu: numbers(&facts.criu), has_old_mounts, ..self }
+    }
+
     /// Returns the label of the container's processes, which its sockets have too.
     fn label(&self) -> Option<&String> {
         self.lsm_profile.as_ref().filter(|_| self.lsm == SELINUX)

@@ -9,9 +9,13 @@
 //!   and are handed to mount(2) as they are: one of them binds whatever the image calls its source.
 //!   One from outside gets none where they are the same as those of the one that it is bound from, and
 //!   is then as writable as what it comes from; and so is what is bound from that.
-//! - One that was a slave of a group that the dump does not have becomes a slave of this node's: of that
-//!   of what it comes from, or of the first that it shares its file system with. It gets whatever is
-//!   mounted there later.
+//! - One that was a slave of a group that the dump does not have becomes a slave of this node's, and gets
+//!   whatever is mounted there later: of the group of what it comes from, or of any from outside that it
+//!   shares its file system with. Without `MOVE_MOUNT_SET_GROUP` (Linux before 5.15) it may also be one
+//!   that shares its own mounts with the node, and mounts with a group in common are bound from each
+//!   other whatever file system they are of (`criu/mount.c`).
+//! - runc's names for what comes from outside are paths in the root file system, in which a link of the
+//!   checkpoint's may lead two to one name. CRIU takes the last then, for all that the other is not there.
 
 use std::collections::BTreeSet;
 
@@ -313,6 +317,17 @@ pub(super) fn judge_given(
             ));
         }
     }
+    let is_in_a_group =
+        |mount: &&MountFact| mount.shared != 0 || (mount.master != 0 && mount.path != "/");
+    if expected.has_old_mounts
+        && let Some(mount) = mounts.iter().find(is_in_a_group)
+    {
+        let place = &mount.path;
+        reasons.insert(format!(
+            "{place:?} shares its mounts, which CRIU gives back safely from Linux 5.15 on and \
+             without mntns-compat-mode"
+        ));
+    }
     for path in &expected.masked {
         if !mounts.iter().any(|mount| mount.path == *path && mount.hides()) {
             reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
@@ -320,8 +335,10 @@ pub(super) fn judge_given(
     }
     for path in &expected.read_only {
         let mut at = mounts.iter().filter(|mount| mount.is_at(path)).peekable();
-        let is_missing = at.peek().is_none() && !led.may_be_at(path);
-        if is_missing || at.any(|mount| !stays_read_only(mount, mounts)) {
+        // Something else may have the place of what comes from outside, and its own name.
+        let is_there =
+            if led.wanted.contains(&**path) { led.may_be_at(path) } else { at.peek().is_some() };
+        if !is_there || at.any(|mount| !stays_read_only(mount, mounts)) {
             reasons.insert(writable(path));
         }
     }
@@ -344,6 +361,8 @@ struct Led<'a> {
     found: Vec<&'a MountFact>,
     /// Those of the specification that none is by name.
     wanted: BTreeSet<&'a str>,
+    /// Whether each of those is one of these: else they are not there, or hidden behind another's name.
+    is_each: bool,
 }
 
 impl<'a> Led<'a> {
@@ -367,13 +386,10 @@ impl<'a> Led<'a> {
         let wanted: BTreeSet<_> = all.filter(is_wanted).collect();
         // Which is which is not known: what may be one that is to be read-only has to be.
         let must = wanted.iter().any(|path| expected.read_only.contains(*path));
-        let fits = found.len() <= wanted.len()
-            && (!must || found.iter().all(|mount| stays_read_only(mount, mounts)));
-        if fits {
-            Self { found, wanted }
-        } else {
-            Self { found: Vec::new(), wanted: BTreeSet::new() }
-        }
+        let is_each = found.len() == wanted.len();
+        let are_read_only = || found.iter().all(|mount| stays_read_only(mount, mounts));
+        let fits = found.len() <= wanted.len() && (!must || (is_each && are_read_only()));
+        Self { found: if fits { found } else { Vec::new() }, wanted, is_each }
     }
 
     fn has(&self, mount: &MountFact) -> bool {
@@ -393,19 +409,24 @@ impl<'a> Led<'a> {
 
 /// Whether the new container's mount gets what is mounted on the node, too.
 fn may_follow(mount: &MountFact, mounts: &[MountFact], expected: &Expected, led: &Led<'_>) -> bool {
+    let is_private = |path: &str| expected.private.contains(path);
     let may_lead = |given: &MountFact| match &given.external {
-        Some(_) if led.has(given) => !led.is_private(expected),
-        Some(key) => !expected.private.contains(key) && !expected.private.contains(&given.path),
-        None => !expected.private.contains("/"),
+        // The source may be that of one that is private.
+        Some(_) if led.has(given) || !led.is_each => !led.is_private(expected),
+        Some(_) | None => true,
+    };
+    let may_lead = |given: &MountFact| {
+        let key = given.external.as_deref().unwrap_or("/");
+        may_lead(given) && !is_private(key) && !is_private(&given.path)
     };
     if mount.is_given() {
         return may_lead(mount);
     }
-    // Of what is nobody's, the group is that of the one that it is bound from.
-    let leads = |other: &MountFact| {
-        other.is_given() && other.master == mount.master && mount.is_bound_from(other)
-    };
-    mounts.iter().any(leads) && mounts.iter().filter(|other| leads(other)).all(may_lead)
+    // CRIU takes the source of the group from any of these.
+    let sources = || mounts.iter().filter(|other| other.is_given() && mount.is_bound_from(other));
+    !is_private(&mount.path)
+        && sources().any(|other| other.master == mount.master)
+        && sources().all(may_lead)
 }
 
 /// Whether CRIU makes a mount read-only that says so.

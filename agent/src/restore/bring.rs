@@ -21,7 +21,6 @@ use super::user::{self, User};
 use crate::app::App;
 use crate::cgroup;
 use crate::gate::{Expected, Summary};
-use crate::node::numbers;
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::room;
 use crate::runtime::{Mount, Namespace, RuntimeError};
@@ -164,7 +163,7 @@ pub(super) async fn expected(
     let names = names.map_err(BringError::Place)?;
     let facts = app.report().await.facts;
     let expected = spec::expected(allow, volumes, &app.config, &facts.lsm, &names);
-    Ok(Expected { criu: numbers(&facts.criu), ..expected })
+    Ok(expected.on(&facts))
 }
 
 /// Puts the dump into an operation's directory, unless it is staged, and lets the gate judge it.

@@ -37,7 +37,6 @@ use super::{Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, Expected, GateError, Summary};
-use crate::node::numbers;
 use crate::operations::{
     Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
 };
@@ -371,8 +370,8 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     let hierarchies = hierarchies.map_err(io::Error::other).and_then(|names| names);
     let hierarchies = hierarchies.map_err(ClaimError::Place)?;
     let expected = claim.live.expected(&summary, spec::lsm(&facts.lsm), &hierarchies);
-    let (criu, plugins) = (numbers(&facts.criu), gpu.plugins());
-    let reasons = gate::judge(&summary, &Expected { criu, plugins, ..expected });
+    let expected = Expected { plugins: gpu.plugins(), ..expected.on(&facts) };
+    let reasons = gate::judge(&summary, &expected);
     let lacking = gate::lacking(&summary, &staged.images(), BTreeMap::new()).await?;
     for (by, reasons) in [(RefusedBy::Identity, reasons), (RefusedBy::Integrity, lacking)] {
         if !reasons.is_empty() {

@@ -61,6 +61,7 @@ impl Live {
         };
         let writable = self.list("/mounts").filter(is_privileged);
         let writable = writable.filter_map(|mount| text(mount, "destination")).collect();
+        let mut private = self.private();
         let mut external_mounts: BTreeSet<String> =
             self.binds().map(|mount| mount.destination).collect();
         // In version 1 a cgroup mount is a tmpfs, on which the runtime itself mounts the container's
@@ -75,6 +76,9 @@ impl Live {
             let places: Vec<String> = places.filter(dumped).collect();
             if read_only.remove(&top) {
                 read_only.extend(places.iter().cloned());
+            }
+            if private.contains(&top) {
+                private.extend(places.iter().cloned());
             }
             external_mounts.extend(places);
         }
@@ -97,7 +101,7 @@ impl Live {
             lsm_profile: self.profile(lsm),
             lsm_files: self.label("/linux/mountLabel").filter(|_| lsm == SELINUX),
             external_mounts,
-            private: self.private(),
+            private,
             cgroups: BTreeSet::new(),
             masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
             read_only,
@@ -105,19 +109,20 @@ impl Live {
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
             joined_namespaces: self.namespaces(is_joined).filter(is_handed).collect(),
             criu: Vec::new(),
+            has_old_mounts: false,
             plugins: BTreeSet::new(),
         }
     }
 
     /// Returns where it follows no mount of this node.
     fn private(&self) -> BTreeSet<String> {
-        let is_private = |option: &str| PRIVATE.contains(&option);
         let root = self.spec.pointer("/linux/rootfsPropagation").and_then(Value::as_str);
-        let all = root.is_some_and(is_private);
+        let is_root = root.is_some_and(|option| PRIVATE.contains(&option));
+        let all = is_root && root.is_some_and(|option| option.starts_with('r'));
         let is_so = |mount: &&Value| all || PRIVATE.iter().any(|option| has_option(mount, option));
         let mounts = self.list("/mounts").filter(is_so);
         let places = mounts.filter_map(|mount| text(mount, "destination"));
-        places.chain(all.then(|| "/".to_owned())).collect()
+        places.chain(is_root.then(|| "/".to_owned())).collect()
     }
 
     /// Returns what this node's security module gives to its processes.

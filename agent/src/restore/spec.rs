@@ -122,8 +122,8 @@ pub(super) fn expected(
         lsm_profile: None,
         lsm_files: None,
         external_mounts: mounted.map(str::to_owned).collect(),
-        // What the caller lends may follow the node as what it was at home did.
-        private: BTreeSet::new(),
+        // What the caller lends may follow the node, as what it was at home did.
+        private: volumes.iter().map(ToString::to_string).collect(),
         cgroups: hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS)).collect(),
         masked: here(defaults::MASKED),
         read_only,
@@ -131,6 +131,7 @@ pub(super) fn expected(
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
         joined_namespaces: allow.network.iter().map(|_| "network".to_owned()).collect(),
         criu: Vec::new(),
+        has_old_mounts: false,
         plugins: BTreeSet::new(),
     }
 }
@@ -192,14 +193,19 @@ fn device_rules(devices: &[Device]) -> Vec<Value> {
 }
 
 fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
-    let bound: Vec<&AllowedMount> = from.volumes.iter().chain(&from.allow.mounts).collect();
-    let taken = |place: &str| bound.iter().any(|mount| mount.destination == place);
-    let bound = bound.iter().map(|mount| {
+    let bound = || from.volumes.iter().chain(&from.allow.mounts);
+    let taken = |place: &str| bound().any(|mount| mount.destination == place);
+    let bind = |mount: &AllowedMount, options: &[&str]| {
+        let rights = if mount.read_only { "ro" } else { "rw" };
+        let options = [&["rbind", rights], options].concat();
         json!({
             "destination": mount.destination, "type": "bind", "source": mount.source,
-            "options": ["rbind", "rprivate", if mount.read_only { "ro" } else { "rw" }],
+            "options": options,
         })
-    });
+    };
+    let volumes = from.volumes.iter().map(|mount| bind(mount, &["rprivate"]));
+    // Whether it follows the node is as it was at home.
+    let bound = volumes.chain(from.allow.mounts.iter().map(|mount| bind(mount, &[])));
     let cgroups = from.has_cgroups.then(defaults::cgroups);
     defaults::mounts(taken).chain(cgroups).chain(bound).collect()
 }
@@ -284,7 +290,7 @@ mod tests {
             namespaces.contains(r#"{"path":"/run/netns/pod","type":"network"}"#),
             "{namespaces}"
         );
-        assert_eq!(at(runs[0], "/options/2"), "ro");
+        assert_eq!(at(runs[0], "/options/1"), "ro");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Mounts: those of a new container, in the same places, and nothing through them.
 
+use kybernate_spec::checkpoint::NodeFacts;
+
 use super::*;
 
 #[test]
@@ -405,7 +407,11 @@ fn what_is_private_follows_no_mount_of_the_node() {
         })
     };
     assert_eq!(volume("/data", 0, 7, &[]), "");
-    assert_eq!(volume("/data", 7, 0, &["/data"]), "", "its group is its own");
+    assert_eq!(
+        volume("/data", 7, 0, &["/data"]),
+        "",
+        "its group is its own, with MOVE_MOUNT_SET_GROUP"
+    );
     for shared in [0, 8] {
         let found = volume("/data", shared, 7, &["/data"]);
         assert!(found.contains(&format!("\"/data\" {REASON}")), "{found}");
@@ -435,6 +441,16 @@ fn what_is_private_follows_no_mount_of_the_node() {
         });
         assert_eq!(found.contains(&format!("\"/own\" {REASON}")), private, "{found}");
     }
+    // What is bound from both gets the group of either.
+    assert_refused(&format!("\"/x\" {REASON}"), |dump, expected| {
+        given(dump, Mount { device: 99, ..locked(20, 1, 0, "/priv", "/") });
+        given(dump, Mount { device: 99, master: Some(7), ..locked(21, 1, 0, "/slave", "/") });
+        let seen = locked(22, 1, 5, "/x", "/");
+        let (shared, master) = (Some(8), Some(7));
+        dump.mounts.push(Mount { device: 99, shared, master, ..seen });
+        volumes(expected, &["/priv", "/slave"], &[]);
+        expected.private.insert("/priv".to_owned());
+    });
     // What is bound from the volume is of its group.
     for (device, private) in [(99, &[][..]), (98, &[]), (99, &["/data"])] {
         let found = check(|dump, expected| {
@@ -447,5 +463,56 @@ fn what_is_private_follows_no_mount_of_the_node() {
         });
         let is_let = device == 99 && private.is_empty();
         assert_eq!(!found.contains(&format!("\"/x\" {REASON}")), is_let, "{found}");
+    }
+}
+
+/// A link of the checkpoint's leads the name of one volume to that of another: CRIU mounts the one there
+/// then that runc tells it of last.
+#[test]
+fn no_volume_hides_behind_the_name_of_another() {
+    let (host, token, shm) = ("/host/etc", "/var/run/token", "/shm");
+    let hidden = |mounts: &[(&str, &str, u32)]| {
+        check(|dump, expected| {
+            for (id, (place, key, flags)) in (20..).zip(mounts) {
+                let (flags, external_key) = (*flags, Some((*key).to_owned()));
+                let volume = mount(id, 1, 0, place);
+                given(dump, Mount { flags, super_flags: Some(0), external_key, ..volume });
+            }
+            volumes(expected, &[host, token, shm], &[host, token]);
+        })
+    };
+    let found = hidden(&[(shm, shm, 0), ("/run/token", "/run/token", 1)]);
+    assert!(found.contains("\"/host/etc\" is writable"), "{found}");
+    // Something else is in its place.
+    let found = hidden(&[(shm, shm, 0), (host, shm, 1), (token, token, 1)]);
+    assert!(found.contains("\"/host/etc\" is writable"), "{found}");
+    assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1), (token, token, 1)]), "");
+    assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1), ("/run/token", "/run/token", 1)]), "");
+}
+
+/// Without `MOVE_MOUNT_SET_GROUP` CRIU binds mounts of one group from each other, and leaves what comes
+/// from outside in the node's.
+#[test]
+fn an_old_kernel_gets_no_groups() {
+    for (shared, master) in [(Some(5), None), (None, Some(5))] {
+        for has_old_mounts in [false, true] {
+            let found = check(|dump, expected| {
+                given(dump, Mount { shared, master, ..mount(20, 1, 0, "/data") });
+                volumes(expected, &["/data"], &[]);
+                expected.has_old_mounts = has_old_mounts;
+            });
+            let is_told = found.contains("\"/data\" shares its mounts");
+            assert_eq!(is_told, has_old_mounts, "{found}");
+        }
+    }
+    let facts = |kernel: &str| NodeFacts { kernel: kernel.to_owned(), ..NodeFacts::default() };
+    for (kernel, has_old_mounts) in
+        [("5.10.0-30-amd64", true), ("5.15.0", false), ("6.18.1", false)]
+    {
+        assert_eq!(
+            Expected::default().on(&facts(kernel)).has_old_mounts,
+            has_old_mounts,
+            "{kernel}"
+        );
     }
 }
