@@ -73,13 +73,17 @@ pub(crate) fn halt(
 ) -> Vec<Process> {
     let mut criu = Vec::new();
     let mut looks = Vec::new();
+    let mut stands = false;
     let halted = catch(|| {
         if !begun() {
             return false;
         }
-        criu = running(node, "criu");
+        // Looking for them takes as long as many a step does.
+        if !stands {
+            criu = running(node, "criu");
+        }
         signal(&criu, Signal::STOP);
-        let stands = stand(&criu);
+        stands = stand(&criu);
         if stands && reached() {
             return true;
         }
