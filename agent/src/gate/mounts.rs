@@ -335,10 +335,15 @@ pub(super) fn judge_given(
     }
     for path in &expected.read_only {
         let mut at = mounts.iter().filter(|mount| mount.is_at(path)).peekable();
+        let is_wanted = led.wanted.contains(&**path);
         // Something else may have the place of what comes from outside, and its own name.
-        let is_there =
-            if led.wanted.contains(&**path) { led.may_be_at(path) } else { at.peek().is_some() };
-        if !is_there || at.any(|mount| !stays_read_only(mount, mounts)) {
+        if is_wanted && !led.may_be_at(path) {
+            reasons.insert(format!(
+                "{path:?} is read-only in new containers, and no mount of the dump's with that name is"
+            ));
+        } else if (at.peek().is_none() && !is_wanted)
+            || at.any(|mount| !stays_read_only(mount, mounts))
+        {
             reasons.insert(writable(path));
         }
     }

@@ -269,7 +269,7 @@ fn a_volume_may_be_where_a_link_leads() {
     // Which of them is which is not known.
     for places in [&["/run/token"][..], &["/run/token", "/run/data"]] {
         let found = led(places, 0, &[token, data], &[token]);
-        assert!(found.contains("\"/var/run/token\" is writable"), "{found}");
+        assert!(found.contains("\"/var/run/token\" is read-only in new containers"), "{found}");
     }
     // The new container has no such mount, or has it where it says.
     for wanted in [&[][..], &["/data"]] {
@@ -481,10 +481,10 @@ fn no_volume_hides_behind_the_name_of_another() {
         })
     };
     let found = hidden(&[(shm, shm, 0), ("/run/token", "/run/token", 1)]);
-    assert!(found.contains("\"/host/etc\" is writable"), "{found}");
+    assert!(found.contains("\"/host/etc\" is read-only in new containers"), "{found}");
     // Something else is in its place.
     let found = hidden(&[(shm, shm, 0), (host, shm, 1), (token, token, 1)]);
-    assert!(found.contains("\"/host/etc\" is writable"), "{found}");
+    assert!(found.contains("\"/host/etc\" is read-only in new containers"), "{found}");
     assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1), (token, token, 1)]), "");
     assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1), ("/run/token", "/run/token", 1)]), "");
 }
