@@ -113,8 +113,10 @@ fn a_pods_restore_that_hangs_or_is_killed_leaves_nothing() {
     next_agents(&mut staged.scenario, &CONFIG.replace("5s", "10m"));
     staged.on_both(|spot| {
         let output = kill(spot, Victims::Criu);
+        // runc notices it where nobody whom CRIU has made holds its socket yet.
         let (text, told) = (said(&output), "CRIU was killed in the middle of the restore");
-        assert!(!output.status.success() && text.contains(told), "{text}");
+        let is_told = text.contains(told) || text.contains("the restore failed");
+        assert!(!output.status.success() && is_told, "{text}");
         is_clean(spot, "CRIU is killed", &[]);
 
         let output = kill(spot, Victims::All);
