@@ -1,4 +1,5 @@
-//! Would the restored processes be more than the new container may be? A pure comparison.
+//! Would the restored processes be more than the new container may be? A comparison of what the dump
+//! says with what the new container and this node are.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -70,7 +71,7 @@ const OLD_MOUNTS: &str = "mntns-compat-mode";
 const CRIU_FILE: &str = "/etc/criu/default.conf";
 
 impl Expected {
-    /// Adds what CRIU and the kernel are here.
+    /// Adds what CRIU and the kernel are here, and what CRIU's own files tell it.
     pub(crate) fn on(self, facts: &NodeFacts) -> Self {
         let is_told = |file: &str| CriuOptions::of(Path::new(file)).has(OLD_MOUNTS);
         let lacks_groups = numbers(&facts.kernel).as_slice() < GROUPS_KERNEL.as_slice();

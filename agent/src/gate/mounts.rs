@@ -415,14 +415,13 @@ impl<'a> Led<'a> {
 /// Whether the new container's mount gets what is mounted on the node, too.
 fn may_follow(mount: &MountFact, mounts: &[MountFact], expected: &Expected, led: &Led<'_>) -> bool {
     let is_private = |path: &str| expected.private.contains(path);
-    let may_lead = |given: &MountFact| match &given.external {
-        // The source may be that of one that is private.
-        Some(_) if led.has(given) || !led.is_each => !led.is_private(expected),
-        Some(_) | None => true,
-    };
     let may_lead = |given: &MountFact| {
+        // The source may be that of one that is private.
+        let hides = given.external.is_some()
+            && (led.has(given) || !led.is_each)
+            && led.is_private(expected);
         let key = given.external.as_deref().unwrap_or("/");
-        may_lead(given) && !is_private(key) && !is_private(&given.path)
+        !hides && !is_private(key) && !is_private(&given.path)
     };
     if mount.is_given() {
         return may_lead(mount);
