@@ -3,6 +3,7 @@
 //! make the next task of that name fail, and nobody else removes it.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -118,6 +119,17 @@ fn is_created_in(proc: &Path, namespace: &str, id: &str) -> io::Result<bool> {
     Ok(process::programs(proc)?.iter().any(creates))
 }
 
+/// Ends every runc that restores a container: one that outlives whoever began that would have CRIU begin
+/// yet, and what it is to be told may be gone. `root` is where that runc keeps its records.
+pub(crate) fn end_restores(root: &Path, id: &str) -> io::Result<()> {
+    let restores = |program: &Program| {
+        let line = program.line();
+        has_word(&line, b"restore") && works_on_in(&line, root.as_os_str().as_bytes(), id)
+    };
+    let found = process::programs(Path::new(PROC))?;
+    found.iter().filter(|program| restores(program)).try_for_each(|found| process::kill(found.pid))
+}
+
 /// Whether a container that was begun runs, or may come to: runc has a record of it until it is deleted,
 /// as containerd does with one whose creation failed.
 pub(crate) fn may_run(namespace: &str, id: &str) -> io::Result<bool> {
@@ -137,9 +149,12 @@ fn is_for(line: &[u8], namespace: &str, id: &str) -> bool {
 
 /// Whether a command line of runc, `runc --root DIRECTORY … COMMAND … ID`, works on a task.
 fn works_on(line: &[u8], namespace: &str, id: &str) -> bool {
-    let root = format!("{RUNC_ROOT}/{namespace}");
+    works_on_in(line, format!("{RUNC_ROOT}/{namespace}").as_bytes(), id)
+}
+
+fn works_on_in(line: &[u8], root: &[u8], id: &str) -> bool {
     let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    words.any(|word| word == root.as_bytes()) && words.next_back() == Some(id.as_bytes())
+    words.any(|word| word == root) && words.next_back() == Some(id.as_bytes())
 }
 
 async fn delete_record(root: &Path, id: &str) -> io::Result<()> {

@@ -13,6 +13,7 @@ use rustix::mount::UnmountFlags;
 mod tmpfs;
 
 use crate::config::{Config, StagingConfig};
+use crate::mounts::{self, Mount};
 use crate::process::memory_available;
 
 /// `f_type` of a tmpfs (statfs(2)).
@@ -127,14 +128,27 @@ pub(crate) fn unmount(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a directory with its content, if it is there.
+/// Removes a directory with its content, if it is there; what is mounted in it is none of that.
 pub(crate) fn remove(directory: &Path) -> io::Result<()> {
     // An agent that was killed has left it mounted, and nobody can look into it any more.
     unmount(&directory.join(MEMORY))?;
+    unmount_within(directory)?;
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Takes away what is mounted in a directory. A CRIU that was killed may have left the node's cgroups
+/// there, of which whoever removed them as files would remove each that nobody is in.
+fn unmount_within(directory: &Path) -> io::Result<()> {
+    let directory = match fs::canonicalize(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let is_within = |mount: &Mount| mount.point.starts_with(&directory) && mount.point != directory;
+    let within: Vec<Mount> = mounts::own()?.into_iter().filter(is_within).collect();
+    within.iter().rev().try_for_each(|mount| unmount(&mount.point))
 }
 
 fn fits_memory(staging: &StagingConfig, needed: u64, available: u64) -> bool {

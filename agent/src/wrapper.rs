@@ -257,19 +257,21 @@ impl Wrapper {
     /// Before `kill` and `delete`: ends what a restore has left whose wrapper was killed.
     fn end_interrupted(&self, call: &Call<'_>, command: &str) -> Result<(), WrapperError> {
         let Some(id) = call.id() else { return Ok(()) };
-        if command == "delete" {
-            // The agent removes what is left, and what it has put there itself.
-            let file = self.options(call, id);
-            fs::remove_file(&file).unwrap_or_default();
-            file.parent().map_or(Ok(()), fs::remove_dir).unwrap_or_default();
-        }
         let mark = Mark::of(&self.settings, call, id);
         match mark.read() {
             Ok(None) => Ok(()),
             Ok(Some(State { restored: true, .. })) if command == "kill" => Ok(()),
             Ok(Some(State { restored: true, .. })) => mark.remove().map_err(WrapperError::Clean),
             Ok(Some(_)) | Err(_) => self.end(call, id, &mark),
+        }?;
+        if command == "delete" {
+            // The agent removes what is left, and what it has put there itself. Not before: a CRIU that
+            // does not find its file goes on without it, by what the images say.
+            let file = self.options(call, id);
+            fs::remove_file(&file).unwrap_or_default();
+            file.parent().map_or(Ok(()), fs::remove_dir).unwrap_or_default();
         }
+        Ok(())
     }
 
     /// Ends what a restore has left that did not come to its end, if there is a mark of one.

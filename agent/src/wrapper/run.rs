@@ -37,6 +37,8 @@ pub(super) enum RunError {
     Start(String, #[source] io::Error),
     #[error("only runc restores, and {0} is none: name a runc as `runtime` in {FILE}")]
     NotRunc(String),
+    #[error("{0:?} is gone, without which CRIU would go by what the images say: was it deleted?")]
+    Untold(String),
     #[error("the restore failed{log}")]
     Failed {
         /// What CRIU's log has to say about it, if anything.
@@ -58,6 +60,9 @@ pub(super) fn restore(
     let name = || runtime.display().to_string();
     if !is_runc(runtime).map_err(|error| RunError::Start(name(), error))? {
         return Err(RunError::NotRunc(name()));
+    }
+    if !Path::new(&dump.criu_config).exists() {
+        return Err(RunError::Untold(dump.criu_config.clone()));
     }
     let mut command = Command::new(runtime);
     command.args(call.globals).args(words(create, dump));
@@ -125,6 +130,7 @@ pub(super) fn clean(
     id: &str,
     cgroup: Option<&str>,
 ) -> io::Result<()> {
+    orphan::end_restores(&call.root, id)?;
     if let Some(cgroup) = cgroup {
         empty(cgroup)?;
     }
@@ -149,8 +155,6 @@ fn empty(cgroup: &str) -> io::Result<()> {
         if processes.is_empty() {
             return Ok(());
         }
-        // CRIU may have died with its freezer shut, in which nothing dies in version 1.
-        freezer.thaw()?;
         if began.elapsed() > END_LIMIT {
             let text = format!("processes {processes:?} of a begun restore do not end");
             return Err(io::Error::other(text));
@@ -158,6 +162,9 @@ fn empty(cgroup: &str) -> io::Result<()> {
         for pid in processes {
             process::kill(pid)?;
         }
+        // CRIU may have died with its freezer shut, in which nothing dies in version 1. Not before: what
+        // is frozen would go on with a restore of which all else is gone.
+        freezer.thaw()?;
         #[expect(
             clippy::disallowed_methods,
             reason = "the one place here that polls, with a bound"

@@ -1,5 +1,6 @@
 //! kybernate-runc when CRIU hangs or is killed, and when it is killed itself.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use fs_err as fs;
@@ -10,11 +11,14 @@ use rustix::process::Signal;
 use super::claims::COLD;
 use super::halt::halt;
 use super::locks;
-use super::victims::{catch, running, signal};
+use super::victims::{catch, processes, running, signal};
 use crate::harness::{at_once, next_agents, said, start};
 use crate::pods::{CONFIG, ROOT_MODE, Spot, WORKLOAD, root, stage_on_both, stage_on_both_of};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
+
+/// What CRIU is told to talk to runc by: `criu swrk 3`.
+const RUNC_SOCKET: &str = "fd/3";
 
 /// Begins to restore a container and freezes CRIU in the middle, which never ends then.
 pub(super) fn hang(spot: Spot<'_>) -> Child {
@@ -37,8 +41,10 @@ fn begin(create: &mut Command) -> Child {
 pub(super) fn is_clean(spot: Spot<'_>, what: &str, network: &[&str]) {
     let node = spot.node;
     let what = format!("{what} on {}", node.name());
-    assert_eq!(running(node, "criu"), [], "{what}");
-    let script = "ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \
+    for program in ["criu", "runc"] {
+        assert_eq!(running(node, program), [], "{what}");
+    }
+    let script = "grep cgyard /proc/self/mountinfo; ls /run/containerd/runc/default; find /run/kybernate/runc -type f; \
                   iptables -w 5 -S | grep -i criu; ls -d /sys/fs/cgroup/freezer/default/*/ \
                   /sys/fs/cgroup/default/*/ 2>/dev/null";
     let left = node.output(&["sh", "-c", script]).unwrap();
@@ -62,17 +68,29 @@ enum Victims {
 }
 
 /// Begins to restore a container, and kills somebody when CRIU has made the container's first
-/// process. Returns how that ended.
+/// process, and that waits for it. Returns how that ended.
 fn kill(spot: Spot<'_>, victims: Victims) -> Output {
     let node = spot.node;
     let create = begin(&mut spot.command("main", spot.pinned, &[&spot.wish()]));
-    // Whom CRIU makes is in a PID namespace of its own at once.
-    let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let own = space(node.init().pid);
-    let made = || members(node).iter().any(|one| space(one.pid).is_some_and(|it| Some(it) != own));
+    let own = link(node.init(), "ns/pid");
+    let made = || {
+        let members = members(node);
+        let socket = members.first().and_then(|criu| link(*criu, RUNC_SOCKET));
+        members.iter().any(|one| {
+            // Whom CRIU makes is in a PID namespace of its own at once.
+            let is_made = link(*one, "ns/pid").is_some_and(|space| Some(space) != own);
+            let place = fs::read_to_string(format!("/proc/{}/wchan", one.pid));
+            let waits = place.is_ok_and(|place| place.starts_with("futex"));
+            is_made && waits && socket.is_some() && link(*one, RUNC_SOCKET) == socket
+        })
+    };
     let criu = halt(node, || !members(node).is_empty(), made);
     signal(&if victims == Victims::All { members(node) } else { criu }, Signal::KILL);
     create.wait_with_output().unwrap()
+}
+
+fn link(process: Process, name: &str) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{}/{name}", process.pid)).ok()
 }
 
 /// Returns what is in the container's cgroup. The first that is in there is CRIU.
@@ -113,10 +131,8 @@ fn a_pods_restore_that_hangs_or_is_killed_leaves_nothing() {
     next_agents(&mut staged.scenario, &CONFIG.replace("5s", "10m"));
     staged.on_both(|spot| {
         let output = kill(spot, Victims::Criu);
-        // runc notices it where nobody whom CRIU has made holds its socket yet.
         let (text, told) = (said(&output), "CRIU was killed in the middle of the restore");
-        let is_told = text.contains(told) || text.contains("the restore failed");
-        assert!(!output.status.success() && is_told, "{text}");
+        assert!(!output.status.success() && text.contains(told), "{text}");
         is_clean(spot, "CRIU is killed", &[]);
 
         let output = kill(spot, Victims::All);
@@ -125,6 +141,54 @@ fn a_pods_restore_that_hangs_or_is_killed_leaves_nothing() {
         is_clean(spot, "all are killed", &[]);
     });
     staged.scenario.end().unwrap();
+}
+
+/// runc has yet to start CRIU, of which nothing is in the container's cgroup.
+#[test]
+fn a_pods_restore_whose_wrapper_is_killed_early_leaves_nothing() {
+    let staged = stage_on_both();
+    staged.on_both(|spot| {
+        let node = spot.node;
+        let create = begin(&mut spot.command("main", spot.pinned, &[&spot.wish()]));
+        let mut runc = Vec::new();
+        let begins = catch(|| {
+            runc = processes(node, restores);
+            !runc.is_empty()
+        });
+        assert!(begins, "runc does not begin");
+        signal(&runc, Signal::STOP);
+        signal(&running(node, "kybernate-runc"), Signal::KILL);
+        let output = create.wait_with_output().unwrap();
+        assert!(!output.status.success(), "{}", said(&output));
+        signal(&runc, Signal::CONT);
+        is_clean(spot, "the wrapper is killed early", &[]);
+    });
+    staged.scenario.end().unwrap();
+}
+
+/// Whether a process is a runc that restores.
+fn restores(pid: u32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.starts_with(b"/") && String::from_utf8_lossy(&line).contains("\0restore\0")
+}
+
+/// A CRIU without our word about cgroups mounts the node's in its work directory.
+#[test]
+fn cgroups_that_a_killed_criu_has_mounted_stay() {
+    let mut scenario = start();
+    let script = "set -e; yard=/var/lib/kybernate/stage/left/.criu.cgyard.x; mkdir -p $yard; \
+                  mount -t tmpfs none $yard; mount --make-private $yard; mkdir $yard/cgroups; \
+                  if test -e /sys/fs/cgroup/cgroup.controllers; then \
+                  mount -t cgroup2 none $yard/cgroups; else \
+                  mount -t cgroup -o freezer none $yard/cgroups; fi; mkdir $yard/cgroups/kept";
+    at_once(&scenario, |node| drop(node.run(&["sh", "-c", script]).unwrap()));
+    next_agents(&mut scenario, CONFIG);
+    at_once(&scenario, |node| {
+        node.run(&["sh", "-c", "! ls -d /var/lib/kybernate/stage/left"]).unwrap();
+        node.run(&["sh", "-c", "rmdir /sys/fs/cgroup/kept || rmdir /sys/fs/cgroup/freezer/kept"])
+            .unwrap();
+    });
+    scenario.end().unwrap();
 }
 
 #[test]
