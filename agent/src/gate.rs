@@ -34,8 +34,7 @@ mod summary;
 use self::amend::amend;
 pub(crate) use self::cgroups::naming_none as cgroups_naming_none;
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
-pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, SELINUX, judge, judge_alone};
-#[cfg(test)]
+pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, Names, SELINUX, judge, judge_alone};
 pub(crate) use self::mounts::MountFact;
 pub(crate) use self::pages::lacking;
 pub(crate) use self::remaps::LinkFact;

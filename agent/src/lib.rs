@@ -46,6 +46,7 @@ pub mod rescue;
 mod restore;
 mod revive;
 mod room;
+mod rootfs;
 pub mod runtime;
 pub mod serve;
 mod stage;

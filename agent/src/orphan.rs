@@ -4,7 +4,7 @@
 
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ const CALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// The directory below containerd's state in which shims have theirs, one for each task.
 const BUNDLES: &str = "io.containerd.runtime.v2.task";
+
+/// A task's root file system, in its directory.
+const ROOT: &str = "rootfs";
 
 /// Where containerd's shim tells runc to keep its records (`RunRoot` in the shim's sources).
 const RUNC_ROOT: &str = "/run/containerd/runc";
@@ -63,12 +66,21 @@ pub(crate) async fn remove(namespace: &Namespace, id: &str) -> io::Result<()> {
         tracing::warn!(container = id, "deleting runc's record of a task that is gone");
         delete_record(&root, id).await?;
     }
-    let bundle = namespace.state().join(BUNDLES).join(namespace.name()).join(id);
+    let bundle = bundle(namespace, id);
     let removed = tokio::task::spawn_blocking(move || {
         remove_with_mount(&record, CRIU_ROOT)?;
-        remove_with_mount(&bundle, "rootfs")
+        remove_with_mount(&bundle, ROOT)
     });
     removed.await.map_err(io::Error::other)?
+}
+
+/// Returns where containerd has the root file system of a task mounted.
+pub(crate) fn root(namespace: &Namespace, id: &str) -> PathBuf {
+    bundle(namespace, id).join(ROOT)
+}
+
+fn bundle(namespace: &Namespace, id: &str) -> PathBuf {
+    namespace.state().join(BUNDLES).join(namespace.name()).join(id)
 }
 
 /// Ends the shims of a task, which nobody can reach.

@@ -203,7 +203,7 @@ impl Wrapper {
         self.end(call, &create.id, &mark)?;
         let subject = Subject { namespace: call.namespace(), container: &create.id };
         let reference = wish.reference.clone();
-        let dump = match claim(&self.settings, subject, &reference, bundle.text()) {
+        let dump = match claim(&self.settings, subject, &reference, bundle) {
             Ok(Answer::Restore(dump)) => dump,
             Ok(Answer::Fresh(why)) => {
                 tell(Some(call), &format!("kybernate-runc: started afresh: {why}"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use containerd_client::services::v1::Container;
@@ -16,16 +16,15 @@ use super::{gpu, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
 use crate::container::{is_of_pod, named, namespace_or_default, spec_of};
-use crate::criu_config;
 use crate::gpu::Held;
 use crate::node::numbers;
 use crate::operations::Kind;
 use crate::pre_copy::PreCopyError;
 use crate::preflight::{self, Check, CriuOptions, Finding, Findings, Policy};
-use crate::process;
-use crate::runtime::{Namespace, TaskState, TaskStatus};
+use crate::rootfs::{self, Names};
+use crate::runtime::{Mount, Namespace, TaskState, TaskStatus};
 use crate::stage::{self, StageError};
-use crate::suspend;
+use crate::{criu_config, orphan, process, suspend};
 
 /// How many times the memory all rounds before the pause may have, at most: the first has everything,
 /// each that is followed by another has less than half of the one before it, and the last may have
@@ -106,10 +105,10 @@ pub(crate) struct Examined {
 
 /// What a dump has beside the memory of the processes.
 struct Place {
+    /// What its root file system is made of.
+    mounts: Vec<Mount>,
     /// What CRIU is told, when the container has a file of its own.
     told: Option<PathBuf>,
-    /// The upper directory of its root file system.
-    upper: Option<PathBuf>,
     captured: Vec<CapturedMount>,
     /// What comes from GPUs.
     gpu_bytes: u64,
@@ -204,7 +203,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
         return Ok(Examined { findings, source: None });
     };
     let mounts = namespace.mounts(&container.snapshotter, &container.snapshot_key).await?;
-    let upper = mounts.iter().find_map(|mount| mount.option("upperdir")).map(PathBuf::from);
+    let upper = upper_of(&mounts);
     if upper.is_none() {
         findings.push(Finding::new(Check::Snapshotter, container.snapshotter.clone()));
     }
@@ -218,7 +217,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let told = criu_config_of(app, wanted, &container, &spec).await;
     let captured = mounts::captured(&spec, is_of_pod(&container), wanted, &app.config)?;
     let from = Place {
-        upper: upper.clone(),
+        mounts,
         captured: captured.clone(),
         gpu_bytes: gpu::bytes(&gpu),
         told: told.clone(),
@@ -298,7 +297,8 @@ async fn measure(
     from: Place,
 ) -> Result<io::Result<Measured>, Rejection> {
     let report = app.report().await;
-    let Place { told, upper, captured, gpu_bytes, maker } = from;
+    let Place { mounts, told, captured, gpu_bytes, maker } = from;
+    let (upper, usual) = (upper_of(&mounts), orphan::root(namespace, &wanted.container));
     let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
     let directories =
         captured.iter().map(|mount| (mount.destination.clone(), mount.source.clone()));
@@ -324,6 +324,10 @@ async fn measure(
         let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
         let freezer = Freezer::of(task.pid)?;
         subject.pids = freezer.processes()?;
+        match led(&mounts, &usual, &subject.bound) {
+            Ok(led) => subject.bound.extend(led),
+            Err(error) => tracing::debug!(%error, "its links are not known"),
+        }
         let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
         let upper = upper.map(|upper| Contents::of(&upper, Tree::Upper)).unwrap_or_default();
         let mounts = captured.iter().map(|mount| Contents::of(&mount.source, Tree::Mount));
@@ -344,6 +348,18 @@ async fn measure(
         Ok(Measured { born, freezer, stage, estimate, findings, holds })
     });
     Ok(measured.await.map_err(io::Error::other).and_then(|found| found))
+}
+
+/// Returns the upper directory of a root file system.
+fn upper_of(mounts: &[Mount]) -> Option<PathBuf> {
+    mounts.iter().find_map(|mount| mount.option("upperdir")).map(PathBuf::from)
+}
+
+/// Returns where links in the root file system lead what is mounted from the node.
+fn led(mounts: &[Mount], usual: &Path, bound: &[String]) -> io::Result<Vec<String>> {
+    let root = rootfs::mounted(mounts, usual)?;
+    let names = Names::look_up(&root, bound.iter().cloned().collect())?;
+    Ok(names.all().cloned().collect())
 }
 
 /// Returns the file that runc makes CRIU read for this container alone, if there is one.

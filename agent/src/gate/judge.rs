@@ -29,12 +29,16 @@ pub(crate) struct Expected {
     pub(crate) lsm_profile: Option<String>,
     /// The label of the container's files.
     pub(crate) lsm_files: Option<String>,
-    /// Where something from this node is mounted.
+    /// Something from this node is mounted there, by the names that the runtime has for these places.
     pub(crate) external_mounts: BTreeSet<String>,
+    /// Whether those names are known.
+    pub(crate) names: Names,
+    /// Why two of them could be taken for each other.
+    pub(crate) clashes: BTreeSet<String>,
     /// What of it follows no mount of this node: the options say `private` or `unbindable`.
     pub(crate) private: BTreeSet<String>,
     /// Where the runtime mounts the container's own cgroups of version 1, read-only, when it had
-    /// them.
+    /// them, by its names.
     pub(crate) cgroups: BTreeSet<String>,
     /// Paths that something must hide, as far as this kernel has them.
     pub(crate) masked: BTreeSet<String>,
@@ -54,6 +58,16 @@ pub(crate) struct Expected {
     pub(crate) plugins: BTreeSet<String>,
 }
 
+/// Whether it is known how the runtime calls what it hands to CRIU: it looks each place up in the new
+/// root file system, in which there may be links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Names {
+    #[default]
+    Known,
+    /// That is not there yet. Nothing is restored before [`judge`] has been asked again.
+    Later,
+}
+
 /// CRIU's numbers of the security modules.
 pub(crate) const SELINUX: i32 = 1;
 pub(crate) const APPARMOR: i32 = 2;
@@ -71,11 +85,15 @@ const OLD_MOUNTS: &str = "mntns-compat-mode";
 const CRIU_FILE: &str = "/etc/criu/default.conf";
 
 impl Expected {
-    /// Adds what CRIU and the kernel are here, and what CRIU's own files tell it.
+    /// Adds what CRIU and the kernel are here, and what CRIU's own files tell it, which are read.
     pub(crate) fn on(self, facts: &NodeFacts) -> Self {
-        let is_told = |file: &str| CriuOptions::of(Path::new(file)).has(OLD_MOUNTS);
+        self.told_by([DEFAULT_FILE, CRIU_FILE].map(Path::new), facts)
+    }
+
+    pub(super) fn told_by(self, files: [&Path; 2], facts: &NodeFacts) -> Self {
+        let is_told = files.into_iter().any(|file| CriuOptions::of(file).has(OLD_MOUNTS));
         let lacks_groups = numbers(&facts.kernel).as_slice() < GROUPS_KERNEL.as_slice();
-        let has_old_mounts = lacks_groups || is_told(DEFAULT_FILE) || is_told(CRIU_FILE);
+        let has_old_mounts = lacks_groups || is_told;
         Self { criu: numbers(&facts.criu), has_old_mounts, ..self }
     }
 
@@ -106,6 +124,7 @@ pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
     judge_plugins(summary, expected, &mut reasons);
     judge_labels(summary, expected, &mut reasons);
     judge_shared(summary, expected, &mut reasons);
+    reasons.extend(expected.clashes.iter().cloned());
     judge_given(&summary.mounts, expected, &mut reasons);
     for copy in &summary.copies {
         reasons.insert(format!(

@@ -14,8 +14,9 @@
 //!   shares its file system with. Without `MOVE_MOUNT_SET_GROUP` (Linux before 5.15) it may also be one
 //!   that shares its own mounts with the node, and mounts with a group in common are bound from each
 //!   other whatever file system they are of (`criu/mount.c`).
-//! - runc's names for what comes from outside are paths in the root file system, in which a link of the
-//!   checkpoint's may lead two to one name. CRIU takes the last then, for all that the other is not there.
+//! - What comes from outside has the names that runc has for it: paths in the root file system, in which a
+//!   link of the checkpoint's may lead them anywhere. CRIU is handed over nothing but what the
+//!   specification has, takes the last where two have one name, and fails for others.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ use kybernate_packager::criu::messages::MountEntry;
 use serde::{Deserialize, Serialize};
 
 use super::common::{Inside, is_plain};
-use super::judge::Expected;
+use super::judge::{Expected, Names};
 
 /// Options of a mount that tell `SELinux` a label.
 const LABELS: &[&str] = &["context", "fscontext", "defcontext", "rootcontext"];
@@ -186,10 +187,20 @@ impl MountFact {
         self.path == place || self.external.as_deref() == Some(place)
     }
 
-    /// Whether it gets what is mounted on the node, at once or by way of another one.
+    /// Whether it gets what is mounted on the node, at once or by way of others.
     fn follows(&self, mounts: &[Self]) -> bool {
-        let mut masters = mounts.iter().filter(|other| other.shared == self.master).peekable();
-        self.master != 0 && (masters.peek().is_none() || masters.any(|other| other.master != 0))
+        let mut masters = BTreeSet::from([self.master]);
+        // More steps than there are mounts lead round in a circle, and who knows what CRIU makes of that.
+        for _ in mounts {
+            masters.remove(&0);
+            let of = |group: u32| mounts.iter().filter(move |other| other.shared == group);
+            if masters.iter().any(|group| of(*group).next().is_none()) {
+                return true;
+            }
+            let leaders = masters.iter().flat_map(|group| of(*group));
+            masters = leaders.map(|leader| leader.master).collect();
+        }
+        masters.iter().any(|group| *group != 0)
     }
 
     /// Whether it hides what it is mounted on.
@@ -295,11 +306,10 @@ pub(super) fn judge_given(
     expected: &Expected,
     reasons: &mut BTreeSet<String>,
 ) {
-    let led = Led::of(mounts, expected);
     for mount in mounts.iter().filter(|mount| mount.path != "/") {
         let place = &*mount.path;
         if let Some(key) = &mount.external {
-            if !is_given(mount, key, expected) && !led.has(mount) {
+            if expected.names == Names::Known && !is_given(mount, key, expected) {
                 reasons.insert(format!(
                     "it wants something from the node on {place:?} \
                      (allow.mounts, --allow-mount SOURCE:{place})"
@@ -309,8 +319,38 @@ pub(super) fn judge_given(
             reasons.insert(writable(place));
         }
     }
+    judge_groups(mounts, expected, reasons);
+    for path in &expected.masked {
+        if !mounts.iter().any(|mount| mount.path == *path && mount.hides()) {
+            reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
+        }
+    }
+    for path in &expected.read_only {
+        let mut at = mounts.iter().filter(|mount| mount.is_at(path)).peekable();
+        let is_it = |mount: &MountFact| mount.external.as_deref() == Some(path);
+        // Something else may have the place of what comes from outside.
+        if expected.external_mounts.contains(path) && !mounts.iter().any(is_it) {
+            reasons.insert(format!(
+                "{path:?} is read-only in new containers, and no mount of the dump's with that name is"
+            ));
+        } else if at.peek().is_none() || at.any(|mount| !stays_read_only(mount, mounts)) {
+            reasons.insert(writable(path));
+        }
+    }
+    let root = mounts.iter().find(|mount| mount.path == "/");
+    let is_locked = root.is_some_and(|root| root.read_only) || expected.read_only.contains("/");
+    if is_locked && expected.criu.as_slice() < LOCKED_ROOT_CRIU.as_slice() {
+        reasons.insert(
+            "its root file system is read-only, which CRIU before 4.2 does not give back"
+                .to_owned(),
+        );
+    }
+}
+
+/// Makes sure that no mount gets what is mounted on the node where the new container's does not.
+fn judge_groups(mounts: &[MountFact], expected: &Expected, reasons: &mut BTreeSet<String>) {
     for mount in mounts.iter().filter(|mount| mount.follows(mounts)) {
-        if !may_follow(mount, mounts, expected, &led) {
+        if !may_follow(mount, mounts, expected) {
             let place = &mount.path;
             reasons.insert(format!(
                 "{place:?} would follow this node's mounts, which it does not in new containers"
@@ -328,100 +368,13 @@ pub(super) fn judge_given(
              without mntns-compat-mode"
         ));
     }
-    for path in &expected.masked {
-        if !mounts.iter().any(|mount| mount.path == *path && mount.hides()) {
-            reasons.insert(format!("nothing hides {path:?}, which is hidden in new containers"));
-        }
-    }
-    for path in &expected.read_only {
-        let mut at = mounts.iter().filter(|mount| mount.is_at(path)).peekable();
-        let is_wanted = led.wanted.contains(&**path);
-        // Something else may have the place of what comes from outside, and its own name.
-        if is_wanted && !led.may_be_at(path) {
-            reasons.insert(format!(
-                "{path:?} is read-only in new containers, and no mount of the dump's with that name is"
-            ));
-        } else if (at.peek().is_none() && !is_wanted)
-            || at.any(|mount| !stays_read_only(mount, mounts))
-        {
-            reasons.insert(writable(path));
-        }
-    }
-    let root = mounts.iter().find(|mount| mount.path == "/");
-    let is_locked = root.is_some_and(|root| root.read_only) || expected.read_only.contains("/");
-    if is_locked && expected.criu.as_slice() < LOCKED_ROOT_CRIU.as_slice() {
-        reasons.insert(
-            "its root file system is read-only, which CRIU before 4.2 does not give back"
-                .to_owned(),
-        );
-    }
-}
-
-/// Mounts from outside below a link of the container's image, as `/var/run` is one to `/run`. The
-/// specification knows them by the path with the link, runc and CRIU by that to which it leads, in the
-/// root file system of the new container. CRIU is handed over nothing but what the specification has,
-/// by the names that runc finds so, and fails for others.
-struct Led<'a> {
-    /// Those that the specification does not know by their path.
-    found: Vec<&'a MountFact>,
-    /// Those of the specification that none is by name.
-    wanted: BTreeSet<&'a str>,
-    /// Whether each of those is one of these: else they are not there, or hidden behind another's name.
-    is_each: bool,
-}
-
-impl<'a> Led<'a> {
-    fn of(mounts: &'a [MountFact], expected: &'a Expected) -> Self {
-        let is_known = |mount: &MountFact, key: &str| is_given(mount, key, expected);
-        let is_led = |mount: &&MountFact| {
-            let key = mount.external.as_deref();
-            key.is_some_and(|key| {
-                let is_the_kernel_s = ["/dev/", "/proc/", "/sys/"];
-                key == mount.path
-                    && is_plain(key)
-                    && !is_known(mount, key)
-                    && !is_the_kernel_s.iter().any(|top| key.starts_with(top))
-            })
-        };
-        let found: Vec<_> = mounts.iter().filter(is_led).collect();
-        // By its name alone: anything may be mounted at its path, and hide that it is one of these.
-        let is_wanted =
-            |path: &&str| !mounts.iter().any(|mount| mount.external.as_deref() == Some(*path));
-        let all = expected.external_mounts.iter().map(String::as_str);
-        let wanted: BTreeSet<_> = all.filter(is_wanted).collect();
-        // Which is which is not known: what may be one that is to be read-only has to be.
-        let must = wanted.iter().any(|path| expected.read_only.contains(*path));
-        let is_each = found.len() == wanted.len();
-        let are_read_only = || found.iter().all(|mount| stays_read_only(mount, mounts));
-        let fits = found.len() <= wanted.len() && (!must || (is_each && are_read_only()));
-        Self { found: if fits { found } else { Vec::new() }, wanted, is_each }
-    }
-
-    fn has(&self, mount: &MountFact) -> bool {
-        self.found.iter().any(|found| found.id == mount.id)
-    }
-
-    /// Whether one of these may be one that follows no mount of the node.
-    fn is_private(&self, expected: &Expected) -> bool {
-        self.wanted.iter().any(|path| expected.private.contains(*path))
-    }
-
-    /// Whether a mount of the specification may be one of these.
-    fn may_be_at(&self, path: &str) -> bool {
-        !self.found.is_empty() && self.wanted.contains(path)
-    }
 }
 
 /// Whether the new container's mount gets what is mounted on the node, too.
-fn may_follow(mount: &MountFact, mounts: &[MountFact], expected: &Expected, led: &Led<'_>) -> bool {
+fn may_follow(mount: &MountFact, mounts: &[MountFact], expected: &Expected) -> bool {
     let is_private = |path: &str| expected.private.contains(path);
     let may_lead = |given: &MountFact| {
-        // The source may be that of one that is private.
-        let hides = given.external.is_some()
-            && (led.has(given) || !led.is_each)
-            && led.is_private(expected);
-        let key = given.external.as_deref().unwrap_or("/");
-        !hides && !is_private(key) && !is_private(&given.path)
+        !is_private(given.external.as_deref().unwrap_or("/")) && !is_private(&given.path)
     };
     if mount.is_given() {
         return may_lead(mount);

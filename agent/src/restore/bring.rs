@@ -14,6 +14,7 @@ use super::Allowances;
 use super::admission::{AdmissionError, Admitted};
 use super::image::ImageError;
 use super::launch::LaunchError;
+use super::live::Here;
 use super::materialise::{self, MaterialiseError, materialise, on_demand};
 use super::memory::{self, Memory};
 use super::spec::{self, Device};
@@ -23,6 +24,7 @@ use crate::cgroup;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::room;
+use crate::rootfs::Names;
 use crate::runtime::{Mount, Namespace, RuntimeError};
 use crate::stage::{self, StageError};
 use crate::staging::Use;
@@ -152,18 +154,43 @@ pub(super) async fn make_noted(
     made.await.map_err(io::Error::other).and_then(|made| made).map_err(BringError::Place)
 }
 
+/// How the runtime calls what comes from outside.
+#[derive(Clone, Debug)]
+pub(super) enum Called {
+    /// By the places, as they were told: what a link leads elsewhere is not let in.
+    AsTold,
+    /// By what it finds in a root file system that is not there yet: it is judged again.
+    Later,
+    /// By what it finds in this one.
+    In(PathBuf),
+}
+
 /// Returns what restored processes may be at most on this node.
 pub(super) async fn expected(
-    app: &App,
+    app: &Arc<App>,
     allow: &Allowances,
     volumes: &[&str],
+    called: Called,
 ) -> Result<Expected, BringError> {
-    let names = tokio::task::spawn_blocking(cgroup::names).await;
-    let names = names.map_err(io::Error::other).and_then(|names| names);
-    let names = names.map_err(BringError::Place)?;
     let facts = app.report().await.facts;
-    let expected = spec::expected(allow, volumes, &app.config, &facts.lsm, &names);
-    Ok(expected.on(&facts))
+    let (app, allow) = (Arc::clone(app), allow.clone());
+    let volumes: Vec<String> = volumes.iter().map(ToString::to_string).collect();
+    let looked = tokio::task::spawn_blocking(move || {
+        let volumes: Vec<&str> = volumes.iter().map(String::as_str).collect();
+        let hierarchies = cgroup::names()?;
+        let names = match called {
+            Called::AsTold => Some(Names::default()),
+            Called::Later => None,
+            Called::In(root) => {
+                Some(Names::look_up(&root, spec::places(&allow, &volumes, &hierarchies))?)
+            }
+        };
+        let here = Here { lsm: spec::lsm(&facts.lsm), hierarchies };
+        let expected = spec::expected(&allow, &volumes, &app.config, &here, names.as_ref());
+        Ok(expected.on(&facts))
+    });
+    let looked = looked.await.map_err(io::Error::other).and_then(|looked| looked);
+    looked.map_err(BringError::Place)
 }
 
 /// Puts the dump into an operation's directory, unless it is staged, and lets the gate judge it.

@@ -29,7 +29,7 @@ use self::open::Key;
 use super::admission::{AdmissionError, Admitted, admit};
 use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
-use super::live::Live;
+use super::live::{Here, Live};
 use super::pod::{Pod, PodError, Restart};
 use super::rules::Refusal;
 use super::volume::{self, Tars, VolumeError};
@@ -40,6 +40,7 @@ use crate::gate::{self, Expected, GateError, Summary};
 use crate::operations::{
     Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
 };
+use crate::rootfs::Names;
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
 use crate::undo::{Undoing, undo};
@@ -130,6 +131,8 @@ struct Claim {
     location: Location,
     digest: Digest,
     live: Live,
+    /// Its root file system, in which nothing is mounted yet.
+    root: PathBuf,
 }
 
 /// What it gets, and what is kept for it meanwhile.
@@ -364,13 +367,9 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     let gpu = gpu::pod(app, checkpoint)?;
     claim.image(app, checkpoint).await?;
     driver.step("gate");
-    let facts = app.report().await.facts;
     let summary = gate::inspect(&staged.images()).await?;
-    let hierarchies = tokio::task::spawn_blocking(cgroup::names).await;
-    let hierarchies = hierarchies.map_err(io::Error::other).and_then(|names| names);
-    let hierarchies = hierarchies.map_err(ClaimError::Place)?;
-    let expected = claim.live.expected(&summary, spec::lsm(&facts.lsm), &hierarchies);
-    let expected = Expected { plugins: gpu.plugins(), ..expected.on(&facts) };
+    let (summary, expected) = claim.expected(app, summary).await?;
+    let expected = Expected { plugins: gpu.plugins(), ..expected };
     let reasons = gate::judge(&summary, &expected);
     let lacking = gate::lacking(&summary, &staged.images(), BTreeMap::new()).await?;
     for (by, reasons) in [(RefusedBy::Identity, reasons), (RefusedBy::Integrity, lacking)] {
@@ -435,6 +434,12 @@ impl Claim {
             let text = format!("{container:?} is no name for a container");
             return Err(Rejection::Invalid(text));
         }
+        let root = PathBuf::from(request.root);
+        if !root.is_absolute() {
+            let text = "it is not said where its root file system is: is kybernate-runc older than \
+                        the agent?";
+            return Err(Rejection::Invalid(text.to_owned()));
+        }
         let live = Live::parse(&request.spec_json).map_err(|error| {
             Rejection::Invalid(format!("failed to read the container's specification: {error}"))
         })?;
@@ -444,6 +449,7 @@ impl Claim {
             location,
             digest,
             live,
+            root,
         })
     }
 
@@ -474,6 +480,24 @@ impl Claim {
             time_out: None,
             purpose: Purpose::Now,
         }
+    }
+
+    /// Returns what the restored processes may be, with what there is of them.
+    async fn expected(
+        &self,
+        app: &App,
+        summary: Summary,
+    ) -> Result<(Summary, Expected), ClaimError> {
+        let facts = app.report().await.facts;
+        let (live, root) = (self.live.clone(), self.root.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let here = Here { lsm: spec::lsm(&facts.lsm), hierarchies: cgroup::names()? };
+            let names = Names::look_up(&root, live.places(&here))?;
+            let expected = live.expected(&summary, &here, &names).on(&facts);
+            Ok((summary, expected))
+        });
+        let looked = looked.await.map_err(io::Error::other).and_then(|looked| looked);
+        looked.map_err(ClaimError::Place)
     }
 
     /// Makes sure that the container's root file system is the checkpoint's own.

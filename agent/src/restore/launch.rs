@@ -15,12 +15,11 @@ mod abandoned;
 use super::image::{RuntimeImage, SNAPSHOTTER};
 use super::user::UserError;
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
-use crate::criu_log;
 use crate::network;
 use crate::operations::{Driver, Made, OperationsError};
 use crate::patience::Patience;
-use crate::process;
 use crate::runtime::{Mount, Namespace, RuntimeError, RuntimeErrorKind, SPEC_TYPE};
+use crate::{criu_log, orphan, process, rootfs};
 
 /// The runtime restored containers get: containerd's own.
 const RUNTIME: &str = "io.containerd.runc.v2";
@@ -42,6 +41,8 @@ pub(crate) enum LaunchError {
     User(#[from] UserError),
     #[error("failed to look at the allowed devices")]
     Devices(#[source] io::Error),
+    #[error("failed to find the root file system that containerd has mounted")]
+    Root(#[source] io::Error),
     #[error("the restore failed{log}")]
     Restore {
         /// What CRIU's log has to say about it, if anything.
@@ -116,14 +117,19 @@ impl Plan<'_> {
         Ok(self.namespace.create_container(container).await?)
     }
 
-    /// Restores the processes and makes sure that they live. Returns the first one's id.
-    pub(super) async fn start(
-        &self,
-        rootfs: Vec<Mount>,
-        driver: &Driver,
-    ) -> Result<u32, LaunchError> {
+    /// Has containerd mount the root file system, and returns where. Nothing is in it yet: the runtime
+    /// is not called before the start.
+    pub(super) async fn mount(&self, rootfs: Vec<Mount>) -> Result<PathBuf, LaunchError> {
         let (namespace, id) = (self.namespace, self.container);
-        namespace.create_restored_task(id, rootfs, self.images, &self.work).await?;
+        namespace.create_restored_task(id, rootfs.clone(), self.images, &self.work).await?;
+        let usual = orphan::root(namespace, id);
+        let found = tokio::task::spawn_blocking(move || rootfs::mounted(&rootfs, &usual)).await;
+        found.map_err(io::Error::other).and_then(|found| found).map_err(LaunchError::Root)
+    }
+
+    /// Restores the processes and makes sure that they live. Returns the first one's id.
+    pub(super) async fn start(&self, driver: &Driver) -> Result<u32, LaunchError> {
+        let (namespace, id) = (self.namespace, self.container);
         let started = tokio::select! {
             started = self.while_it_moves(driver, namespace.start(id)) => started,
             () = abandoned::abandoned(self.cgroup, &self.work) => {

@@ -9,13 +9,34 @@ use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
 use crate::cgroup;
-use crate::gate::{APPARMOR, Expected, HANDED_OVER, SELINUX, Summary};
+use crate::gate::{APPARMOR, Expected, HANDED_OVER, MountFact, SELINUX, Summary};
+use crate::rootfs::Names;
 
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
 
 /// Options of mounts that follow none, and of all of a container's.
 const PRIVATE: [&str; 4] = ["private", "rprivate", "unbindable", "runbindable"];
+
+/// What a container's specification meets on this node.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Here {
+    /// The security module, as CRIU numbers them.
+    pub(super) lsm: i32,
+    /// The cgroups of version 1, by their names in containers.
+    pub(super) hierarchies: Vec<String>,
+}
+
+impl Here {
+    fn has_cgroups(&self, mount: &Value) -> bool {
+        !self.hierarchies.is_empty() && text(mount, "type").is_some_and(|kind| kind == "cgroup")
+    }
+
+    /// Returns where each hierarchy is, when those are at `top`.
+    fn below<'a>(&'a self, top: &'a str) -> impl Iterator<Item = String> + 'a {
+        self.hierarchies.iter().map(move |name| format!("{top}/{name}"))
+    }
+}
 
 /// A container's specification (OCI runtime specification, `config.json`).
 #[derive(Clone, Debug)]
@@ -44,14 +65,22 @@ impl Live {
         }
     }
 
-    /// Returns what restored processes may be at most, in the words of the gate. `hierarchies` are
-    /// the node's cgroups of version 1, by their names in containers.
-    pub(super) fn expected(&self, summary: &Summary, lsm: i32, hierarchies: &[String]) -> Expected {
-        let here = |paths: Vec<String>| paths.into_iter().filter(|path| Path::new(path).exists());
+    /// Returns the places of what comes from outside, which the runtime looks up in the root file system.
+    pub(super) fn places(&self, here: &Here) -> BTreeSet<String> {
+        let bound = self.binds().map(|mount| mount.destination);
+        let cgroups = self.list("/mounts").filter(|mount| here.has_cgroups(mount));
+        let tops = cgroups.filter_map(|mount| text(mount, "destination"));
+        bound.chain(tops.flat_map(|top| here.below(&top).collect::<Vec<_>>())).collect()
+    }
+
+    /// Returns what restored processes may be at most, in the words of the gate. `names` are those of
+    /// its [`Live::places`].
+    pub(super) fn expected(&self, summary: &Summary, here: &Here, names: &Names) -> Expected {
+        let exists = |path: &String| Path::new(path).exists();
         let mut read_only: BTreeSet<String> =
-            here(self.strings("/linux/readonlyPaths", None).collect()).collect();
+            self.strings("/linux/readonlyPaths", None).filter(exists).collect();
         let mounts = self.list("/mounts").filter(|mount| has_option(mount, "ro"));
-        read_only.extend(mounts.filter_map(|mount| text(mount, "destination")));
+        read_only.extend(mounts.filter_map(|mount| name_of(mount, names)));
         if self.flag("/root/readonly") {
             read_only.insert("/".to_owned());
         }
@@ -61,19 +90,20 @@ impl Live {
         };
         let writable = self.list("/mounts").filter(is_privileged);
         let writable = writable.filter_map(|mount| text(mount, "destination")).collect();
-        let mut private = self.private();
+        let mut private = self.private(names);
         let mut external_mounts: BTreeSet<String> =
-            self.binds().map(|mount| mount.destination).collect();
+            self.binds().map(|mount| names.of(&mount.destination)).collect();
         // In version 1 a cgroup mount is a tmpfs, on which the runtime itself mounts the container's
         // own directory of each hierarchy. Only these are read-only then.
-        let has_cgroups = |mount: &&Value| {
-            !hierarchies.is_empty() && text(mount, "type").is_some_and(|kind| kind == "cgroup")
-        };
-        for mount in self.list("/mounts").filter(has_cgroups) {
+        for mount in self.list("/mounts").filter(|mount| here.has_cgroups(mount)) {
             let Some(top) = text(mount, "destination") else { continue };
-            let places = hierarchies.iter().map(|name| format!("{top}/{name}"));
-            let dumped = |place: &String| summary.mounts.iter().any(|mount| mount.path == *place);
-            let places: Vec<String> = places.filter(dumped).collect();
+            let is_dumped = |place: &String| {
+                let is_it =
+                    |one: &MountFact| one.path == *place || one.external.as_ref() == Some(place);
+                summary.mounts.iter().any(is_it)
+            };
+            let places: Vec<String> =
+                here.below(&top).map(|place| names.of(&place)).filter(is_dumped).collect();
             if read_only.remove(&top) {
                 read_only.extend(places.iter().cloned());
             }
@@ -97,31 +127,29 @@ impl Live {
             capabilities: self.strings("/process/capabilities/bounding", None).collect(),
             no_new_privileges: self.flag("/process/noNewPrivileges"),
             seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
-            lsm,
-            lsm_profile: self.profile(lsm),
-            lsm_files: self.label("/linux/mountLabel").filter(|_| lsm == SELINUX),
+            lsm: here.lsm,
+            lsm_profile: self.profile(here.lsm),
+            lsm_files: self.label("/linux/mountLabel").filter(|_| here.lsm == SELINUX),
             external_mounts,
+            clashes: names.clashes(),
             private,
-            cgroups: BTreeSet::new(),
-            masked: here(self.strings("/linux/maskedPaths", None).collect()).collect(),
+            masked: self.strings("/linux/maskedPaths", None).filter(exists).collect(),
             read_only,
             writable,
             host_namespaces: self.namespaces(|found| found.is_none()).chain(joined).collect(),
             joined_namespaces: self.namespaces(is_joined).filter(is_handed).collect(),
-            criu: Vec::new(),
-            has_old_mounts: false,
-            plugins: BTreeSet::new(),
+            ..Expected::default()
         }
     }
 
     /// Returns where it follows no mount of this node.
-    fn private(&self) -> BTreeSet<String> {
+    fn private(&self, names: &Names) -> BTreeSet<String> {
         let root = self.spec.pointer("/linux/rootfsPropagation").and_then(Value::as_str);
         let is_root = root.is_some_and(|option| PRIVATE.contains(&option));
         let all = is_root && root.is_some_and(|option| option.starts_with('r'));
         let is_so = |mount: &&Value| all || PRIVATE.iter().any(|option| has_option(mount, option));
         let mounts = self.list("/mounts").filter(is_so);
-        let places = mounts.filter_map(|mount| text(mount, "destination"));
+        let places = mounts.filter_map(|mount| name_of(mount, names));
         places.chain(is_root.then(|| "/".to_owned())).collect()
     }
 
@@ -161,10 +189,7 @@ impl Live {
     /// Returns what of this node is mounted in it.
     fn binds(&self) -> impl Iterator<Item = AllowedMount> {
         self.list("/mounts").filter_map(|mount| {
-            let is_bind = text(mount, "type").is_some_and(|kind| kind == "bind")
-                || has_option(mount, "bind")
-                || has_option(mount, "rbind");
-            is_bind.then_some(AllowedMount {
+            is_bind(mount).then_some(AllowedMount {
                 source: text(mount, "source")?,
                 destination: text(mount, "destination")?,
                 read_only: has_option(mount, "ro"),
@@ -201,6 +226,18 @@ impl Live {
     }
 }
 
+/// Returns where something is mounted: by the runtime's name where it comes from this node.
+fn name_of(mount: &Value, names: &Names) -> Option<String> {
+    let place = text(mount, "destination")?;
+    Some(if is_bind(mount) { names.of(&place) } else { place })
+}
+
+fn is_bind(mount: &Value) -> bool {
+    text(mount, "type").is_some_and(|kind| kind == "bind")
+        || has_option(mount, "bind")
+        || has_option(mount, "rbind")
+}
+
 /// Whether a path leads to the namespace that this process is in, as containerd is and runc.
 fn is_the_nodes(path: &str) -> bool {
     use std::os::unix::fs::MetadataExt as _;
@@ -225,7 +262,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::gate::MountFact;
+
+    /// In a root file system without links.
+    fn offered(live: &Live, summary: &Summary, here: &Here) -> Expected {
+        live.expected(summary, here, &Names::default())
+    }
 
     /// As containerd's CRI plugin writes them, shortened.
     fn pod() -> Live {
@@ -264,7 +305,7 @@ mod tests {
             host_namespaces: ["network", "ipc", "user"].map(str::to_owned).into(),
             ..Summary::default()
         };
-        let expected = live.expected(&summary, 0, &[]);
+        let expected = offered(&live, &summary, &Here::default());
         let names = |found: &BTreeSet<String>| found.iter().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(names(&expected.capabilities), "CAP_KILL");
         assert!(expected.no_new_privileges && expected.seccomp);
@@ -274,7 +315,7 @@ mod tests {
         assert_eq!(names(&expected.read_only), "/etc/hosts /proc/sys /sys");
         let spec = json!({ "root": { "path": "rootfs", "readonly": true } });
         let locked = Live::parse(spec.to_string().as_bytes()).unwrap();
-        assert_eq!(names(&locked.expected(&summary, 0, &[]).read_only), "/");
+        assert_eq!(names(&offered(&locked, &summary, &Here::default()).read_only), "/");
         // uts is not listed, so it is the host's; ipc is its pod's, which CRIU joins. The network is its
         // pod's, in which CRIU would not put what was in the host's.
         assert_eq!(names(&expected.host_namespaces), "ipc uts");
@@ -294,7 +335,8 @@ mod tests {
             let spec = json!({ "linux": { "namespaces": [network, { "type": "pid" }] } });
             let host_namespaces = dumped.iter().map(ToString::to_string).collect();
             let summary = Summary { host_namespaces, ..Summary::default() };
-            Live::parse(spec.to_string().as_bytes()).unwrap().expected(&summary, 0, &[])
+            let live = Live::parse(spec.to_string().as_bytes()).unwrap();
+            live.expected(&summary, &Here::default(), &Names::default())
         };
         let is_given = |found: &Expected| {
             let has = |names: &BTreeSet<String>| names.contains("network");
@@ -319,10 +361,10 @@ mod tests {
         let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/other"].map(dumped);
         let summary = Summary { mounts: mounts.into(), ..Summary::default() };
         let here = ["cpu", "memory"].map(str::to_owned);
-        let first = live.expected(&summary, 0, &here);
+        let first = offered(&live, &summary, &Here { hierarchies: here.into(), lsm: 0 });
         assert_eq!(first.external_mounts, ["/sys/fs/cgroup/cpu".to_owned()].into());
         assert_eq!(first.read_only, first.external_mounts);
-        let second = live.expected(&summary, 0, &[]);
+        let second = offered(&live, &summary, &Here::default());
         assert!(second.external_mounts.is_empty());
         assert_eq!(second.read_only, ["/sys/fs/cgroup".to_owned()].into());
     }
@@ -337,9 +379,9 @@ mod tests {
             mount("sysfs", "/other", &["ro"]),
         ];
         let live = Live::parse(json!({ "mounts": mounts }).to_string().as_bytes()).unwrap();
-        let expected = live.expected(&Summary::default(), 0, &[]);
+        let expected = offered(&live, &Summary::default(), &Here::default());
         assert_eq!(expected.writable, ["/sys", "/sys/fs/cgroup"].map(str::to_owned).into());
-        assert!(pod().expected(&Summary::default(), 0, &[]).writable.is_empty());
+        assert!(offered(&pod(), &Summary::default(), &Here::default()).writable.is_empty());
     }
 
     #[test]
@@ -351,7 +393,8 @@ mod tests {
         };
         let live = of("cri-containerd.apparmor.d");
         let given = |live: &Live, lsm| {
-            let expected = live.expected(&Summary::default(), lsm, &[]);
+            let here = Here { lsm, ..Here::default() };
+            let expected = offered(live, &Summary::default(), &here);
             (expected.lsm_profile, expected.lsm_files)
         };
         let text = |text: &str| Some(text.to_owned());
@@ -380,7 +423,7 @@ mod tests {
     #[test]
     fn an_empty_specification_gives_nothing() {
         let live = Live::parse(b"{}").unwrap();
-        let expected = live.expected(&Summary::default(), 0, &[]);
+        let expected = offered(&live, &Summary::default(), &Here::default());
         assert!(expected.capabilities.is_empty() && expected.external_mounts.is_empty());
         assert!(!expected.no_new_privileges && !expected.seccomp);
         assert_eq!(expected.host_namespaces.len(), 4);

@@ -172,7 +172,7 @@ async fn whole(
     Err(Refusal { by: RefusedBy::Integrity, reasons }.into())
 }
 
-fn judge(summary: &Summary, expected: Option<&Expected>) -> Result<(), Refusal> {
+pub(super) fn judge(summary: &Summary, expected: Option<&Expected>) -> Result<(), Refusal> {
     let reasons = expected.map(|expected| gate::judge(summary, expected)).unwrap_or_default();
     if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: RefusedBy::Identity, reasons }) }
 }

@@ -29,7 +29,8 @@ pub(crate) use self::order::Order;
 use self::record::{Found, look, write_index};
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, IMAGES, Refusing, choose, dump, expected, keep, lease, look_up, make, see_through,
+    BringError, Called, IMAGES, Refusing, choose, dump, expected, keep, lease, look_up, make,
+    see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought, Held, SNAPSHOTTER};
@@ -253,7 +254,7 @@ impl Providing<'_> {
         directory: &Path,
     ) -> Result<Dump, ProvideError> {
         let (app, driver) = (self.app, self.driver);
-        let expected = expected(app, &self.order.admission.allow, &[]).await?;
+        let expected = expected(app, &self.order.admission.allow, &[], Called::AsTold).await?;
         let expected = Expected { plugins: gpu.plugins(), ..expected };
         let staged = self.staged.as_ref();
         let (images, summary) = dump(admitted, staged, directory, driver, &expected).await?;

@@ -12,10 +12,12 @@ use fs_err as fs;
 use kybernate_packager::runtime_spec::{ImageRun, defaults};
 use serde_json::{Value, json};
 
+use super::live::Here;
 use super::user::User;
 use super::{Allowances, AllowedMount};
 use crate::config::Config;
-use crate::gate::{APPARMOR, Expected, SELINUX};
+use crate::gate::{self, APPARMOR, Expected, SELINUX};
+use crate::rootfs::Names;
 
 /// A device of this node that the request allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,43 +98,66 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
     })
 }
 
-/// Returns what restored processes may be at most, in the words of the gate.
+/// Returns the places of what comes from outside, which the runtime looks up in the root file system.
+pub(super) fn places(
+    allow: &Allowances,
+    volumes: &[&str],
+    hierarchies: &[String],
+) -> BTreeSet<String> {
+    let bound = allow.mounts.iter().map(|mount| &*mount.destination).chain(volumes.iter().copied());
+    bound.map(str::to_owned).chain(cgroups(hierarchies)).collect()
+}
+
+fn cgroups(hierarchies: &[String]) -> impl Iterator<Item = String> {
+    hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS))
+}
+
+/// Returns what restored processes may be at most, in the words of the gate; what comes from outside is
+/// judged when its `names` are known.
 pub(super) fn expected(
     allow: &Allowances,
     volumes: &[&str],
     config: &Config,
-    lsm: &str,
-    hierarchies: &[String],
+    here: &Here,
+    names: Option<&Names>,
 ) -> Expected {
-    let here = |paths: &[&str]| -> BTreeSet<String> {
+    let existing = |paths: &[&str]| -> BTreeSet<String> {
         paths.iter().filter(|path| Path::new(path).exists()).map(ToString::to_string).collect()
     };
-    let mounted = allow.mounts.iter().map(|mount| &*mount.destination).chain(volumes.to_vec());
-    let mut read_only = here(defaults::READ_ONLY);
+    let mut read_only = existing(defaults::READ_ONLY);
     read_only.insert("/sys".to_owned());
-    read_only.extend(
-        allow.mounts.iter().filter(|mount| mount.read_only).map(|mount| mount.destination.clone()),
+    let given = names.map_or_else(
+        || Expected { names: gate::Names::Later, ..Expected::default() },
+        |names| given(allow, volumes, &here.hierarchies, names),
     );
+    read_only.extend(given.read_only.iter().cloned());
     Expected {
         capabilities: bounding(allow),
         no_new_privileges: !allow.new_privileges,
         seccomp: config.require_seccomp && !allow.no_seccomp,
-        lsm: self::lsm(lsm),
+        lsm: here.lsm,
         // As `build` says: a restored container gets none.
         lsm_profile: None,
         lsm_files: None,
-        external_mounts: mounted.map(str::to_owned).collect(),
-        // What the caller lends may follow the node, as what it was at home did.
-        private: volumes.iter().map(ToString::to_string).collect(),
-        cgroups: hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS)).collect(),
-        masked: here(defaults::MASKED),
+        masked: existing(defaults::MASKED),
         read_only,
-        writable: BTreeSet::new(),
         host_namespaces: allow.host_namespaces.iter().cloned().collect(),
         joined_namespaces: allow.network.iter().map(|_| "network".to_owned()).collect(),
-        criu: Vec::new(),
-        has_old_mounts: false,
-        plugins: BTreeSet::new(),
+        ..given
+    }
+}
+
+/// Returns what comes from outside.
+fn given(allow: &Allowances, volumes: &[&str], hierarchies: &[String], names: &Names) -> Expected {
+    let read_only = allow.mounts.iter().filter(|mount| mount.read_only);
+    Expected {
+        external_mounts: places(allow, volumes, &[]).iter().map(|place| names.of(place)).collect(),
+        clashes: names.clashes(),
+        // What the caller lends may follow the node, as what it was at home did.
+        private: volumes.iter().map(|place| names.of(place)).collect(),
+        cgroups: cgroups(hierarchies).map(|place| names.of(&place)).collect(),
+        read_only: read_only.map(|mount| names.of(&mount.destination)).collect(),
+        ..Expected::default()
     }
 }
 
@@ -296,7 +321,12 @@ mod tests {
     #[test]
     fn the_gate_expects_what_the_specification_says() {
         let config = crate::config::ServeArgs::default().validate().unwrap();
-        let expected = expected(&Allowances::default(), &["/dev/shm"], &config, "none", &[]);
+        let (allow, here) = (Allowances::default(), Here::default());
+        let later = expected(&allow, &["/dev/shm"], &config, &here, None);
+        assert_eq!((later.names, later.external_mounts.len()), (gate::Names::Later, 0));
+        let names = Names::default();
+        let expected = expected(&allow, &["/dev/shm"], &config, &here, Some(&names));
+        assert_eq!(expected.names, gate::Names::Known);
         assert!(expected.no_new_privileges && !expected.seccomp);
         assert_eq!(expected.external_mounts, ["/dev/shm".to_owned()].into());
         assert!(expected.read_only.contains("/sys") && expected.read_only.contains("/proc/sys"));

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, IMAGES, Refusing, choose, dump_for_criu, expected, keep, lease_of, look_up, make,
-    make_noted, see_through,
+    BringError, Called, IMAGES, Refusing, choose, dump_for_criu, expected, keep, lease_of, look_up,
+    make, make_noted, see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
@@ -127,8 +127,7 @@ struct Place {
     /// For its log.
     work: PathBuf,
     criu_config: PathBuf,
-    has_cgroups: bool,
-    root_mode: Option<u32>,
+    summary: Summary,
     /// Bytes of memory that come while CRIU restores.
     to_come: u64,
 }
@@ -149,11 +148,10 @@ impl Restoring<'_> {
         // What earlier containers left is looked at meanwhile: containerd is asked for each.
         let (fetched, ()) = tokio::join!(self.fetch(&accepted, &directory), volume::sweep(app));
         let Fetched { dump: (images, summary, memory), image, leased } = fetched?;
-        let (has_cgroups, root_mode) = (summary.has_cgroups(), summary.root_mode);
-        let criu_config = self.criu_config(container, summary).await?;
+        let criu_config = self.criu_config(container, summary.clone()).await?;
         let to_come = memory.as_ref().map_or(0, Memory::bytes);
         let work = directory.join(WORK);
-        let place = Place { images, work, criu_config, has_cgroups, root_mode, to_come };
+        let place = Place { images, work, criu_config, summary, to_come };
         let launched = self.launch(&accepted, image, &leased, place).await;
         let restored_pid = match memory.as_ref().and_then(Memory::failure) {
             // CRIU's own words would be about its file; and it may not have noticed.
@@ -183,7 +181,7 @@ impl Restoring<'_> {
         let (order, app) = (self.order, self.app);
         let admitted = admit(app, self.driver, order).await?;
         let volumes = Subject::of(&admitted.checkpoint).volumes;
-        let expected = expected(app, &order.allow, &volumes).await?;
+        let expected = expected(app, &order.allow, &volumes, Called::Later).await?;
         let gpu = gpu::plan(app, &admitted.checkpoint).await?;
         let expected = Expected { plugins: gpu.plugins(), ..expected };
         let container = self.name(&admitted.checkpoint).await?;
@@ -262,7 +260,7 @@ impl Restoring<'_> {
         leased: &Namespace,
         place: Place,
     ) -> Result<u32, RestoreError> {
-        let Place { images, work, criu_config, has_cgroups, root_mode, to_come } = place;
+        let Place { images, work, criu_config, summary, to_come } = place;
         let Accepted { admitted: Admitted { store, checkpoint }, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
@@ -281,7 +279,7 @@ impl Restoring<'_> {
             stall: self.app.config.restore_stall,
         };
         let rootfs = plan.rootfs(driver).await?;
-        if let Some(mode) = root_mode {
+        if let Some(mode) = summary.root_mode {
             let rootfs = rootfs.clone();
             let permitted = tokio::task::spawn_blocking(move || root::permit(&rootfs, mode)).await;
             let permitted = permitted.map_err(io::Error::other).and_then(|done| done);
@@ -295,7 +293,7 @@ impl Restoring<'_> {
             allow: &order.allow,
             devices: &devices,
             volumes: &volumes,
-            has_cgroups,
+            has_cgroups: summary.has_cgroups(),
             is_cgroup_v2: is_cgroup_v2(),
             cgroup: &cgroup,
             criu_config: Some(&criu_config),
@@ -303,9 +301,26 @@ impl Restoring<'_> {
         plan.create(&spec, driver).await?;
         driver.step("restore");
         driver.progress.expect(to_come);
-        let pid = plan.start(rootfs, driver).await?;
+        let root = plan.mount(rootfs).await?;
+        self.judge(accepted, &summary, root).await?;
+        let pid = plan.start(driver).await?;
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
+    }
+
+    /// Has the gate judge once more, in the root file system: only there the names are found that the
+    /// runtime has for what comes from outside.
+    async fn judge(
+        &self,
+        accepted: &Accepted,
+        summary: &Summary,
+        root: PathBuf,
+    ) -> Result<(), RestoreError> {
+        let volumes = Subject::of(&accepted.admitted.checkpoint).volumes;
+        let called = Called::In(root);
+        let expected = expected(self.app, &self.order.allow, &volumes, called).await?;
+        let expected = Expected { plugins: accepted.gpu.plugins(), ..expected };
+        Ok(materialise::judge(summary, Some(&expected)).map_err(MaterialiseError::from)?)
     }
 
     /// Returns everything that will be made once the gate has let the dump pass, in that order.

@@ -115,13 +115,18 @@ impl Bundle {
         fs::rename(new, &self.file)
     }
 
-    /// Gives the root file system, which is mounted by now, the permissions of the one that was
-    /// dumped: CRIU opens no directory that has others. Returns those it had.
-    pub(super) fn permit_root(&self, mode: u32) -> io::Result<u32> {
+    /// Returns the directory of the root file system.
+    pub(super) fn root(&self) -> io::Result<PathBuf> {
         let shape = || io::Error::other("config.json names no root directory");
         let path = self.spec.pointer("/root/path").and_then(Value::as_str).ok_or_else(shape)?;
         // One that is not absolute is the bundle's.
-        let directory = self.file.with_file_name(path);
+        std::path::absolute(self.file.with_file_name(path))
+    }
+
+    /// Gives the root file system, which is mounted by now, the permissions of the one that was
+    /// dumped: CRIU opens no directory that has others. Returns those it had.
+    pub(super) fn permit_root(&self, mode: u32) -> io::Result<u32> {
+        let directory = self.root()?;
         let had = fs::metadata(&directory)?.permissions().mode() & 0o7777;
         fs::set_permissions(directory, Permissions::from_mode(mode))?;
         Ok(had)
@@ -195,6 +200,7 @@ mod tests {
         let root = directory.path().join("rootfs");
         bundle.permit_root(0o1555).unwrap_err();
         fs::create_dir(&root).unwrap();
+        assert_eq!(bundle.root().unwrap(), root);
         fs::set_permissions(&root, Permissions::from_mode(0o750)).unwrap();
         assert_eq!(bundle.permit_root(0o1555).unwrap(), 0o750);
         assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o1555);

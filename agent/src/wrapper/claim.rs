@@ -14,6 +14,7 @@ use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
+use super::bundle::Bundle;
 use super::settings::Settings;
 
 /// How long the agent may take: it judges, which has a limit of its own, and copies captured mounts
@@ -69,6 +70,9 @@ pub(super) enum ClaimError {
     /// It cannot be restored now.
     #[error("{0}")]
     Failed(String),
+    /// The bundle has none.
+    #[error("failed to find the root file system")]
+    Root(#[source] io::Error),
     /// The agent cannot be reached.
     #[error("failed to reach the agent at {0:?}")]
     Unreachable(PathBuf, #[source] io::Error),
@@ -81,18 +85,19 @@ pub(super) struct Subject<'a> {
     pub(super) container: &'a str,
 }
 
-/// Asks for a checkpoint for the container that `spec` describes.
+/// Asks for a checkpoint for the container of a bundle.
 pub(super) fn claim(
     settings: &Settings,
     subject: Subject<'_>,
     reference: &str,
-    spec: &[u8],
+    bundle: &Bundle,
 ) -> Result<Answer, ClaimError> {
     let request = api::ClaimRequest {
         containerd_namespace: subject.namespace.to_owned(),
         container: subject.container.to_owned(),
         reference: reference.to_owned(),
-        spec_json: spec.to_vec(),
+        spec_json: bundle.text().to_vec(),
+        root: bundle.root().map_err(ClaimError::Root)?.display().to_string(),
     };
     let answer = call(settings, CLAIM_LIMIT, async |mut agent| agent.claim(request).await)?;
     if !answer.fresh_because.is_empty() {
@@ -191,7 +196,9 @@ mod tests {
         let _listener = listener.join().unwrap();
         let settings = Settings { agent_socket: socket, ..Settings::default() };
         let subject = Subject { namespace: "k8s.io", container: "main" };
-        let refused = claim(&settings, subject, "host/name@sha256:0", b"{}").unwrap_err();
+        fs::write(scratch.path().join("config.json"), r#"{ "root": { "path": "/" } }"#).unwrap();
+        let bundle = Bundle::read(scratch.path()).unwrap();
+        let refused = claim(&settings, subject, "host/name@sha256:0", &bundle).unwrap_err();
         let told = chain(&refused).to_string();
         assert!(told.contains("is user 65534, and neither root nor you"), "{told}");
     }

@@ -22,6 +22,7 @@ mod increments;
 mod interchange;
 mod journeys;
 mod looking;
+mod names;
 mod networks;
 mod nodes;
 mod oci;

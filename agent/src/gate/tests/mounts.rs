@@ -1,8 +1,11 @@
 //! Mounts: those of a new container, in the same places, and nothing through them.
 
+use std::path::Path;
+
 use kybernate_spec::checkpoint::NodeFacts;
 
 use super::*;
+use crate::gate::Names;
 
 #[test]
 fn mounts_are_those_of_a_new_container() {
@@ -250,44 +253,27 @@ fn mounts_have_numbers_of_their_own() {
     });
 }
 
-/// Where a link in the image leads: `/var/run` is `/run`. runc tells CRIU so.
+/// What the dump calls by a name that the runtime does not have is not there, or something else.
 #[test]
-fn a_volume_may_be_where_a_link_leads() {
-    let led = |places: &[&str], flags, wanted: &[&str], locked: &[&str]| {
-        check(|dump, expected| {
-            for (id, place) in (20..).zip(places) {
-                let token = mount(id, 1, 0, place);
-                given(dump, Mount { flags, super_flags: Some(0), ..token });
-            }
-            volumes(expected, wanted, locked);
+fn what_comes_from_outside_has_the_runtimes_names() {
+    let named = |place: &str, key: &str, names| {
+        let (place, external_key) = (place.to_owned(), Some(key.to_owned()));
+        check(move |dump, expected| {
+            given(dump, Mount { external_key, ..mount(20, 1, 0, &place) });
+            volumes(expected, &["/run/token"], &[]);
+            expected.names = names;
         })
     };
-    let (token, data) = ("/var/run/token", "/var/run/data");
-    assert_eq!(led(&["/run/token"], 1, &[token], &[token]), "");
-    assert_eq!(led(&["/run/data"], 0, &[data], &[]), "");
-    assert_eq!(led(&["/run/data", "/run/token"], 1, &[token, data], &[token]), "");
-    // Which of them is which is not known.
-    for places in [&["/run/token"][..], &["/run/token", "/run/data"]] {
-        let found = led(places, 0, &[token, data], &[token]);
-        assert!(found.contains("\"/var/run/token\" is read-only in new containers"), "{found}");
+    assert_eq!(named("/run/token", "/run/token", Names::Known), "");
+    for (place, key) in [("/run/token", "/var/run/token"), ("/run/data", "/run/data")] {
+        let found = named(place, key, Names::Known);
+        assert!(found.contains(&format!("something from the node on {place:?}")), "{found}");
+        // It is judged again when they are known.
+        assert_eq!(named(place, key, Names::Later), "");
     }
-    // The new container has no such mount, or has it where it says.
-    for wanted in [&[][..], &["/data"]] {
-        let found = led(&["/data", "/run/token"], 1, wanted, &[]);
-        assert!(found.contains("something from the node on \"/run/token\""), "{found}");
-    }
-    // What stands in its place by the path with the link is not it.
-    assert_refused("something from the node on \"/run/token\"", |dump, expected| {
-        dump.mounts.push(locked(19, 1, 5, token, "/"));
-        given(dump, mount(20, 1, 0, "/run/token"));
-        volumes(expected, &[token, data], &[token]);
-    });
-    let found = led(&["/dev/fuse"], 1, &[token], &[]);
-    assert!(found.contains("something from the node on \"/dev/fuse\""), "{found}");
-    assert_refused("something from the node on \"/run/token\"", |dump, expected| {
-        let external_key = Some("/elsewhere".to_owned());
-        given(dump, Mount { external_key, ..mount(20, 1, 0, "/run/token") });
-        volumes(expected, &[token], &[]);
+    assert_refused("where the new container has \"/data\"", |_, expected| {
+        let reason = "a link leads \"/secret\" to \"/data\", where the new container has \"/data\"";
+        expected.clashes.insert(reason.to_owned());
     });
 }
 
@@ -402,7 +388,7 @@ fn what_is_private_follows_no_mount_of_the_node() {
         let place = place.to_owned();
         check(move |dump, expected| {
             given(dump, Mount { shared, master, ..mount(20, 1, 0, &place) });
-            volumes(expected, &["/data", "/var/run/token"], &[]);
+            volumes(expected, &["/data"], &[]);
             expected.private = private.iter().map(ToString::to_string).collect();
         })
     };
@@ -415,11 +401,6 @@ fn what_is_private_follows_no_mount_of_the_node() {
     for shared in [0, 8] {
         let found = volume("/data", shared, 7, &["/data"]);
         assert!(found.contains(&format!("\"/data\" {REASON}")), "{found}");
-    }
-    // Below a link of the image it may be either, and one with a known name may hide that one.
-    for (place, private) in [("/run/token", "/data"), ("/data", "/var/run/token")] {
-        let found = volume(place, 0, 7, &[private]);
-        assert!(found.contains(&format!("\"{place}\" {REASON}")), "{found}");
     }
     // The root file system is a slave in each container, but where the specification says so.
     let root = |private: &[&str]| {
@@ -465,11 +446,10 @@ fn what_is_private_follows_no_mount_of_the_node() {
     }
 }
 
-/// A link of the checkpoint's leads the name of one volume to that of another: CRIU mounts the one there
-/// then that runc tells it of last.
+/// Something else is at its place: by its name the new container's would not be there.
 #[test]
-fn no_volume_hides_behind_the_name_of_another() {
-    let (host, token, shm) = ("/host/etc", "/var/run/token", "/shm");
+fn a_read_only_volume_is_there_by_its_name() {
+    let (host, shm) = ("/host/etc", "/shm");
     let hidden = |mounts: &[(&str, &str, u32)]| {
         check(|dump, expected| {
             for (id, (place, key, flags)) in (20..).zip(mounts) {
@@ -477,16 +457,35 @@ fn no_volume_hides_behind_the_name_of_another() {
                 let volume = mount(id, 1, 0, place);
                 given(dump, Mount { flags, super_flags: Some(0), external_key, ..volume });
             }
-            volumes(expected, &[host, token, shm], &[host, token]);
+            volumes(expected, &[host, shm], &[host]);
         })
     };
-    let found = hidden(&[(shm, shm, 0), ("/run/token", "/run/token", 1)]);
-    assert!(found.contains("\"/host/etc\" is read-only in new containers"), "{found}");
-    // Something else is in its place.
-    let found = hidden(&[(shm, shm, 0), (host, shm, 1), (token, token, 1)]);
-    assert!(found.contains("\"/host/etc\" is read-only in new containers"), "{found}");
-    assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1), (token, token, 1)]), "");
-    assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1), ("/run/token", "/run/token", 1)]), "");
+    for mounts in [&[(shm, shm, 0)][..], &[(shm, shm, 0), (host, shm, 1)]] {
+        let found = hidden(mounts);
+        assert!(found.contains("\"/host/etc\" is read-only in new containers"), "{found}");
+    }
+    assert_eq!(hidden(&[(shm, shm, 0), (host, host, 1)]), "");
+}
+
+/// A chain of groups ends outside, in one of the dump's, or nowhere.
+#[test]
+fn what_follows_the_node_by_way_of_others_does() {
+    let chain = |groups: &[(u32, u32)]| {
+        check(|dump, expected| {
+            for (id, (shared, master)) in (20..).zip(groups) {
+                let (shared, master) = (Some(*shared), Some(*master));
+                let place = format!("/{id}");
+                given(dump, Mount { shared, master, ..mount(id, 1, 0, &place) });
+                volumes(expected, &[&place], &[]);
+            }
+            expected.private.insert("/20".to_owned());
+        })
+    };
+    assert_eq!(chain(&[(0, 5), (5, 6), (6, 0)]), "");
+    assert_eq!(chain(&[(0, 5), (5, 6), (5, 6), (6, 0)]), "");
+    for groups in [&[(0, 5), (5, 6), (6, 7)][..], &[(0, 5), (5, 6), (6, 5)], &[(5, 5)]] {
+        assert!(chain(groups).contains("\"/20\" would follow"), "{groups:?}");
+    }
 }
 
 /// Without `MOVE_MOUNT_SET_GROUP` CRIU binds mounts of one group from each other, and leaves what comes
@@ -504,14 +503,13 @@ fn an_old_kernel_gets_no_groups() {
             assert_eq!(is_told, has_old_mounts, "{found}");
         }
     }
-    let facts = |kernel: &str| NodeFacts { kernel: kernel.to_owned(), ..NodeFacts::default() };
-    for (kernel, has_old_mounts) in
-        [("5.10.0-30-amd64", true), ("5.15.0", false), ("6.18.1", false)]
-    {
-        assert_eq!(
-            Expected::default().on(&facts(kernel)).has_old_mounts,
-            has_old_mounts,
-            "{kernel}"
-        );
-    }
+    let files = tempfile::tempdir().unwrap();
+    let (told, none) = (files.path().join("runc.conf"), files.path().join("none"));
+    fs_err::write(&told, "tcp-close\nmntns-compat-mode\n").unwrap();
+    let is_old = |kernel: &str, file: &Path| {
+        let facts = NodeFacts { kernel: kernel.to_owned(), ..NodeFacts::default() };
+        Expected::default().told_by([&none, file], &facts).has_old_mounts
+    };
+    assert!(is_old("5.10.0-30-amd64", &none) && is_old("6.18.1", &told));
+    assert!(!is_old("5.15.0", &none) && !is_old("6.18.1", &none));
 }

@@ -130,11 +130,6 @@ impl Guest {
         (words.iter().map(|word| word.replace("127.0.0.1", "0.0.0.0")).collect(), state)
     }
 
-    /// Whether it has a token of its cluster's.
-    fn has_token(&self) -> bool {
-        self.id == "linux"
-    }
-
     /// Whether it is a container of our own image.
     fn is_own(&self) -> bool {
         self.kind == Kind::Heap
@@ -199,8 +194,6 @@ impl Guest {
                 "terminationGracePeriodSeconds": 0,
                 "restartPolicy": "Never",
                 "dnsPolicy": "Default",
-                // It is below /var/run, which is a link to /run in our image.
-                "automountServiceAccountToken": self.has_token(),
                 "enableServiceLinks": false,
                 "containers": [{
                     "name": "main",
@@ -309,11 +302,12 @@ impl Running<'_> {
                 if self.guest.kind == Kind::Database {
                     commits(place);
                 }
-                if self.guest.has_token() {
-                    let token = "run/secrets/kubernetes.io/serviceaccount/token";
-                    let token = format!("/proc/{}/root/{token}", place.pid().unwrap());
-                    assert!(self.node.run(&["cat", &token]).unwrap().contains('.'), "no token");
-                }
+                // It is below /var/run, which is a link to /run in our image.
+                let run = if self.guest.is_own() { "run" } else { "var/run" };
+                let token = "secrets/kubernetes.io/serviceaccount/token";
+                let token = format!("/proc/{}/root/{run}/{token}", place.pid().unwrap());
+                let token = self.node.run(&["cat", &token]);
+                assert!(token.is_ok_and(|token| token.contains('.')), "{id}: it has no token");
                 After::Counts(counts_on(place, Some(&now)))
             }
             Before::Redis(load) => {

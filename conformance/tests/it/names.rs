@@ -1,0 +1,78 @@
+//! Volumes below a link of the checkpoint's image, in which `/var/run` leads to `/run`.
+
+use std::process::{Output, Stdio};
+
+use crate::harness::{at_once, refused, restore, said, start};
+use crate::pods::{Spot, Staged, WORKLOAD, root, stage_on_both_of};
+
+/// Directories of each node.
+const SECRET: &str = "/var/lib/kybernate/secret";
+const DATA: &str = "/var/lib/kybernate/data";
+
+fn volume(source: &str, place: &str, rights: &str) -> String {
+    format!("type=bind,src={source},dst={place},options=rbind:rprivate:{rights}")
+}
+
+/// Stages a checkpoint of a container that had one volume.
+fn staged(volume: &str) -> Staged {
+    let scenario = start();
+    let script = format!("mkdir -p {SECRET} {DATA} && echo node >{SECRET}/key");
+    at_once(&scenario, |node| drop(node.run(&["sh", "-c", &script]).unwrap()));
+    stage_on_both_of(scenario, &["--mount", volume])
+}
+
+fn create(spot: Spot<'_>, volumes: &[String]) -> Output {
+    let options: Vec<_> = volumes.iter().flat_map(|volume| ["--mount", volume]).collect();
+    let image = [spot.pinned, "main"];
+    let mut create = spot.command_of(image, &[&spot.wish()], &options, &WORKLOAD);
+    create.stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn a_volume_below_a_link_is_known_among_others() {
+    let token = volume(SECRET, "/var/run/token", "ro");
+    let staged = staged(&token);
+    staged.on_both(|spot| {
+        let (node, name) = (spot.node, spot.node.name());
+        let goes_on = |output: &Output, id: &str| {
+            assert!(output.status.success(), "on {name}: {}", said(output));
+            let after = spot.scenario.wait_for_ticks(node, id).unwrap();
+            assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "on {name}");
+            let seen = format!("{}/run/token", root(node, id));
+            let key = node.run(&["cat", &format!("{seen}/key")]).unwrap();
+            assert_eq!(key, "node\n", "on {name}");
+            let write = node.output(&["touch", &format!("{seen}/new")]).unwrap();
+            assert!(said(&write).contains("Read-only file system"), "on {name}: {}", said(&write));
+            spot.scenario.remove(node, id).unwrap();
+        };
+        // One more than the source had, which it does not see.
+        let output = create(spot, &[token.clone(), volume(DATA, "/extra", "rw")]);
+        goes_on(&output, "main");
+        let allow = ["--allow-mount", &format!("{SECRET}:/var/run/token:ro")];
+        goes_on(&restore(spot.scenario, node, spot.pinned, "again", &allow), "again");
+        let elsewhere = ["--allow-mount", &format!("{SECRET}:/token:ro")];
+        let allow = [&allow[..], &elsewhere].concat();
+        refused(spot.scenario, node, spot.pinned, &allow, "\"/token\" is read-only in new");
+    });
+    staged.scenario.end().unwrap();
+}
+
+/// CRIU would mount the one of two that runc tells it of last, with the rights of the other.
+#[test]
+fn no_link_leads_a_volume_to_the_name_of_another() {
+    let data = volume(DATA, "/run/data", "rw");
+    let staged = staged(&data);
+    let reason =
+        "leads \"/var/run/data\" to \"/run/data\", where the new container has \"/run/data\"";
+    staged.on_both(|spot| {
+        let (node, name) = (spot.node, spot.node.name());
+        let output = create(spot, &[data.clone(), volume(SECRET, "/var/run/data", "ro")]);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains(reason), "on {name}: {text}");
+        node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        let allow = [format!("{DATA}:/run/data"), format!("{SECRET}:/var/run/data")];
+        let allow = allow.iter().flat_map(|mount| ["--allow-mount", mount]).collect::<Vec<_>>();
+        refused(spot.scenario, node, spot.pinned, &allow, reason);
+    });
+    staged.scenario.end().unwrap();
+}
