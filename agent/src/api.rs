@@ -256,8 +256,7 @@ impl Agent for Service {
         request: Request<api::SettleRequest>,
     ) -> Result<Response<api::SettleResponse>, Status> {
         self.asker(&request, "Settle").must_be_root()?;
-        restore::settle(&self.app, request.into_inner())?;
-        Ok(Response::new(api::SettleResponse {}))
+        Ok(Response::new(restore::settle(&self.app, request.into_inner())?))
     }
 
     async fn report_tagged(

@@ -131,6 +131,15 @@ fn is_created_in(proc: &Path, namespace: &str, id: &str) -> io::Result<bool> {
     Ok(process::programs(proc)?.iter().any(creates))
 }
 
+/// Ends the runc that restores a container for kybernate-runc, if one does.
+pub(crate) async fn end_restore(namespace: &str, id: &str) {
+    let (root, id) = (Path::new(RUNC_ROOT).join(namespace), id.to_owned());
+    let ended = tokio::task::spawn_blocking(move || end_restores(&root, &id)).await;
+    if let Err(error) = ended.map_err(io::Error::other).and_then(|ended| ended) {
+        tracing::warn!(%error, "failed to end a restore");
+    }
+}
+
 /// Ends every runc that restores a container: one that outlives whoever began that would have CRIU begin
 /// yet, and what it is to be told may be gone. `root` is where that runc keeps its records.
 pub(crate) fn end_restores(root: &Path, id: &str) -> io::Result<()> {

@@ -61,6 +61,8 @@ enum WrapperError {
         #[source]
         source: RunError,
     },
+    #[error("failed to restore from {reference}: {why}")]
+    Cancelled { reference: String, why: String },
     #[error("failed to prepare the restore")]
     Prepare(#[source] io::Error),
     #[error("failed to end what an earlier restore has left")]
@@ -241,9 +243,14 @@ impl Wrapper {
                 (problem, Outcome::Failed(error))
             }
         };
-        if let Err(error) = settle(&self.settings, subject, &problem) {
+        match settle(&self.settings, subject, &problem) {
+            Ok(Some(why)) => {
+                let reference = wish.reference.clone();
+                return Ok(Outcome::Failed(WrapperError::Cancelled { reference, why }));
+            }
+            Ok(None) => {}
             // The agent finds out by what we have noted, when it is asked again.
-            tell(Some(call), &format!("kybernate-runc: {}", chain(&error)));
+            Err(error) => tell(Some(call), &format!("kybernate-runc: {}", chain(&error))),
         }
         Ok(outcome)
     }

@@ -110,6 +110,14 @@ impl Operations {
     }
 }
 
+impl Operations {
+    /// Returns why an operation was ended early, if it was.
+    pub(crate) fn cancelled(&self, id: &str) -> Option<&'static str> {
+        let entries = self.entries();
+        entries.get(id).and_then(|entry| entry.record.cancelled).map(CancelCause::words)
+    }
+}
+
 impl Driver {
     /// Returns when the operation was cancelled.
     pub(crate) fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {

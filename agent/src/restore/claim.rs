@@ -18,16 +18,17 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataValue;
 
+mod drive;
 mod fill;
 mod left;
 mod open;
 mod taken;
 
+use self::drive::drive;
 pub(crate) use self::left::finish;
 pub(crate) use self::open::Claims;
 use self::open::Key;
 use super::admission::{AdmissionError, Admitted, admit};
-use super::bring::is_temporary;
 use super::gpu::{self, GpuRestoreError};
 use super::live::{Here, Live};
 use super::pod::{Pod, PodError, Restart};
@@ -37,17 +38,11 @@ use super::{Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, Expected, GateError, Summary};
-use crate::operations::{
-    Conclusion, Driver, Kind, Made, OperationsError, RefusedBy, Sizes, State, Subject,
-};
+use crate::operations::{Driver, Kind, Made, OperationsError, RefusedBy, Sizes, Stopped, Subject};
 use crate::rootfs::Names;
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
-use crate::undo::{Undoing, undo};
-use crate::{cgroup, criu_config, room};
-
-/// Why a claim cannot be cancelled.
-const COMMITTED: &str = "kybernate-runc restores it: end the container instead";
+use crate::{cgroup, criu_config};
 
 /// How much longer than the restore may take its end is waited for.
 const GRACE: Duration = Duration::from_mins(1);
@@ -89,6 +84,8 @@ pub(crate) enum ClaimError {
     Late,
     #[error("kybernate-runc does not wait for it any more")]
     GivenUp,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
     #[error("the agent is shutting down")]
     ShuttingDown,
 }
@@ -114,7 +111,9 @@ impl From<ClaimError> for tonic::Status {
         let rule = error.refused_by();
         let mut status = match error {
             ClaimError::Rejected(rejection) => Self::from(rejection),
-            ClaimError::ShuttingDown => Self::unavailable(chain(&error).to_string()),
+            ClaimError::ShuttingDown | ClaimError::Stopped(Stopped::AgentEnds) => {
+                Self::unavailable(chain(&error).to_string())
+            }
             _ => Self::failed_precondition(chain(&error).to_string()),
         };
         if let Some(rule) = rule {
@@ -176,7 +175,8 @@ pub(crate) async fn claim(
         };
         let ended = CancellationToken::new();
         let _ending = ended.clone().drop_guard();
-        let (open, settled) = app.claims.open(claim.key(), pod.note().to_owned(), ended);
+        let (open, settled) =
+            app.claims.open(claim.key(), driver.id(), pod.note().to_owned(), ended);
         let call = Driven {
             app: &app,
             driver: &driver,
@@ -193,18 +193,21 @@ pub(crate) async fn claim(
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
 }
 
-/// Notes how a restore went.
-pub(crate) fn settle(app: &App, request: api::SettleRequest) -> Result<(), Rejection> {
+/// Notes how a restore went. Tells why it was ended from here, when it was.
+pub(crate) fn settle(
+    app: &App,
+    request: api::SettleRequest,
+) -> Result<api::SettleResponse, Rejection> {
     let namespace = namespace_or_default(request.containerd_namespace)?;
     let key = (namespace, request.container);
+    let failed = !request.problem.is_empty();
     let settled = app.claims.settle(&key, request.problem);
     let container = key.1;
     let unknown = || Rejection::NoOperation(format!("restore of container {container}"));
-    settled.then_some(()).ok_or_else(unknown)
+    let operation = settled.ok_or_else(unknown)?;
+    let cancelled = app.operations.cancelled(&operation).filter(|_| failed);
+    Ok(api::SettleResponse { cancelled: cancelled.unwrap_or_default().to_owned() })
 }
-
-/// Takes the answer to a claim.
-type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
 
 /// What a claim is driven with.
 #[derive(Clone, Copy)]
@@ -215,93 +218,6 @@ struct Driven<'a> {
     pod: &'a Pod,
     /// Who takes the checkpoint, when nobody else is to have it.
     claimant: Option<&'a Claimant>,
-}
-
-/// Prepares, answers, and waits for the end.
-async fn drive(
-    driven: Driven<'_>,
-    (mut answer, settled): (Answer, oneshot::Receiver<String>),
-    cancel: &CancellationToken,
-) -> Option<Conclusion> {
-    let Driven { app, driver, claim, .. } = driven;
-    let prepared = until_given_up(cancel, &mut answer, |wanted| prepare(driven, wanted)).await;
-    let conclusion = match prepared {
-        Err(error) => {
-            let told = room::explained(app, &claim.namespace, &error).await;
-            let conclusion = Conclusion::failed(told, error.refused_by());
-            // Whoever asked may have gone.
-            drop(answer.send(Err(error)));
-            conclusion
-        }
-        Ok(prepared) => {
-            let limit = app.config.pods.restore_limit + GRACE;
-            let told = answer.send(Ok(prepared.answer.clone())).is_ok();
-            let problem = tokio::select! {
-                problem = said(told, settled, limit) => problem,
-                () = cancel.cancelled() => return None,
-            };
-            conclude(&prepared, problem).await
-        }
-    };
-    if conclusion.state != State::Done {
-        taken::let_go(driven).await;
-    }
-    if conclusion.state == State::Done {
-        let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
-        if let Err(error) = kept {
-            tracing::error!(error = %chain(&error), "failed to keep an operation");
-        }
-    }
-    let Claim { namespace, container, .. } = claim;
-    let undoing = Undoing { namespace, container, conclusion: &conclusion };
-    undo(app, driver, undoing, cancel).await.then_some(conclusion)
-}
-
-/// Prepares until nobody waits for the `answer`, or the agent ends: then it is told so, and ends by
-/// itself, since what it has put into the pod has to go.
-async fn until_given_up<T, F>(
-    cancel: &CancellationToken,
-    answer: &mut Answer,
-    prepare: impl FnOnce(CancellationToken) -> F,
-) -> Result<T, ClaimError>
-where
-    F: Future<Output = Result<T, ClaimError>>,
-{
-    let wanted = CancellationToken::new();
-    let mut prepared = Box::pin(prepare(wanted.clone()));
-    let reason = tokio::select! {
-        prepared = &mut prepared => return prepared,
-        () = cancel.cancelled() => ClaimError::ShuttingDown,
-        () = answer.closed() => ClaimError::GivenUp,
-    };
-    wanted.cancel();
-    prepared.await.or(Err(reason))
-}
-
-/// Waits for what kybernate-runc says of the restore. When it had gone before it was `told` of the
-/// dump, it restores nothing and says nothing.
-async fn said(told: bool, settled: oneshot::Receiver<String>, limit: Duration) -> Option<String> {
-    if !told {
-        return None;
-    }
-    tokio::time::timeout(limit, settled).await.ok()?.ok()
-}
-
-/// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed.
-async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
-    let note = prepared.note.clone();
-    let noted = tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false);
-    let problem = match problem {
-        Some(problem) if problem.is_empty() => None,
-        None if noted => None,
-        Some(problem) => Some(problem),
-        None => Some("kybernate-runc did not say how the restore went".to_owned()),
-    };
-    let Some(problem) = problem else {
-        return Conclusion::done(prepared.sizes);
-    };
-    fill::empty_again(prepared.filled.clone()).await;
-    Conclusion::failed(problem, None)
 }
 
 /// What may be restored, as far as it is judged without touching anything.
@@ -355,7 +271,6 @@ fn left(limit: Duration, spent: Duration) -> Duration {
 /// Judges the staged checkpoint.
 async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     let Driven { app, driver, claim, pod, .. } = driven;
-    driver.commit(COMMITTED).map_err(|_cancelled| ClaimError::ShuttingDown)?;
     let order = claim.order(app, pod);
     let Some(staged) = app.staging.take(&claim.digest, driver.id()).await else {
         return Err(unstaged(app, driver, claim, &order).await);
@@ -520,8 +435,6 @@ impl Claim {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     #[test]
@@ -534,47 +447,5 @@ mod tests {
         // Within the two minutes that a kubelet gives, and before who asks gives up.
         let longest = crate::wrapper::CLAIM_LIMIT;
         assert!(longest + left(seconds(100), longest) <= seconds(120) && ACCEPT_LIMIT < longest);
-    }
-
-    #[tokio::test]
-    async fn what_nobody_waits_for_ends_by_itself() {
-        let (cancel, shutting) = (CancellationToken::new(), CancellationToken::new());
-        // What is begun is undone before the claim ends, and the reason is said.
-        let undone = Mutex::new(0);
-        let prepare = |wanted: CancellationToken| async {
-            wanted.cancelled_owned().await;
-            *undone.lock().unwrap() += 1;
-            Err::<(), _>(ClaimError::Place(io::Error::other("cut short")))
-        };
-        let (mut answer, answered) = oneshot::channel();
-        drop(answered);
-        let ended = until_given_up(&cancel, &mut answer, prepare).await.unwrap_err();
-        assert!(matches!(ended, ClaimError::GivenUp), "{ended}");
-        let (mut answer, _answered) = oneshot::channel();
-        shutting.cancel();
-        let ended = until_given_up(&shutting, &mut answer, prepare).await.unwrap_err();
-        assert!(matches!(ended, ClaimError::ShuttingDown), "{ended}");
-        assert_eq!(*undone.lock().unwrap(), 2);
-        // While somebody waits it goes on to its end, and says itself why it failed.
-        let done = until_given_up(&cancel, &mut answer, |_| async { Ok(7) }).await;
-        assert_eq!(done.unwrap(), 7);
-        let prepare = |_| async { Err::<(), _>(ClaimError::Place(io::Error::other("full"))) };
-        let failed = until_given_up(&cancel, &mut answer, prepare).await.unwrap_err();
-        assert!(matches!(failed, ClaimError::Place(_)), "{failed}");
-    }
-
-    #[tokio::test]
-    async fn who_was_not_told_is_not_waited_for() {
-        let (sender, settled) = oneshot::channel();
-        let waited = tokio::time::timeout(Duration::ZERO, said(false, settled, GRACE)).await;
-        assert_eq!(waited, Ok(None));
-        drop(sender);
-
-        let (sender, settled) = oneshot::channel();
-        sender.send("CRIU failed".to_owned()).unwrap();
-        assert_eq!(said(true, settled, GRACE).await, Some("CRIU failed".to_owned()));
-
-        let (_unsettled, settled) = oneshot::channel();
-        assert_eq!(said(true, settled, Duration::ZERO).await, None);
     }
 }

@@ -113,18 +113,20 @@ pub(super) fn claim(
     })))
 }
 
-/// Tells how it went: `problem` is empty when the container runs.
+/// Tells how it went: `problem` is empty when the container runs. Returns why the agent has ended it, when
+/// it has.
 pub(super) fn settle(
     settings: &Settings,
     subject: Subject<'_>,
     problem: &str,
-) -> Result<(), ClaimError> {
+) -> Result<Option<String>, ClaimError> {
     let request = api::SettleRequest {
         containerd_namespace: subject.namespace.to_owned(),
         container: subject.container.to_owned(),
         problem: problem.to_owned(),
     };
-    call(settings, SETTLE_LIMIT, async |mut agent| agent.settle(request).await).map(drop)
+    let answer = call(settings, SETTLE_LIMIT, async |mut agent| agent.settle(request).await)?;
+    Ok(Some(answer.cancelled).filter(|why| !why.is_empty()))
 }
 
 /// Makes one call. The wrapper has no runtime of its own but for these.

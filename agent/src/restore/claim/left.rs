@@ -35,7 +35,11 @@ async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<C
     });
     let (note, filled) = claimed?;
     let mut looks = Patience::new(app.config.pods.restore_limit + GRACE, LOOK_EVERY);
-    while looks.once_more().await && is_created(record).await {}
+    while looks.once_more().await && is_created(record).await {
+        if driver.is_cancelled() {
+            orphan::end_restore(&record.namespace, &record.container).await;
+        }
+    }
     if tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false) {
         let conclusion = Conclusion::done(Sizes::default());
         let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;

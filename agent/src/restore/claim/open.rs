@@ -25,6 +25,8 @@ pub(crate) struct Claims {
 
 #[derive(Debug)]
 struct Open {
+    /// The operation's id.
+    operation: String,
     /// Takes how the restore went, once.
     settled: Option<oneshot::Sender<String>>,
     /// Cancelled when all that was prepared for it is gone.
@@ -50,18 +52,22 @@ impl Claims {
     pub(super) fn open(
         &self,
         key: Key,
+        operation: &str,
         note: PathBuf,
         ended: CancellationToken,
     ) -> (Opened<'_>, oneshot::Receiver<String>) {
         let (sender, settled) = oneshot::channel();
-        self.all().insert(key.clone(), Open { settled: Some(sender), ended, note });
+        let operation = operation.to_owned();
+        self.all().insert(key.clone(), Open { operation, settled: Some(sender), ended, note });
         (Opened { claims: self, key }, settled)
     }
 
-    /// Says how a restore went, and whether somebody waited to hear that.
-    pub(super) fn settle(&self, key: &Key, problem: String) -> bool {
-        let settled = self.all().get_mut(key).and_then(|open| open.settled.take());
-        settled.is_some_and(|settled| settled.send(problem).is_ok())
+    /// Says how a restore went. Returns the operation that waited to hear that, if one did.
+    pub(super) fn settle(&self, key: &Key, problem: String) -> Option<String> {
+        let mut all = self.all();
+        let open = all.get_mut(key)?;
+        open.settled.take()?.send(problem).ok()?;
+        Some(open.operation.clone())
     }
 
     /// Has an earlier claim for the same container come to its end: whoever made it was killed before it
@@ -109,10 +115,10 @@ mod tests {
     #[tokio::test]
     async fn a_claim_is_settled_once_and_open_until_its_end() {
         let (claims, ended) = (Claims::default(), CancellationToken::new());
-        assert!(!claims.settle(&key("main"), String::new()), "there is none");
-        let (open, settled) = claims.open(key("main"), "/note".into(), ended.clone());
-        assert!(claims.settle(&key("main"), "why".to_owned()));
-        assert!(!claims.settle(&key("main"), "again".to_owned()));
+        assert_eq!(claims.settle(&key("main"), String::new()), None, "there is none");
+        let (open, settled) = claims.open(key("main"), "7", "/note".into(), ended.clone());
+        assert_eq!(claims.settle(&key("main"), "why".to_owned()).as_deref(), Some("7"));
+        assert_eq!(claims.settle(&key("main"), "again".to_owned()), None);
         assert_eq!(settled.await.unwrap(), "why");
         // What it has left is taken away now: the next one waits for that.
         drop(open);
@@ -130,9 +136,9 @@ mod tests {
         for next in nexts {
             for settles in [true, false] {
                 let (claims, ended) = (Arc::new(Claims::default()), CancellationToken::new());
-                let (open, settled) = claims.open(key("main"), "/note".into(), ended.clone());
+                let (open, settled) = claims.open(key("main"), "7", "/note".into(), ended.clone());
                 if settles {
-                    assert!(claims.settle(&key("main"), "failed".to_owned()));
+                    claims.settle(&key("main"), "failed".to_owned()).unwrap();
                 }
                 let mut next = next(Arc::clone(&claims));
                 let early = tokio::time::timeout(END_LIMIT / 2, &mut next).await;

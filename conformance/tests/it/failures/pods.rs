@@ -4,14 +4,17 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use fs_err as fs;
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::process::Process;
 use rustix::process::Signal;
+use serde_json::Value;
 
+use super::cancels::newest;
 use super::claims::COLD;
 use super::halt::halt;
 use super::locks;
-use super::victims::{catch, processes, running, signal};
+use super::victims::{END_LIMIT, catch, processes, running, signal};
 use crate::harness::{at_once, next_agents, said, start};
 use crate::pods::{CONFIG, ROOT_MODE, Spot, WORKLOAD, root, stage_on_both, stage_on_both_of};
 use crate::workloads::Place;
@@ -205,6 +208,40 @@ fn cgroups_that_a_killed_criu_has_mounted_stay() {
             .unwrap();
     });
     scenario.end().unwrap();
+}
+
+/// It is ended while CRIU is at it, or held by what it was told to make; the pod's policy comes next.
+#[test]
+fn a_pods_restore_can_be_cancelled() {
+    let mut staged = stage_on_both();
+    next_agents(&mut staged.scenario, &CONFIG.replace("5s", "10m"));
+    staged.on_both(|spot| {
+        let node = spot.node;
+        let cancel = |annotations: &[&str]| {
+            let create = hang_in(node, &mut spot.command("main", spot.pinned, annotations));
+            let operation = newest(spot.scenario, node);
+            assert_eq!(operation["state"], "running", "{operation}");
+            node.run(&["kyb", "cancel", operation["id"].as_str().unwrap()]).unwrap();
+            let output = create.wait_with_output().unwrap();
+            let text = said(&output);
+            let mut last = Value::Null;
+            let ended = wait_until(END_LIMIT, || {
+                last = newest(spot.scenario, node);
+                last["state"] != "running"
+            });
+            assert!(ended && last["state"] == "cancelled", "{last}");
+            assert_eq!(last["error"], "it was cancelled");
+            (output.status.success(), text)
+        };
+        let (done, text) = cancel(&[&spot.wish()]);
+        assert!(!done && text.contains("it was cancelled"), "{text}");
+        is_clean(spot, "it was cancelled", &[]);
+        let (done, text) = cancel(&[&spot.wish(), COLD]);
+        assert!(done, "{text}");
+        is_cold(spot);
+        spot.scenario.remove(node, "main").unwrap();
+    });
+    staged.scenario.end().unwrap();
 }
 
 #[test]

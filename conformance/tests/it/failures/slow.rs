@@ -20,7 +20,7 @@ use serde_json::Value;
 use super::cancels::{at_step, begin, fails};
 use super::has_tag;
 use super::victims::END_LIMIT;
-use crate::harness::{at_once, checkpoint, nodes, said, start};
+use crate::harness::{at_once, checkpoint, next_agents, nodes, said, start};
 
 /// How often bytes come.
 const TICK: Duration = Duration::from_millis(20);
@@ -186,7 +186,7 @@ fn comes_on(scenario: &Scenario, node: &Node) {
 /// Ends an operation by its time and by `kyb cancel`; nothing is left of it.
 fn ends_as_told(scenario: &Scenario, node: &Node, words: &[&str], steps: &[&str]) {
     let before = scenario.traces(node).unwrap();
-    let kyb = begin(node, &[words, &["--timeout", "10s"]].concat());
+    let kyb = begin(node, &[words, &["--timeout", "5s"]].concat());
     let told = fails(kyb);
     assert!(told.contains("its time was over"), "{told}");
     assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
@@ -200,7 +200,8 @@ fn ends_as_told(scenario: &Scenario, node: &Node, words: &[&str], steps: &[&str]
 
 #[test]
 fn a_restore_waits_for_a_slow_registry_as_long_as_it_may() {
-    let scenario = start();
+    let mut scenario = start();
+    next_agents(&mut scenario, "[staging.ram]\nbudget = \"1GiB\"\n");
     let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 24, &[]).unwrap();
     checkpoint(&scenario, a, "job", &scenario.reference("slow/job:v1"));
@@ -225,7 +226,10 @@ fn a_restore_waits_for_a_slow_registry_as_long_as_it_may() {
     way.pace(CRAWL);
     at_once(&scenario, |node| {
         let steps = ["resolve", "verify", "pull", "materialise", "restore"];
-        ends_as_told(&scenario, node, &words, &steps);
+        let stage = ["stage", &reference, "--tier", "ram"];
+        for words in [&words[..], &stage, &["provide", &reference]] {
+            ends_as_told(&scenario, node, words, &steps);
+        }
     });
 
     // Nothing comes any more, and nobody answers who asks again.

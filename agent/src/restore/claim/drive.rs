@@ -1,0 +1,189 @@
+//! One claim from its beginning to its end: it is prepared, whoever asked is answered, and how the
+//! restore goes is waited for.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use kybernate_packager::agent_api as api;
+use kybernate_spec::chain;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::left::LOOK_EVERY;
+use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, prepare, taken};
+use crate::operations::{Cancelled, Conclusion, State, Stopped};
+use crate::orphan;
+use crate::patience::Patience;
+use crate::restore::bring::is_temporary;
+use crate::room;
+use crate::undo::{Undoing, undo};
+
+/// Why a restore is not cancelled any more.
+const COMMITTED: &str = "the container runs: end it instead";
+
+/// Takes the answer to a claim.
+type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
+
+/// Prepares, answers, and waits for the end.
+pub(super) async fn drive(
+    driven: Driven<'_>,
+    (mut answer, settled): (Answer, oneshot::Receiver<String>),
+    cancel: &CancellationToken,
+) -> Option<Conclusion> {
+    let Driven { app, driver, claim, .. } = driven;
+    let stopped = driver.stopped(cancel.clone());
+    let prepared = until_given_up(stopped, &mut answer, |wanted| prepare(driven, wanted)).await;
+    let conclusion = match prepared {
+        Err(error) => {
+            let told = room::explained(app, &claim.namespace, &error).await;
+            let conclusion = driver.ends(Conclusion::failed(told, error.refused_by()));
+            // Whoever asked may have gone.
+            drop(answer.send(Err(error)));
+            conclusion
+        }
+        Ok(prepared) => {
+            let limit = app.config.pods.restore_limit + GRACE;
+            let told = answer.send(Ok(prepared.answer.clone())).is_ok();
+            let problem = tokio::select! {
+                problem = said(told, settled, limit) => problem,
+                () = cancel.cancelled() => return None,
+                never = end_when_cancelled(driven, limit) => match never {},
+            };
+            let conclusion = conclude(&prepared, problem).await;
+            if conclusion.state == State::Done {
+                // Whoever was quicker has come too late all the same.
+                driver.commit(COMMITTED).unwrap_or_else(|Cancelled| {
+                    tracing::info!(
+                        operation.id = driver.id(),
+                        "it runs: it was cancelled too late"
+                    );
+                });
+            }
+            driver.ends(conclusion)
+        }
+    };
+    if conclusion.state != State::Done {
+        taken::let_go(driven).await;
+    }
+    if conclusion.state == State::Done {
+        let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
+        if let Err(error) = kept {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
+    }
+    let Claim { namespace, container, .. } = claim;
+    let undoing = Undoing { namespace, container, conclusion: &conclusion };
+    undo(app, driver, undoing, cancel).await.then_some(conclusion)
+}
+
+/// Waits until the operation is cancelled, and ends the runc that restores, for as long as kybernate-runc
+/// may start one: that notices it, and takes away what there is by then.
+async fn end_when_cancelled(driven: Driven<'_>, limit: Duration) -> Infallible {
+    let Driven { driver, claim, .. } = driven;
+    driver.cancelled().await;
+    let mut looks = Patience::new(limit, LOOK_EVERY);
+    while looks.once_more().await {
+        orphan::end_restore(&claim.namespace, &claim.container).await;
+    }
+    std::future::pending().await
+}
+
+/// Prepares until nobody waits for the `answer`, or it is `stopped`: then it is told so, and ends by
+/// itself, since what it has put into the pod has to go.
+async fn until_given_up<T, F>(
+    stopped: impl Future<Output = Stopped>,
+    answer: &mut Answer,
+    prepare: impl FnOnce(CancellationToken) -> F,
+) -> Result<T, ClaimError>
+where
+    F: Future<Output = Result<T, ClaimError>>,
+{
+    let wanted = CancellationToken::new();
+    let mut prepared = Box::pin(prepare(wanted.clone()));
+    let reason = tokio::select! {
+        prepared = &mut prepared => return prepared,
+        stopped = stopped => stopped.into(),
+        () = answer.closed() => ClaimError::GivenUp,
+    };
+    wanted.cancel();
+    prepared.await.or(Err(reason))
+}
+
+/// Waits for what kybernate-runc says of the restore. When it had gone before it was `told` of the
+/// dump, it restores nothing and says nothing.
+async fn said(told: bool, settled: oneshot::Receiver<String>, limit: Duration) -> Option<String> {
+    if !told {
+        return None;
+    }
+    tokio::time::timeout(limit, settled).await.ok()?.ok()
+}
+
+/// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed.
+async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
+    let note = prepared.note.clone();
+    let noted = tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false);
+    let problem = match problem {
+        Some(problem) if problem.is_empty() => None,
+        None if noted => None,
+        Some(problem) => Some(problem),
+        None => Some("kybernate-runc did not say how the restore went".to_owned()),
+    };
+    let Some(problem) = problem else {
+        return Conclusion::done(prepared.sizes);
+    };
+    fill::empty_again(prepared.filled.clone()).await;
+    Conclusion::failed(problem, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::io;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_ends_by_itself() {
+        // What is begun is undone before the claim ends, and the reason is said.
+        let undone = Mutex::new(0);
+        let prepare = |wanted: CancellationToken| async {
+            wanted.cancelled_owned().await;
+            *undone.lock().unwrap() += 1;
+            Err::<(), _>(ClaimError::Place(io::Error::other("cut short")))
+        };
+        let (mut answer, answered) = oneshot::channel();
+        drop(answered);
+        let ended = until_given_up(pending(), &mut answer, prepare).await.unwrap_err();
+        assert!(matches!(ended, ClaimError::GivenUp), "{ended}");
+        for stopped in [Stopped::AgentEnds, Cancelled.into()] {
+            let (mut answer, _answered) = oneshot::channel();
+            let stopped_now = std::future::ready(stopped);
+            let ended = until_given_up(stopped_now, &mut answer, prepare).await.unwrap_err();
+            assert!(matches!(ended, ClaimError::Stopped(why) if why == stopped), "{ended}");
+        }
+        assert_eq!(*undone.lock().unwrap(), 3);
+        let (mut answer, _answered) = oneshot::channel();
+        // While somebody waits it goes on to its end, and says itself why it failed.
+        let done = until_given_up(pending(), &mut answer, |_| async { Ok(7) }).await;
+        assert_eq!(done.unwrap(), 7);
+        let prepare = |_| async { Err::<(), _>(ClaimError::Place(io::Error::other("full"))) };
+        let failed = until_given_up(pending(), &mut answer, prepare).await.unwrap_err();
+        assert!(matches!(failed, ClaimError::Place(_)), "{failed}");
+    }
+
+    #[tokio::test]
+    async fn who_was_not_told_is_not_waited_for() {
+        let (sender, settled) = oneshot::channel();
+        let waited = tokio::time::timeout(Duration::ZERO, said(false, settled, GRACE)).await;
+        assert_eq!(waited, Ok(None));
+        drop(sender);
+
+        let (sender, settled) = oneshot::channel();
+        sender.send("CRIU failed".to_owned()).unwrap();
+        assert_eq!(said(true, settled, GRACE).await, Some("CRIU failed".to_owned()));
+
+        let (_unsettled, settled) = oneshot::channel();
+        assert_eq!(said(true, settled, Duration::ZERO).await, None);
+    }
+}
