@@ -32,7 +32,6 @@ mod remaps;
 mod summary;
 
 use self::amend::amend;
-pub(crate) use self::cgroups::naming_none as cgroups_naming_none;
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
 pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, Names, SELINUX, judge, judge_alone};
 pub(crate) use self::mounts::MountFact;

@@ -7,6 +7,7 @@
 use std::io::{self, Read, Write};
 
 mod capability;
+pub mod cgroups;
 pub mod messages;
 mod name;
 
@@ -34,6 +35,8 @@ impl Magic {
     pub const PAGEMAP: Self = Self(0x5608_4025);
     /// `files.img`: what is open.
     pub const FILES: Self = Self(0x5630_3138);
+    /// `cgroup.img`: which cgroups it was in.
+    pub const CGROUPS: Self = Self(0x5938_3330);
     /// `memfd.img`: files in memory.
     pub const MEMFD: Self = Self(0x4845_3499);
 }

@@ -13,12 +13,10 @@
 //! and CRIU skips the properties of what is there.
 
 use std::collections::BTreeSet;
-use std::io;
 
-use kybernate_packager::criu::{write_magic, write_record};
 use prost::Message as _;
 
-use super::images::{CGROUPS, Cgroup, CgroupSet, Cgroups, Hierarchy, Permissions, Place, Property};
+use super::images::{Cgroup, CgroupSet, Cgroups, Hierarchy, Permissions, Place, Property};
 
 /// What CRIU writes down of a cgroup of version 2.
 const PROPERTIES: [&[u8]; 5] = [
@@ -162,18 +160,6 @@ fn is_of(hierarchy: &[u8], names: &[Vec<u8>]) -> bool {
 /// Returns the sets of cgroups that threads are in. CRIU counts from one: zero is none.
 pub(super) fn sets(image: &Cgroups) -> BTreeSet<u32> {
     image.sets.iter().map(|set| set.id).filter(|id| *id != 0).collect()
-}
-
-/// Returns a `cgroup.img` that names the same sets and no cgroup. A CRIU that is told nothing finds the
-/// set of each thread in it, and leaves all of them where it is itself: in the new container's cgroup,
-/// into which its runtime has put it.
-pub(crate) fn naming_none(sets: &BTreeSet<u32>) -> io::Result<Vec<u8>> {
-    let sets = sets.iter().map(|id| CgroupSet { id: *id, places: Vec::new() }).collect();
-    let image = Cgroups { sets, hierarchies: Vec::new() };
-    let mut file = Vec::new();
-    write_magic(&mut file, CGROUPS)?;
-    write_record(&mut file, &image.encode_to_vec())?;
-    Ok(file)
 }
 
 /// Returns the sets that threads may be in, when the image has that form.

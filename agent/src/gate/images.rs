@@ -9,7 +9,7 @@ pub(super) const REMAPS: Magic = Magic(0x5913_3954);
 pub(super) const DESCRIPTORS: Magic = Magic(0x5621_3732);
 pub(super) const NETWORK: Magic = Magic(0x5593_3752);
 pub(super) const PIDS: Magic = Magic(0x6115_7326);
-pub(super) const CGROUPS: Magic = Magic(0x5938_3330);
+pub(super) const CGROUPS: Magic = Magic::CGROUPS;
 
 /// `netns-NUMBER.img`.
 #[derive(Clone, PartialEq, prost::Message)]

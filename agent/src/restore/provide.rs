@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err as fs;
+use kybernate_packager::criu::cgroups::{CGROUPS, naming_none};
 use kybernate_packager::interchange::ExportError;
 use kybernate_packager::interchange::containerd::{self, Blobs, DumpTar, Parts};
 use kybernate_packager::node::{self, is_cgroup_v2};
@@ -40,7 +41,7 @@ use super::rules::Refusal;
 use super::spec::{self, Ingredients};
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
-use crate::gate::{Expected, Summary, cgroups_naming_none};
+use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
@@ -50,9 +51,6 @@ const COMMITTED: &str = "the image is being given its name: remove that instead 
 
 /// Permissions of the root directory of each root file system that containerd makes of layers.
 const CONTAINERD_ROOT: u32 = 0o755;
-
-/// What a dump says of cgroups.
-const CGROUPS: &str = "cgroup.img";
 
 /// First version of runc that names the new container's cgroup to CRIU on a node with version 2 alone.
 const TELLING_RUNC: [u64; 2] = [1, 2];
@@ -265,7 +263,7 @@ impl Providing<'_> {
             && tells_its_cgroup(&app.report().await.facts.runtime);
         // Whatever is in it: without a set, CRIU writes into what the hierarchies name all the same.
         let cgroups = (!kept && summary.names.contains(CGROUPS))
-            .then(|| cgroups_naming_none(&summary.cgroup_sets))
+            .then(|| naming_none(&summary.cgroup_sets))
             .transpose();
         let cgroups = cgroups.map_err(ProvideError::Dump)?;
         let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());

@@ -2,6 +2,7 @@
 //!
 //! Where each member begins follows from the sizes in the page index. So pages go from their chunks
 //! straight to where the tar has them: nothing is copied on the way, and zero pages stay holes.
+//! Whoever restores from it tells CRIU nothing, and so the one image that wants that is another one here.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -16,6 +17,7 @@ use super::pages::OutputFile;
 use super::plan::PlannedFile;
 use super::{Limits, UnpackError, fetch_into, plan, unpack_images};
 use crate::artifact::Checkpoint;
+use crate::criu::cgroups::{CGROUPS, restorable};
 use crate::pack::upload::blocking;
 use crate::progress::Progress;
 use crate::store::Store;
@@ -97,7 +99,12 @@ fn lay_out(images: &Path, bulk: &[PlannedFile], target: TarTarget) -> io::Result
     let out = target.file.file();
     let mut position = target.position;
     for name in &small {
-        let content = fs::read(images.join(name))?;
+        let mut content = fs::read(images.join(name))?;
+        if name == CGROUPS
+            && let Some(restorable) = restorable(&content).map_err(io::Error::other)?
+        {
+            content = restorable;
+        }
         let length = crate::checked::length(&content);
         let header = tar_header(&format!("{}{name}", target.prefix), length)?;
         out.write_all_at(header.as_bytes(), position)?;

@@ -3,7 +3,7 @@
 use crate::criu::Magic;
 pub(in super::super) use crate::criu::messages::{MOUNTS, MountEntry};
 
-pub(in super::super) const CGROUP: Magic = Magic(0x5938_3330);
+pub(in super::super) const CGROUP: Magic = Magic::CGROUPS;
 pub(in super::super) const UTS: Magic = Magic(0x5447_3203);
 pub(in super::super) const NETWORK: Magic = Magic(0x5593_3752);
 pub(in super::super) const NETWORK_DEVICES: Magic = Magic(0x5737_3951);
