@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use fs_err as fs;
 use rustix::process::Signal;
 
-use super::site::{BOTH, ELSEWHERE, ID, INNER, Site};
+use super::site::{BOTH, ELSEWHERE, ID, INNER, SECOND, Site};
 use super::{MIB, kyb};
 use crate::failures::victims::{catch, running, signal};
 use crate::harness::{restore, said, start};
@@ -85,6 +85,28 @@ fn a_connection_goes_on_where_its_container_is_restored() {
         assert_eq!(site.locks(), "", "{tag}: it is still held");
         site.talks(BOTH, tag, &|| site.told());
     }
+    assert!(!site.was_denied(), "a read was denied");
+    drop(site);
+    scenario.end().unwrap();
+}
+
+/// As on another node, which has the address by then: whoever moves it leads it there when the restore is
+/// through, and until then what is sent to it is dropped where the container was.
+#[test]
+fn a_connection_goes_on_where_its_address_has_moved() {
+    let scenario = start();
+    let mut site = Site::roaming(&scenario);
+    site.start_roaming();
+    site.talks(BOTH, "before", &|| site.told());
+    site.take("roams", &["--stop"]);
+    let held = site.locks();
+    assert!(held.contains("kybernate-"), "nothing is held");
+    scenario.remove(site.node, ID).unwrap();
+    site.restored("roams", SECOND).unwrap();
+    site.comes_to_second();
+    site.talks(BOTH, "with its address", &|| site.told());
+    // Where it was nobody may answer, and in the second nobody has held anything.
+    assert_eq!(site.locks(), held);
     assert!(!site.was_denied(), "a read was denied");
     drop(site);
     scenario.end().unwrap();

@@ -1,5 +1,6 @@
 //! Two network namespaces on node b with a cable between them: a container in one, and in the other a
-//! process of the node that it talks to.
+//! process of the node that it talks to. Or two for the container, which has the same address in both, as
+//! on two nodes, one after the other.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -34,6 +35,18 @@ const NETWORKS: &str = "set -e; ip netns add inner; ip netns add outer; ip netns
     for net in inner outer elsewhere; do ip -n $net link set lo up; done; \
     ip -n inner link set in0 up; ip -n outer link set out0 up";
 
+/// Two networks in which a container has the same address, as on two nodes: of what is sent to that, the
+/// node leads all to the first. Its own address is that of both their gateways.
+const ROAMS: &str = "set -e; for net in inner second; do ip netns add $net; \
+    ip link add in0 netns $net type veth peer name out-$net; \
+    ip -n $net addr add 10.99.0.2/24 dev in0; ip addr add 10.99.0.1/32 dev out-$net; \
+    ip -n $net link set lo up; ip -n $net link set in0 up; ip link set out-$net up; \
+    done; ip netns add outer; ip route add 10.99.0.2/32 dev out-inner";
+/// The second of them.
+pub(crate) const SECOND: &str = "second";
+/// Leads everything to the second.
+const MOVES: &str = "ip route replace 10.99.0.2/32 dev out-second";
+
 /// The networks, and who listens.
 pub(crate) struct Site<'a> {
     pub(crate) scenario: &'a Scenario,
@@ -43,12 +56,32 @@ pub(crate) struct Site<'a> {
 
 impl<'a> Site<'a> {
     pub(crate) fn new(scenario: &'a Scenario) -> Self {
+        Self::with(scenario, NETWORKS)
+    }
+
+    /// The same for a container whose address comes into another network with it.
+    pub(crate) fn roaming(scenario: &'a Scenario) -> Self {
+        Self::with(scenario, ROAMS)
+    }
+
+    fn with(scenario: &'a Scenario, networks: &str) -> Self {
         let node = &scenario.testbed.b;
-        node.run(&["sh", "-c", NETWORKS]).unwrap();
+        node.run(&["sh", "-c", networks]).unwrap();
         fs::write(node.path("/root/workload"), WORKLOAD).unwrap();
         node.run(&["chmod", "+x", "/root/workload"]).unwrap();
         node.run(&["ctr", "image", "pull", "--plain-http", &scenario.image()]).unwrap();
         Self { scenario, node, speaker: None }
+    }
+
+    /// Begins in the first network, with somebody who listens in the node's own.
+    pub(crate) fn start_roaming(&mut self) {
+        self.listens(&["/root/workload", "speak", LISTENS]);
+        self.start_with(&["talk", ADDRESS, "--state", "/state", "--mib", "16"], "");
+    }
+
+    /// Leads the container's address into the second.
+    pub(crate) fn comes_to_second(&self) {
+        self.node.run(&["sh", "-c", MOVES]).unwrap();
     }
 
     /// Begins anew: another container, and another one that it talks to.
@@ -69,8 +102,11 @@ impl<'a> Site<'a> {
             self.scenario.remove(self.node, ID).unwrap();
         }
         self.node.run(&["rm", "-rf", "/root/speaker"]).unwrap();
-        let words = ["ip", "netns", "exec", "outer", "/root/workload", "speak", LISTENS];
-        let mut command: Command = self.node.command(&words);
+        self.listens(&["ip", "netns", "exec", "outer", "/root/workload", "speak", LISTENS]);
+    }
+
+    fn listens(&mut self, words: &[&str]) {
+        let mut command: Command = self.node.command(words);
         command.args(["--state", "/root/speaker"]).stderr(Stdio::null());
         self.speaker = Some(Service::start(&mut command).unwrap());
     }
@@ -121,8 +157,9 @@ impl<'a> Site<'a> {
 
     /// Rules that drop packets in the inner network and the node's.
     pub(crate) fn locks(&self) -> String {
-        let script = "list() { $1 iptables -S; $1 ip6tables -S; $1 nft list tables; }; \
-            { list; list 'ip netns exec inner'; } | grep -i 'CRIU\\|kybernate\\|0xc114'";
+        let script = "list() { $1 iptables -S; $1 ip6tables -S; $1 nft list tables; }; { list; \
+            for net in inner second; do list \"ip netns exec $net\"; done; } 2>/dev/null | \
+            grep -i 'CRIU\\|kybernate\\|0xc114'";
         let found = self.node.output(&["sh", "-c", script]).unwrap();
         String::from_utf8_lossy(&found.stdout).into_owned()
     }
