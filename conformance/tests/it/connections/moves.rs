@@ -69,21 +69,24 @@ impl Site<'_> {
 fn a_connection_goes_on_where_its_container_is_restored() {
     let scenario = start();
     let mut site = Site::new(&scenario);
-    site.start("16");
-    site.talks(BOTH, "before", &|| site.told());
-    for tag in ["1", "2"] {
-        site.take(tag, &["--stop"]);
-        assert!(site.locks().contains("kybernate-"), "{tag}: nothing is held");
-        scenario.remove(site.node, ID).unwrap();
-        if tag == "1" {
-            // As on another node, where a pod has another address.
-            let why = site.restored(tag, ELSEWHERE).unwrap_err();
-            assert!(why.contains("bind inet socket"), "{why}");
-            assert!(site.locks().contains("kybernate-"), "{tag}: it is not held any more");
+    let starts: [fn(&mut Site<'_>); 2] = [|site| site.start("16"), |site| site.start_6("16")];
+    for (start, tags) in starts.into_iter().zip([["1", "2"], ["3", "4"]]) {
+        start(&mut site);
+        site.talks(BOTH, "before", &|| site.told());
+        for tag in tags {
+            site.take(tag, &["--stop"]);
+            assert!(site.locks().contains("kybernate-"), "{tag}: nothing is held");
+            scenario.remove(site.node, ID).unwrap();
+            if tag == tags[0] {
+                // As on another node, where a pod has another address.
+                let why = site.restored(tag, ELSEWHERE).unwrap_err();
+                assert!(why.contains("bind inet"), "{why}");
+                assert!(site.locks().contains("kybernate-"), "{tag}: it is not held any more");
+            }
+            site.restored(tag, INNER).unwrap();
+            assert_eq!(site.locks(), "", "{tag}: it is still held");
+            site.talks(BOTH, tag, &|| site.told());
         }
-        site.restored(tag, INNER).unwrap();
-        assert_eq!(site.locks(), "", "{tag}: it is still held");
-        site.talks(BOTH, tag, &|| site.told());
     }
     assert!(!site.was_denied(), "a read was denied");
     drop(site);

@@ -20,8 +20,9 @@ pub(crate) const ID: &str = "talker";
 pub(crate) const INNER: &str = "inner";
 pub(crate) const ELSEWHERE: &str = "elsewhere";
 /// Who listens in the other one, on a cable to the inner network and on another to the node's own.
-const LISTENS: &str = "0.0.0.0:7000";
+const LISTENS: &str = "[::]:7000";
 const ADDRESS: &str = "10.99.0.1:7000";
+const ADDRESS_6: &str = "[fd99::1]:7000";
 const FROM_NODE: &str = "10.98.0.1:7000";
 /// How far both ends are to come before they are believed: more than what lies in their buffers.
 const ENOUGH: u64 = 200_000;
@@ -29,6 +30,7 @@ const ENOUGH: u64 = 200_000;
 const NETWORKS: &str = "set -e; ip netns add inner; ip netns add outer; ip netns add elsewhere; \
     ip link add in0 netns inner type veth peer name out0 netns outer; \
     ip -n inner addr add 10.99.0.2/24 dev in0; ip -n outer addr add 10.99.0.1/24 dev out0; \
+    ip -n inner addr add fd99::2/64 dev in0 nodad; ip -n outer addr add fd99::1/64 dev out0 nodad; \
     ip link add node0 type veth peer name out1 netns outer; \
     ip addr add 10.98.0.2/24 dev node0; ip -n outer addr add 10.98.0.1/24 dev out1; \
     ip link set node0 up; ip -n outer link set out1 up; \
@@ -88,6 +90,12 @@ impl<'a> Site<'a> {
     pub(crate) fn start(&mut self, mib: &str) {
         self.speaks();
         self.start_with(&["talk", ADDRESS, "--state", "/state", "--mib", mib], "");
+    }
+
+    /// The same with one in the same network, by IPv6.
+    pub(crate) fn start_6(&mut self, mib: &str) {
+        self.speaks();
+        self.start_with(&["talk", ADDRESS_6, "--state", "/state", "--mib", mib], "");
     }
 
     /// The same with one in the node's own network.
