@@ -39,6 +39,7 @@ use crate::app::Rejection;
 use crate::checkpoint::time_out;
 use crate::container::{is_name, namespace_or_default};
 use crate::operations::{Kind, Subject};
+use crate::rootfs::Bind;
 
 /// Label of a restored container: the digest of its checkpoint.
 pub(crate) const CHECKPOINT_LABEL: &str = "io.kybernate.checkpoint";
@@ -99,6 +100,13 @@ struct AllowedMount {
     source: String,
     destination: String,
     read_only: bool,
+}
+
+impl From<&AllowedMount> for Bind {
+    fn from(mount: &AllowedMount) -> Self {
+        let AllowedMount { source, destination, read_only } = mount;
+        Self { place: destination.clone(), source: source.into(), read_only: *read_only }
+    }
 }
 
 impl Order {

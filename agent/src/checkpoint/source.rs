@@ -358,7 +358,7 @@ fn upper_of(mounts: &[Mount]) -> Option<PathBuf> {
 /// Returns where links in the root file system lead what is mounted from the node.
 fn led(mounts: &[Mount], usual: &Path, bound: &[String]) -> io::Result<Vec<String>> {
     let root = rootfs::mounted(mounts, usual)?;
-    let names = Names::look_up(&root, bound.iter().cloned().collect())?;
+    let names = Names::look_up(&root, &[], bound.iter().cloned(), &[])?;
     Ok(names.all().cloned().collect())
 }
 

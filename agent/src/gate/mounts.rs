@@ -306,18 +306,29 @@ pub(super) fn judge_given(
     expected: &Expected,
     reasons: &mut BTreeSet<String>,
 ) {
-    for mount in mounts.iter().filter(|mount| mount.path != "/") {
+    let below = || mounts.iter().filter(|mount| mount.path != "/");
+    for mount in below().filter(|mount| mount.external.is_none()) {
         let place = &*mount.path;
-        if let Some(key) = &mount.external {
-            if expected.names == Names::Known && !is_given(mount, key, expected) {
-                reasons.insert(format!(
-                    "it wants something from the node on {place:?} \
-                     (allow.mounts, --allow-mount SOURCE:{place})"
-                ));
-            }
-        } else if mount.inside().is_privileged() && !expected.writable.contains(place) {
+        if mount.inside().is_privileged() && !expected.writable.contains(place) {
             reasons.insert(writable(place));
         }
+    }
+    let is_strange = |mount: &&MountFact| {
+        let key = mount.external.as_deref();
+        key.is_some_and(|key| !is_given(mount, key, mounts, expected))
+    };
+    let strange: Vec<_> = below().filter(is_strange).collect();
+    // Before the names are known, as many may be there as none is by the place that was told.
+    let is_free = |name: &&String| !below().any(|mount| mount.external.as_ref() == Some(*name));
+    let free = || expected.external_mounts.iter().chain(&expected.cgroups).filter(is_free).count();
+    if expected.names == Names::Known || strange.len() > free() {
+        reasons.extend(strange.iter().map(|mount| {
+            let place = &mount.path;
+            format!(
+                "it wants something from the node on {place:?} \
+                 (allow.mounts, --allow-mount SOURCE:{place})"
+            )
+        }));
     }
     judge_groups(mounts, expected, reasons);
     for path in &expected.masked {
@@ -413,10 +424,11 @@ fn stands_on_its_parent(mount: &MountFact, mounts: &[MountFact]) -> bool {
 }
 
 /// Whether the new container has what comes from outside, by the name that CRIU knows it by.
-fn is_given(mount: &MountFact, key: &str, expected: &Expected) -> bool {
+fn is_given(mount: &MountFact, key: &str, mounts: &[MountFact], expected: &Expected) -> bool {
     let place = &*mount.path;
     let hides = key == NULL && !place.starts_with("/dev/");
+    let is_cgroup = || key == place && expected.cgroups.contains(place);
     hides
         || expected.external_mounts.contains(key)
-        || (mount.read_only && key == place && expected.cgroups.contains(place))
+        || (is_cgroup() && stays_read_only(mount, mounts))
 }

@@ -24,7 +24,7 @@ use crate::cgroup;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::room;
-use crate::rootfs::Names;
+use crate::rootfs::{Bind, Names};
 use crate::runtime::{Mount, Namespace, RuntimeError};
 use crate::stage::{self, StageError};
 use crate::staging::Use;
@@ -161,8 +161,8 @@ pub(super) enum Called {
     AsTold,
     /// By what it finds in a root file system that is not there yet: it is judged again.
     Later,
-    /// By what it finds in this one.
-    In(PathBuf),
+    /// By what it finds in this one, in which these are to be mounted.
+    In(PathBuf, Vec<Bind>),
 }
 
 /// Returns what restored processes may be at most on this node.
@@ -181,8 +181,9 @@ pub(super) async fn expected(
         let names = match called {
             Called::AsTold => Some(Names::default()),
             Called::Later => None,
-            Called::In(root) => {
-                Some(Names::look_up(&root, spec::places(&allow, &volumes, &hierarchies))?)
+            Called::In(root, binds) => {
+                let cgroups = spec::cgroups(&hierarchies);
+                Some(Names::look_up(&root, &binds, cgroups, &allow.devices)?)
             }
         };
         let here = Here { lsm: spec::lsm(&facts.lsm), hierarchies };

@@ -39,7 +39,6 @@ use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, Expected, GateError, Summary};
 use crate::operations::{Driver, Kind, Made, OperationsError, RefusedBy, Sizes, Stopped, Subject};
-use crate::rootfs::Names;
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
 use crate::{cgroup, criu_config};
@@ -245,6 +244,10 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     driver.will_make(Made::Claimed { note, filled }).await?;
     let tars = Tars { store: &store, staged: Some(&staged) };
     let filled = fill::fill(tars, targets, &wanted).await?;
+    if let Err(error) = claim.stands(app).await {
+        fill::empty_again(filled).await;
+        return Err(error);
+    }
     let sizes = Sizes::of(&checkpoint.config.sizes);
     let limit = left(app.config.pods.restore_limit, began.elapsed());
     let limit = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX);
@@ -397,6 +400,17 @@ impl Claim {
         }
     }
 
+    /// Looks once more how the runtime calls what comes from outside: what was filled may have links.
+    async fn stands(&self, app: &App) -> Result<(), ClaimError> {
+        let summary = Summary::default();
+        let (_, expected) = self.expected(app, summary).await?;
+        if expected.clashes.is_empty() {
+            return Ok(());
+        }
+        let reasons = expected.clashes.into_iter().collect();
+        Err(Refusal { by: RefusedBy::Identity, reasons }.into())
+    }
+
     /// Returns what the restored processes may be, with what there is of them.
     async fn expected(
         &self,
@@ -407,7 +421,7 @@ impl Claim {
         let (live, root) = (self.live.clone(), self.root.clone());
         let looked = tokio::task::spawn_blocking(move || {
             let here = Here { lsm: spec::lsm(&facts.lsm), hierarchies: cgroup::names()? };
-            let names = Names::look_up(&root, live.places(&here))?;
+            let names = live.names(&root, &here)?;
             let expected = live.expected(&summary, &here, &names).on(&facts);
             Ok((summary, expected))
         });

@@ -2,6 +2,7 @@
 //! kybernate-runc. Nothing here comes from what the checkpoint says about its source.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -10,7 +11,7 @@ use serde_json::Value;
 use super::{Allowances, AllowedMount};
 use crate::cgroup;
 use crate::gate::{APPARMOR, Expected, HANDED_OVER, MountFact, SELINUX, Summary};
-use crate::rootfs::Names;
+use crate::rootfs::{Bind, Names};
 
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
@@ -65,28 +66,30 @@ impl Live {
         }
     }
 
-    /// Returns the places of what comes from outside, which the runtime looks up in the root file system.
-    pub(super) fn places(&self, here: &Here) -> BTreeSet<String> {
-        let bound = self.binds().map(|mount| mount.destination);
+    /// Returns the names that the runtime has for what comes from outside.
+    pub(super) fn names(&self, root: &Path, here: &Here) -> io::Result<Names> {
+        let binds: Vec<Bind> = self.binds().map(|mount| Bind::from(&mount)).collect();
         let cgroups = self.list("/mounts").filter(|mount| here.has_cgroups(mount));
         let tops = cgroups.filter_map(|mount| text(mount, "destination"));
-        bound.chain(tops.flat_map(|top| here.below(&top).collect::<Vec<_>>())).collect()
+        let cgroups = tops.flat_map(|top| here.below(&top).collect::<Vec<_>>());
+        let devices: Vec<String> = self.strings("/linux/devices", Some("path")).collect();
+        Names::look_up(root, &binds, cgroups, &devices)
     }
 
     /// Returns what restored processes may be at most, in the words of the gate. `names` are those of
-    /// its [`Live::places`].
+    /// [`Live::names`].
     pub(super) fn expected(&self, summary: &Summary, here: &Here, names: &Names) -> Expected {
         let exists = |path: &String| Path::new(path).exists();
         let mut read_only: BTreeSet<String> =
             self.strings("/linux/readonlyPaths", None).filter(exists).collect();
-        let mounts = self.list("/mounts").filter(|mount| has_option(mount, "ro"));
+        let mounts = self.list("/mounts").filter(|mount| is_read_only(mount));
         read_only.extend(mounts.filter_map(|mount| name_of(mount, names)));
         if self.flag("/root/readonly") {
             read_only.insert("/".to_owned());
         }
         let is_privileged = |mount: &&Value| {
             let kind = text(mount, "type").unwrap_or_default();
-            matches!(&*kind, "sysfs" | "cgroup" | "cgroup2") && !has_option(mount, "ro")
+            matches!(&*kind, "sysfs" | "cgroup" | "cgroup2") && !is_read_only(mount)
         };
         let writable = self.list("/mounts").filter(is_privileged);
         let writable = writable.filter_map(|mount| text(mount, "destination")).collect();
@@ -192,7 +195,7 @@ impl Live {
             is_bind(mount).then_some(AllowedMount {
                 source: text(mount, "source")?,
                 destination: text(mount, "destination")?,
-                read_only: has_option(mount, "ro"),
+                read_only: is_read_only(mount),
             })
         })
     }
@@ -230,6 +233,11 @@ impl Live {
 fn name_of(mount: &Value, names: &Names) -> Option<String> {
     let place = text(mount, "destination")?;
     Some(if is_bind(mount) { names.of(&place) } else { place })
+}
+
+/// Whether it is for reading only; of a directory with mounts in it, all of them may be (`rro`).
+fn is_read_only(mount: &Value) -> bool {
+    ["ro", "rro"].iter().any(|option| has_option(mount, option))
 }
 
 fn is_bind(mount: &Value) -> bool {
@@ -367,6 +375,38 @@ mod tests {
         let second = offered(&live, &summary, &Here::default());
         assert!(second.external_mounts.is_empty());
         assert_eq!(second.read_only, ["/sys/fs/cgroup".to_owned()].into());
+    }
+
+    #[test]
+    fn what_comes_from_outside_has_the_names_of_the_root_file_system() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("var")).unwrap();
+        fs::create_dir_all(root.path().join("sys/fs")).unwrap();
+        for (link, target) in [("var/run", "/run"), ("sys/fs/cgroup", "/groups")] {
+            std::os::unix::fs::symlink(target, root.path().join(link)).unwrap();
+        }
+        let bind = |destination: &str, options: &[&str]| json!({ "type": "bind", "source": "/none", "destination": destination, "options": options });
+        let mounts = [
+            bind("/var/run/token", &["rbind", "rprivate", "ro"]),
+            bind("/var/run/all", &["rbind", "rro"]),
+            bind("/var/run/data", &["rbind", "rslave", "rw"]),
+            // No link leads what is no bind.
+            json!({ "type": "tmpfs", "destination": "/var/run/tmp", "options": ["ro", "private"] }),
+            json!({ "type": "cgroup", "destination": "/sys/fs/cgroup", "options": ["ro"] }),
+        ];
+        let live = Live::parse(json!({ "mounts": mounts }).to_string().as_bytes()).unwrap();
+        let here = Here { lsm: 0, hierarchies: vec!["cpu".to_owned()] };
+        let names = live.names(root.path(), &here).unwrap();
+        let dumped = |path: &str| MountFact { path: path.to_owned(), ..MountFact::default() };
+        let summary = Summary { mounts: vec![dumped("/groups/cpu")], ..Summary::default() };
+        let expected = live.expected(&summary, &here, &names);
+        let set = |all: &[&str]| all.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+        let given = set(&["/run/token", "/run/all", "/run/data", "/groups/cpu"]);
+        assert_eq!(expected.external_mounts, given);
+        let read_only = set(&["/run/token", "/run/all", "/var/run/tmp", "/groups/cpu"]);
+        assert_eq!(expected.read_only, read_only);
+        assert_eq!(expected.private, set(&["/run/token", "/var/run/tmp"]));
+        assert_eq!(expected.clashes, set(&[]));
     }
 
     #[test]

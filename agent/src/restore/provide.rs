@@ -20,6 +20,7 @@ use kybernate_packager::node::{self, is_cgroup_v2};
 use kybernate_spec::{Descriptor, Digest, media_type};
 use tokio_util::sync::CancellationToken;
 
+mod links;
 mod local;
 mod order;
 mod record;
@@ -172,7 +173,9 @@ impl Providing<'_> {
         driver.step("write");
         let criu = self.write_dump(dump, &leased).await?;
         leased.write_blob(&layer, &self.file(directory.join(LAYER))).await?;
-        let specification = self.write_specification(&brought, has_cgroups, &leased).await?;
+        let layer_file = directory.join(LAYER);
+        let specification =
+            self.write_specification(&brought, has_cgroups, layer_file, &leased).await?;
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
         let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
         self.publish(Image { target, ..image }, &leased).await?;
@@ -323,6 +326,7 @@ impl Providing<'_> {
         &self,
         brought: &Brought,
         has_cgroups: bool,
+        layer: PathBuf,
         leased: &Namespace,
     ) -> Result<Descriptor, ProvideError> {
         let (driver, order) = (self.driver, &self.order.admission);
@@ -330,6 +334,10 @@ impl Providing<'_> {
         let (snapshotter, snapshot) = (SNAPSHOTTER.to_owned(), key.clone());
         driver.will_make(Made::Snapshot { snapshotter, key: snapshot }).await?;
         let rootfs = leased.prepare(SNAPSHOTTER, &key, brought.chain.as_ref()).await?;
+        let looked = rootfs.clone();
+        let looked = tokio::task::spawn_blocking(move || links::end_no_name(&looked, &layer)).await;
+        let looked = looked.map_err(io::Error::other).and_then(|looked| looked);
+        looked.map_err(ProvideError::Dump)??;
         let (config, devices) = (&brought.config, &order.allow.devices);
         let (user, devices) = look_up(&config.user, rootfs, devices).await?;
         leased.remove_snapshot(SNAPSHOTTER, &key).await?;

@@ -98,17 +98,8 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
     })
 }
 
-/// Returns the places of what comes from outside, which the runtime looks up in the root file system.
-pub(super) fn places(
-    allow: &Allowances,
-    volumes: &[&str],
-    hierarchies: &[String],
-) -> BTreeSet<String> {
-    let bound = allow.mounts.iter().map(|mount| &*mount.destination).chain(volumes.iter().copied());
-    bound.map(str::to_owned).chain(cgroups(hierarchies)).collect()
-}
-
-fn cgroups(hierarchies: &[String]) -> impl Iterator<Item = String> {
+/// Returns where the runtime mounts the container's own cgroups of version 1.
+pub(super) fn cgroups(hierarchies: &[String]) -> impl Iterator<Item = String> {
     hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS))
 }
 
@@ -126,10 +117,17 @@ pub(super) fn expected(
     };
     let mut read_only = existing(defaults::READ_ONLY);
     read_only.insert("/sys".to_owned());
-    let given = names.map_or_else(
-        || Expected { names: gate::Names::Later, ..Expected::default() },
-        |names| given(allow, volumes, &here.hierarchies, names),
-    );
+    let told = given(allow, volumes, &here.hierarchies, names.unwrap_or(&Names::default()));
+    let given = match names {
+        Some(_) => told,
+        // Their rights are by their names too.
+        None => Expected {
+            names: gate::Names::Later,
+            read_only: BTreeSet::new(),
+            private: BTreeSet::new(),
+            ..told
+        },
+    };
     read_only.extend(given.read_only.iter().cloned());
     Expected {
         capabilities: bounding(allow),
@@ -150,8 +148,9 @@ pub(super) fn expected(
 /// Returns what comes from outside.
 fn given(allow: &Allowances, volumes: &[&str], hierarchies: &[String], names: &Names) -> Expected {
     let read_only = allow.mounts.iter().filter(|mount| mount.read_only);
+    let bound = allow.mounts.iter().map(|mount| &*mount.destination).chain(volumes.iter().copied());
     Expected {
-        external_mounts: places(allow, volumes, &[]).iter().map(|place| names.of(place)).collect(),
+        external_mounts: bound.map(|place| names.of(place)).collect(),
         clashes: names.clashes(),
         // What the caller lends may follow the node, as what it was at home did.
         private: volumes.iter().map(|place| names.of(place)).collect(),
@@ -323,7 +322,7 @@ mod tests {
         let config = crate::config::ServeArgs::default().validate().unwrap();
         let (allow, here) = (Allowances::default(), Here::default());
         let later = expected(&allow, &["/dev/shm"], &config, &here, None);
-        assert_eq!((later.names, later.external_mounts.len()), (gate::Names::Later, 0));
+        assert_eq!((later.names, later.private.len()), (gate::Names::Later, 0));
         let names = Names::default();
         let expected = expected(&allow, &["/dev/shm"], &config, &here, Some(&names));
         assert_eq!(expected.names, gate::Names::Known);

@@ -30,6 +30,7 @@ use crate::app::{App, Busy, Rejection};
 use crate::container::is_name;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
+use crate::rootfs::Bind;
 use crate::runtime::Namespace;
 use crate::stage::MEMORY;
 use crate::staging::Use;
@@ -302,7 +303,8 @@ impl Restoring<'_> {
         driver.step("restore");
         driver.progress.expect(to_come);
         let root = plan.mount(rootfs).await?;
-        self.judge(accepted, &summary, root).await?;
+        let binds = volumes.iter().chain(&order.allow.mounts).map(Bind::from).collect();
+        self.judge(accepted, &summary, Called::In(root, binds)).await?;
         let pid = plan.start(driver).await?;
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
@@ -314,10 +316,9 @@ impl Restoring<'_> {
         &self,
         accepted: &Accepted,
         summary: &Summary,
-        root: PathBuf,
+        called: Called,
     ) -> Result<(), RestoreError> {
         let volumes = Subject::of(&accepted.admitted.checkpoint).volumes;
-        let called = Called::In(root);
         let expected = expected(self.app, &self.order.allow, &volumes, called).await?;
         let expected = Expected { plugins: accepted.gpu.plugins(), ..expected };
         Ok(materialise::judge(summary, Some(&expected)).map_err(MaterialiseError::from)?)

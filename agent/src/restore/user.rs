@@ -78,12 +78,7 @@ fn is_number(text: &str) -> bool {
 /// Reads a file of a root file system that is not mounted: from the directories the overlay is
 /// made of, highest first. Links in them lead nowhere outside.
 fn table(rootfs: &[Mount], path: &'static str) -> Result<String, UserError> {
-    let directories = rootfs.iter().flat_map(|mount| {
-        let lower = mount.option("lowerdir").into_iter().flat_map(|dirs| dirs.split(':'));
-        let bound = Some(&*mount.source).filter(|_| mount.kind == "bind");
-        mount.option("upperdir").into_iter().chain(lower).chain(bound)
-    });
-    for directory in directories {
+    for directory in rootfs.iter().flat_map(Mount::directories) {
         match read_in(Path::new(directory), path) {
             Ok(Some(text)) => return Ok(text),
             Ok(None) => {}

@@ -18,7 +18,7 @@ use super::image::to_containerd;
 use super::{Namespace, RuntimeError, RuntimeErrorKind};
 
 /// A mount that makes up a root file system.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mount {
     /// Type of file system.
     pub(crate) kind: String,
@@ -28,6 +28,13 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
+    /// Returns the directories that it is made of, the highest first.
+    pub(crate) fn directories(&self) -> impl Iterator<Item = &str> {
+        let lower = self.option("lowerdir").into_iter().flat_map(|dirs| dirs.split(':'));
+        let bound = Some(&*self.source).filter(|_| self.kind == "bind");
+        self.option("upperdir").into_iter().chain(lower).chain(bound)
+    }
+
     /// Returns the value of an option like `upperdir=…`.
     pub(crate) fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find_map(|option| option.strip_prefix(name)?.strip_prefix('='))

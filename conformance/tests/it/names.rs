@@ -2,7 +2,7 @@
 
 use std::process::{Output, Stdio};
 
-use crate::harness::{at_once, refused, restore, said, start};
+use crate::harness::{at_once, checkpoint, refused, refused_here, restore, said, start};
 use crate::pods::{Spot, Staged, WORKLOAD, root, stage_on_both_of};
 
 /// Directories of each node.
@@ -75,4 +75,58 @@ fn no_link_leads_a_volume_to_the_name_of_another() {
         refused(spot.scenario, node, spot.pinned, &allow, reason);
     });
     staged.scenario.end().unwrap();
+}
+
+/// runc would mount a volume where a link of another one's content leads, and may leave it there.
+#[test]
+fn no_captured_mount_leads_a_volume_elsewhere() {
+    let scenario = start();
+    at_once(&scenario, |node| {
+        let script = format!("mkdir -p {SECRET} {DATA}/there && ln -s /elsewhere {DATA}/v");
+        node.run(&["sh", "-c", &script]).unwrap();
+        let data = ["--mount", &volume(DATA, "/a", "rw")];
+        scenario.run_workload(node, "job", 16, &data).unwrap();
+        let reference = scenario.reference(&format!("names/{}:v1", node.name()));
+        let key = format!("node-{}", node.name());
+        let take = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let output = scenario.kyb(node, &[&take[..], &["--capture-mount", "/a"]].concat()).unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        for (place, reason) in [
+            ("/a/v", "\"/a/v\" is behind a link in what is mounted on \"/a\""),
+            ("/a/v/x", "\"/a/v/x\" is behind a link in what is mounted on \"/a\""),
+        ] {
+            let allow = ["--allow-mount", &format!("{SECRET}:{place}:ro")];
+            refused(&scenario, node, &reference, &allow, reason);
+        }
+        scenario.remove(node, "job").unwrap();
+        let output = restore(&scenario, node, &reference, "job", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
+    });
+    scenario.end().unwrap();
+}
+
+/// CRIU would take what is behind the colon for what is mounted from the node.
+#[test]
+fn no_link_ends_a_name() {
+    let scenario = start();
+    at_once(&scenario, |node| {
+        node.run(&["mkdir", "-p", SECRET]).unwrap();
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        node.run(&["ln", "-s", "/x]:/run", &format!("{}/odd", root(node, "job"))]).unwrap();
+        let reference = scenario.reference(&format!("names/odd-{}:v1", node.name()));
+        checkpoint(&scenario, node, "job", &reference);
+        let allow = ["--allow-mount", &format!("{SECRET}:/odd:ro")];
+        refused(&scenario, node, &reference, &allow, "CRIU takes a part for the name");
+        let before = scenario.traces(node).unwrap();
+        let output = scenario.kyb(node, &["provide", &reference, "--plain-http"]).unwrap();
+        refused_here(&output, "its link \"odd\" leads to a name with ']'");
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        scenario.remove(node, "job").unwrap();
+        let output = restore(&scenario, node, &reference, "job", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "job").unwrap();
+    });
+    scenario.end().unwrap();
 }

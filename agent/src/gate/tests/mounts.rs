@@ -271,6 +271,13 @@ fn what_comes_from_outside_has_the_runtimes_names() {
         // It is judged again when they are known.
         assert_eq!(named(place, key, Names::Later), "");
     }
+    // By whatever name, there is nothing for one of these.
+    assert_refused("something from the node on \"/run/data\"", |dump, expected| {
+        given(dump, mount(20, 1, 0, "/run/token"));
+        given(dump, mount(21, 1, 0, "/run/data"));
+        volumes(expected, &["/run/token"], &[]);
+        expected.names = Names::Later;
+    });
     assert_refused("where the new container has \"/data\"", |_, expected| {
         let reason = "a link leads \"/secret\" to \"/data\", where the new container has \"/data\"";
         expected.clashes.insert(reason.to_owned());

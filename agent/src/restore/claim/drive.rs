@@ -1,7 +1,6 @@
 //! One claim from its beginning to its end: it is prepared, whoever asked is answered, and how the
 //! restore goes is waited for.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use kybernate_packager::agent_api as api;
@@ -20,6 +19,10 @@ use crate::undo::{Undoing, undo};
 
 /// Why a restore is not cancelled any more.
 const COMMITTED: &str = "the container runs: end it instead";
+
+/// How often in a row nobody is seen to create the container before nobody does: who has just ended may
+/// have said how it went.
+const ALONE_LOOKS: u32 = 5;
 
 /// Takes the answer to a claim.
 type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
@@ -47,7 +50,8 @@ pub(super) async fn drive(
             let problem = tokio::select! {
                 problem = said(told, settled, limit) => problem,
                 () = cancel.cancelled() => return None,
-                never = end_when_cancelled(driven, limit) => match never {},
+                // Whoever would say it is dead.
+                () = end_when_cancelled(driven, limit) => None,
             };
             let conclusion = conclude(&prepared, problem).await;
             if conclusion.state == State::Done {
@@ -77,15 +81,19 @@ pub(super) async fn drive(
 }
 
 /// Waits until the operation is cancelled, and ends the runc that restores, for as long as kybernate-runc
-/// may start one: that notices it, and takes away what there is by then.
-async fn end_when_cancelled(driven: Driven<'_>, limit: Duration) -> Infallible {
+/// may start one: that notices it, and takes away what there is by then. Returns when nobody is there who
+/// could.
+async fn end_when_cancelled(driven: Driven<'_>, limit: Duration) {
     let Driven { driver, claim, .. } = driven;
     driver.cancelled().await;
-    let mut looks = Patience::new(limit, LOOK_EVERY);
-    while looks.once_more().await {
+    let (mut looks, mut alone) = (Patience::new(limit, LOOK_EVERY), 0);
+    while alone < ALONE_LOOKS && looks.once_more().await {
         orphan::end_restore(&claim.namespace, &claim.container).await;
+        let (namespace, id) = (claim.namespace.clone(), claim.container.clone());
+        let looked = tokio::task::spawn_blocking(move || orphan::is_created(&namespace, &id)).await;
+        let is_created = looked.ok().and_then(Result::ok).unwrap_or(true);
+        alone = if is_created { 0 } else { alone + 1 };
     }
-    std::future::pending().await
 }
 
 /// Prepares until nobody waits for the `answer`, or it is `stopped`: then it is told so, and ends by
