@@ -45,6 +45,15 @@ struct Walk {
     name: String,
     /// Where the links on the way are, each without a link in it.
     links: Vec<String>,
+    /// What was left by `..`.
+    left: Vec<String>,
+}
+
+/// A bind with its walk, and where its source really is: on which device, and where on that.
+struct Bound<'a> {
+    bind: &'a Bind,
+    walk: &'a Walk,
+    real: (u64, PathBuf),
 }
 
 impl Names {
@@ -68,24 +77,31 @@ impl Names {
                 Err(reason) => drop(names.reasons.insert(reason)),
             }
         }
-        for device in DEVICES.into_iter().chain(devices.iter().map(|device| &**device)) {
-            // One that leads nowhere has its place for a name.
-            if let Ok(walk) = walk(root, device)?
-                && walk.name.contains(NAME_END)
-            {
-                names.reasons.extend(walk.wrong(device, root, None));
-            }
-        }
+        let mounts = mounts::own()?;
+        let bound = binds.iter().filter_map(|bind| {
+            let real = real(&bind.source, &mounts);
+            walks.get(&bind.place).map(|walk| Bound { bind, walk, real })
+        });
+        let bound: Vec<Bound<'_>> = bound.collect();
         for (place, walk) in &walks {
             let others = walks.iter().filter(|(other, _)| *other != place);
             let twin = others.clone().find(|(_, its)| its.name == walk.name);
-            let twin = twin.map(|(other, _)| &**other);
-            names.reasons.extend(walk.wrong(place, root, twin));
-            for bind in binds {
-                let Some(above) = walks.get(&bind.place) else { continue };
-                names.reasons.extend(walk.wrong_within(place, bind, above)?);
-            }
+            names.reasons.extend(walk.wrong(place, root, twin.map(|(other, _)| &**other)));
+            names.reasons.extend(walk.wrong_beside(place, &bound)?);
         }
+        let known = devices.iter().map(|device| &**device);
+        for device in DEVICES.into_iter().chain(known).filter(|device| !walks.contains_key(*device))
+        {
+            // One that leads nowhere has its place for a name.
+            let Ok(walk) = walk(root, device)? else { continue };
+            let twin = bound.iter().find(|bound| bound.walk.name == walk.name);
+            if twin.is_some() || walk.name == "/" || walk.name.contains(NAME_END) {
+                let twin = twin.map(|bound| &*bound.bind.place);
+                names.reasons.extend(walk.wrong(device, root, twin));
+            }
+            names.reasons.extend(walk.wrong_beside(device, &bound)?);
+        }
+        names.reasons.extend(hidden(&bound));
         Ok(names)
     }
 
@@ -128,30 +144,61 @@ impl Walk {
         })
     }
 
-    /// Returns what is wrong where another one may be mounted, and may not be.
-    fn wrong_within(&self, place: &str, bind: &Bind, above: &Self) -> io::Result<Option<String>> {
-        let top = &*above.name;
-        let led = self.links.iter().find(|link| within(link, top).is_some());
-        if let Some(link) = led {
-            return Ok(Some(format!(
-                "the link {link:?} in its root file system leads {place:?}, and is hidden by what \
-                 the new container has on {:?}",
-                bind.place
-            )));
+    /// Returns what is wrong where binds may be mounted, and may not be.
+    fn wrong_beside(&self, place: &str, bound: &[Bound<'_>]) -> io::Result<Vec<String>> {
+        let mut reasons = Vec::new();
+        for Bound { bind, walk, .. } in bound {
+            let passes = |way: &&String| within(way, &walk.name).is_some();
+            if let Some(way) = self.links.iter().chain(&self.left).find(passes) {
+                reasons.push(format!(
+                    "{place:?} leads by way of {way:?} in its root file system, which is hidden by what the \
+                     new container has on {:?}",
+                    bind.place
+                ));
+            }
         }
-        let Some(rest) = within(&self.name, top).filter(|rest| !rest.is_empty()) else {
-            return Ok(None);
+        let above = |bound: &&Bound<'_>| {
+            within(&self.name, &bound.walk.name).is_some_and(|rest| !rest.is_empty())
         };
+        // What is not there is made in the nearest.
+        let nearest = bound.iter().filter(above).map(|bound| bound.walk.name.len()).max();
+        for one in bound.iter().filter(above) {
+            let makes = Some(one.walk.name.len()) == nearest;
+            reasons.extend(self.wrong_within(place, one, makes)?);
+            let shares = |other: &&Bound<'_>| {
+                let ((device, path), (own_device, own)) = (&other.real, &one.real);
+                let overlap = path.starts_with(own) || own.starts_with(path);
+                other.bind.place != one.bind.place && device == own_device && overlap
+            };
+            if let Some(other) = bound.iter().find(shares) {
+                reasons.push(format!(
+                    "{place:?} is within {:?}, of which {:?} is a part or the whole once more: what is \
+                     mounted in one is in the other too",
+                    one.bind.place, other.bind.place
+                ));
+            }
+        }
+        Ok(reasons)
+    }
+
+    /// Returns what is wrong with it in the content of a bind; `makes` is whether the runtime makes it there.
+    fn wrong_within(
+        &self,
+        place: &str,
+        above: &Bound<'_>,
+        makes: bool,
+    ) -> io::Result<Option<String>> {
+        let bind = above.bind;
         let told = |what: &str| Ok(Some(format!("{place:?} is {what} {:?}", bind.place)));
         let mut way = bind.source.clone();
-        for part in rest.split('/') {
+        for part in within(&self.name, &above.walk.name).unwrap_or_default().split('/') {
             way.push(part);
             match fs::symlink_metadata(&way) {
                 Ok(found) if found.is_symlink() => {
                     return told("behind a link in what is mounted on");
                 }
                 Ok(_) => {}
-                Err(error) if is_absent(&error) && bind.read_only => {
+                Err(error) if is_absent(&error) && bind.read_only && makes => {
                     return told("missing in what is mounted for reading only on");
                 }
                 Err(error) if is_absent(&error) => return Ok(None),
@@ -162,16 +209,49 @@ impl Walk {
     }
 }
 
+/// Returns which binds another one hides that is mounted later: the runtime does not find them again.
+fn hidden<'a>(bound: &'a [Bound<'a>]) -> impl Iterator<Item = String> + 'a {
+    bound.iter().enumerate().flat_map(|(index, one)| {
+        let later = bound.iter().skip(index + 1);
+        let hides = later.filter(|other| {
+            let rest = within(&one.walk.name, &other.walk.name);
+            rest.is_some_and(|rest| !rest.is_empty())
+        });
+        hides.map(|other| {
+            let (one, other) = (&one.bind.place, &other.bind.place);
+            format!("{one:?} is mounted first, and hidden by what is mounted on {other:?}")
+        })
+    })
+}
+
+/// Returns where a directory really is: on which device, and where on that. One that is not there is
+/// nowhere else.
+fn real(source: &Path, mounts: &[mounts::Mount]) -> (u64, PathBuf) {
+    let path = fs::canonicalize(source).unwrap_or_else(|_| source.to_owned());
+    let under = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+    let found = under.max_by_key(|mount| mount.point.components().count());
+    let on = |mount: &mounts::Mount| {
+        let rest = path.strip_prefix(&mount.point).unwrap_or(Path::new(""));
+        (mount.device, mount.root.join(rest))
+    };
+    found.map_or_else(|| (0, path.clone()), on)
+}
+
 /// Follows a place through the links of a root file system, as runc's `SecureJoin` does: what is not
 /// there is no link. An inner error says why it leads nowhere.
 fn walk(root: &Path, place: &str) -> io::Result<Result<Walk, String>> {
-    let (mut links, mut reached, mut left) = (Vec::new(), PathBuf::new(), PathBuf::from(place));
+    let (mut links, mut left) = (Vec::new(), Vec::new());
+    let (mut reached, mut to_come) = (PathBuf::new(), PathBuf::from(place));
     loop {
-        let mut parts = left.components();
+        let mut parts = to_come.components();
         let Some(part) = parts.next() else { break };
         let rest = parts.as_path().to_owned();
         match part {
-            Component::ParentDir => drop(reached.pop()),
+            Component::ParentDir => {
+                let Some(way) = reached.to_str() else { return Ok(Err(no_text(place))) };
+                left.extend((!way.is_empty()).then(|| format!("/{way}")));
+                reached.pop();
+            }
             Component::Normal(name) => {
                 let here = reached.join(name);
                 match fs::read_link(root.join(&here)) {
@@ -185,7 +265,7 @@ fn walk(root: &Path, place: &str) -> io::Result<Result<Walk, String>> {
                         if target.is_absolute() {
                             reached = PathBuf::new();
                         }
-                        left = target.join(rest);
+                        to_come = target.join(rest);
                         continue;
                     }
                     // It is no link.
@@ -196,11 +276,11 @@ fn walk(root: &Path, place: &str) -> io::Result<Result<Walk, String>> {
             }
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }
-        left = rest;
+        to_come = rest;
     }
     Ok(reached
         .to_str()
-        .map(|name| Walk { name: format!("/{name}"), links })
+        .map(|name| Walk { name: format!("/{name}"), links, left })
         .ok_or_else(|| no_text(place)))
 }
 
@@ -273,7 +353,8 @@ mod tests {
     fn binds(all: &[&str]) -> Vec<Bind> {
         let bind = |place: &&str| Bind {
             place: (*place).to_owned(),
-            source: "/none".into(),
+            // None of them is another's, or a part of it.
+            source: format!("/none{}", place.replace('/', "-")).into(),
             read_only: false,
         };
         all.iter().map(bind).collect()
@@ -324,7 +405,7 @@ mod tests {
     #[test]
     fn a_name_that_is_not_the_places_alone_is_told() {
         let of = |links: &[(&str, &str)], all: &[&str]| told(links, &binds(all)).join("; ");
-        assert_eq!(of(&[], &["/var/run/token", "/data", "/dev/shm", "/run/x", "/dev//tty"]), "");
+        assert_eq!(of(&[], &["/var/run/token", "/data", "/dev/shm", "/run/x", "/dev//own"]), "");
         assert_eq!(of(&[], &["/run", "/var/run/token", "/run/none/such"]), "", "in an empty one");
         for (all, reason) in [
             (["/secret", "/data"], "leads \"/secret\" to \"/data\", where the new container has"),
@@ -351,13 +432,25 @@ mod tests {
     fn links_that_a_bind_hides_or_has_are_told() {
         // A covers everything, and has other links.
         let found = told(&[("a", "/"), ("v", "/nv"), ("x", "/nx")], &binds(&["/a", "/v", "/x"]));
-        assert!(found.join("; ").contains("leads \"/v\", and is hidden by"), "{found:?}");
+        assert!(found.join("; ").contains("\"/v\" leads by way of \"/v\""), "{found:?}");
         // The token covers A, and the link within that.
         let token = "/run/secrets/token";
         let links =
             [("a", "/run/secrets/token/x"), ("run/secrets/token/x/l", "/nv"), ("v", "/a/l")];
         let found = told(&links, &binds(&["/a", token, "/v"])).join("; ");
-        assert!(found.contains("the link \"/run/secrets/token/x/l\""), "{found}");
+        assert!(found.contains("by way of \"/run/secrets/token/x/l\""), "{found}");
+        assert!(found.contains("\"/a\" is mounted first, and hidden by"), "{found}");
+        // A device gets its name in the same way, and may have no volume's.
+        let links = [("p", "/x/y/z"), ("dev/zero", "/x/y/z/l"), ("dev/full", "../data")];
+        let found = told(&links, &binds(&["/p", "/x/y", "/data"])).join("; ");
+        for reason in [
+            "\"/p\" is mounted first, and hidden by what is mounted on \"/x/y\"",
+            "leads \"/dev/full\" to \"/data\", where the new container has \"/data\"",
+        ] {
+            assert!(found.contains(reason), "{found}");
+        }
+        let found = told(&[("c", "d/x/../../cc")], &binds(&["/d", "/c"])).join("; ");
+        assert!(found.contains("\"/c\" leads by way of \"/d/x\""), "{found}");
 
         let held = tempfile::tempdir().unwrap();
         symlink("/nv", held.path().join("v")).unwrap();
@@ -374,6 +467,21 @@ mod tests {
             assert_eq!(below("there", read_only), "");
         }
         assert_eq!(below("new/one", false), "");
+        // In the middle one, which is made in.
+        let read_only =
+            Bind { source: held.path().into(), read_only: true, ..binds(&["/a"]).remove(0) };
+        let three = [vec![read_only], binds(&["/a/there", "/a/there/new"])].concat();
+        assert_eq!(told(&[], &three), [""; 0]);
+        // What is mounted in one is in the other.
+        let twice = ["/s1", "/s2"].map(|place| Bind {
+            source: held.path().join(if place == "/s1" { "" } else { "there" }),
+            ..binds(&[place]).remove(0)
+        });
+        let found = told(&[], &[&twice[..], &binds(&["/s1/k"])].concat()).join("; ");
+        assert!(
+            found.contains("\"/s1/k\" is within \"/s1\", of which \"/s2\" is a part"),
+            "{found}"
+        );
         // As root, on the node.
         assert!(below("new", true).contains("is missing in what is mounted for reading only"));
     }

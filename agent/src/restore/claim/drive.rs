@@ -1,6 +1,8 @@
 //! One claim from its beginning to its end: it is prepared, whoever asked is answered, and how the
 //! restore goes is waited for.
 
+use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kybernate_packager::agent_api as api;
@@ -11,11 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::left::LOOK_EVERY;
 use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, prepare, taken};
 use crate::operations::{Cancelled, Conclusion, State, Stopped};
-use crate::orphan;
 use crate::patience::Patience;
 use crate::restore::bring::is_temporary;
-use crate::room;
 use crate::undo::{Undoing, undo};
+use crate::{orphan, process, room};
 
 /// Why a restore is not cancelled any more.
 const COMMITTED: &str = "the container runs: end it instead";
@@ -46,12 +47,13 @@ pub(super) async fn drive(
         }
         Ok(prepared) => {
             let limit = app.config.pods.restore_limit + GRACE;
+            let work = PathBuf::from(&prepared.answer.work);
             let told = answer.send(Ok(prepared.answer.clone())).is_ok();
             let problem = tokio::select! {
                 problem = said(told, settled, limit) => problem,
                 () = cancel.cancelled() => return None,
                 // Whoever would say it is dead.
-                () = end_when_cancelled(driven, limit) => None,
+                () = end_when_cancelled(driven, work, limit) => None,
             };
             let conclusion = conclude(&prepared, problem).await;
             if conclusion.state == State::Done {
@@ -82,17 +84,23 @@ pub(super) async fn drive(
 
 /// Waits until the operation is cancelled, and ends the runc that restores, for as long as kybernate-runc
 /// may start one: that notices it, and takes away what there is by then. Returns when nobody is there who
-/// could.
-async fn end_when_cancelled(driven: Driven<'_>, limit: Duration) {
+/// could, and no CRIU is at `work`. Who was not seen there has another name, and is waited for.
+async fn end_when_cancelled(driven: Driven<'_>, work: PathBuf, limit: Duration) {
     let Driven { driver, claim, .. } = driven;
     driver.cancelled().await;
-    let (mut looks, mut alone) = (Patience::new(limit, LOOK_EVERY), 0);
-    while alone < ALONE_LOOKS && looks.once_more().await {
+    let (mut looks, mut seen, mut alone) = (Patience::new(limit, LOOK_EVERY), false, 0);
+    while (!seen || alone < ALONE_LOOKS) && looks.once_more().await {
+        let (namespace, id, work) =
+            (claim.namespace.clone(), claim.container.clone(), work.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let created = orphan::is_created(&namespace, &id)?;
+            Ok::<_, io::Error>((created, process::writer(&work).is_some()))
+        });
+        let looked = looked.await.ok().and_then(Result::ok);
+        let (created, writes) = looked.unwrap_or((true, true));
+        seen |= created;
+        alone = if created || writes { 0 } else { alone + 1 };
         orphan::end_restore(&claim.namespace, &claim.container).await;
-        let (namespace, id) = (claim.namespace.clone(), claim.container.clone());
-        let looked = tokio::task::spawn_blocking(move || orphan::is_created(&namespace, &id)).await;
-        let is_created = looked.ok().and_then(Result::ok).unwrap_or(true);
-        alone = if is_created { 0 } else { alone + 1 };
     }
 }
 

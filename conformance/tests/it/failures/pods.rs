@@ -168,19 +168,28 @@ fn a_pods_restore_whose_wrapper_is_killed_early_leaves_nothing() {
     let staged = stage_on_both();
     staged.on_both(|spot| {
         let node = spot.node;
-        let create = begin(&mut spot.command("main", spot.pinned, &[&spot.wish()]));
-        let mut runc = Vec::new();
-        let begins = catch(|| {
-            runc = processes(node, restores);
-            !runc.is_empty()
+        // A machine that is busy may come too late.
+        let is_early = (0..ROUNDS_MAX).any(|_| {
+            let create = begin(&mut spot.command("main", spot.pinned, &[&spot.wish()]));
+            let mut runc = Vec::new();
+            let begins = catch(|| {
+                runc = processes(node, restores);
+                !runc.is_empty()
+            });
+            assert!(begins, "runc does not begin");
+            signal(&runc, Signal::STOP);
+            let is_early = members(node).is_empty();
+            signal(&running(node, "kybernate-runc"), Signal::KILL);
+            let output = create.wait_with_output().unwrap();
+            signal(&runc, Signal::CONT);
+            assert!(!is_early || !output.status.success(), "{}", said(&output));
+            if output.status.success() {
+                spot.scenario.remove(node, "main").unwrap();
+            }
+            is_clean(spot, "the wrapper is killed early", &[]);
+            is_early
         });
-        assert!(begins, "runc does not begin");
-        signal(&runc, Signal::STOP);
-        signal(&running(node, "kybernate-runc"), Signal::KILL);
-        let output = create.wait_with_output().unwrap();
-        assert!(!output.status.success(), "{}", said(&output));
-        signal(&runc, Signal::CONT);
-        is_clean(spot, "the wrapper is killed early", &[]);
+        assert!(is_early, "CRIU had begun each time");
     });
     staged.scenario.end().unwrap();
 }

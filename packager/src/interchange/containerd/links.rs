@@ -1,6 +1,9 @@
 //! Links in what a container had written.
 
+use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::io::{self, BufReader};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
@@ -11,9 +14,23 @@ pub fn link_to(layer: &Path, is_such: impl Fn(&Path) -> bool) -> io::Result<Opti
     let file = BufReader::new(fs::File::open(layer)?);
     let mut archive = tar::Archive::new(MultiGzDecoder::new(file));
     for entry in archive.entries()? {
-        let entry = entry?;
-        let target = entry.link_name()?.filter(|_| entry.header().entry_type().is_symlink());
-        if target.is_some_and(|target| is_such(&target)) {
+        let mut entry = entry?;
+        if !entry.header().entry_type().is_symlink() {
+            continue;
+        }
+        let mut targets = vec![entry.link_name_bytes(), entry.header().link_name_bytes()]
+            .into_iter()
+            .flatten()
+            .map(Cow::into_owned)
+            .collect::<Vec<_>>();
+        // Others take another one where there are two, and the header's where it is empty.
+        for extension in entry.pax_extensions()?.into_iter().flatten() {
+            let extension = extension?;
+            if extension.key_bytes() == b"linkpath" {
+                targets.push(extension.value_bytes().to_owned());
+            }
+        }
+        if targets.iter().any(|target| is_such(Path::new(OsStr::from_bytes(target)))) {
             return Ok(Some(entry.path()?.into_owned()));
         }
     }
@@ -44,6 +61,9 @@ mod tests {
             header.set_size(0);
             tar.append_link(&mut header, name, target).unwrap();
         }
+        let pax = |value: &'static str| ("linkpath", value.as_bytes());
+        tar.append_pax_extensions([pax("plain"), pax("/odd")]).unwrap();
+        tar.append_link(&mut header, "f", "h").unwrap();
         let mut gzip = GzEncoder::new(fs::File::create(&path).unwrap(), Compression::fast());
         gzip.write_all(&tar.into_inner().unwrap()).unwrap();
         gzip.finish().unwrap();
@@ -52,6 +72,7 @@ mod tests {
         };
         assert_eq!(found("]"), Some("d/e".into()));
         assert_eq!(found("/b"), Some("a".into()));
+        assert_eq!(found("/odd"), Some("f".into()));
         assert_eq!(found("none"), None);
         link_to(&directory.path().join("none"), |_| true).unwrap_err();
     }
