@@ -57,9 +57,10 @@ struct Bound<'a> {
 }
 
 impl Names {
-    /// Looks up the places of binds in a root file system, `others` in which nothing of the node is
-    /// mounted, and those of the specification's `devices`, of which no name is kept. What is in the binds by then is looked at too: the runtime mounts each of them for a
-    /// while, makes the places of the next in it, and goes by whatever links it finds.
+    /// Looks up the places of binds in a root file system, `others` that come from outside, and those of
+    /// the specification's `devices`, of which no name is kept. What is in the binds by then is looked at
+    /// too: the runtime mounts each of them for a while, makes the places of the next in it, and goes by
+    /// whatever links it finds.
     pub(crate) fn look_up(
         root: &Path,
         binds: &[Bind],
@@ -87,7 +88,8 @@ impl Names {
             let others = walks.iter().filter(|(other, _)| *other != place);
             let twin = others.clone().find(|(_, its)| its.name == walk.name);
             names.reasons.extend(walk.wrong(place, root, twin.map(|(other, _)| &**other)));
-            names.reasons.extend(walk.wrong_beside(place, &bound)?);
+            let is_bind = binds.iter().any(|bind| bind.place == *place);
+            names.reasons.extend(walk.wrong_beside(place, is_bind, &bound)?);
         }
         let known = devices.iter().map(|device| &**device);
         for device in DEVICES.into_iter().chain(known).filter(|device| !walks.contains_key(*device))
@@ -99,7 +101,7 @@ impl Names {
                 let twin = twin.map(|bound| &*bound.bind.place);
                 names.reasons.extend(walk.wrong(device, root, twin));
             }
-            names.reasons.extend(walk.wrong_beside(device, &bound)?);
+            names.reasons.extend(walk.wrong_beside(device, false, &bound)?);
         }
         names.reasons.extend(hidden(&bound));
         Ok(names)
@@ -144,8 +146,14 @@ impl Walk {
         })
     }
 
-    /// Returns what is wrong where binds may be mounted, and may not be.
-    fn wrong_beside(&self, place: &str, bound: &[Bound<'_>]) -> io::Result<Vec<String>> {
+    /// Returns what is wrong where binds may be mounted, and may not be; `is_bind` is whether it is the
+    /// place of one, which the runtime makes.
+    fn wrong_beside(
+        &self,
+        place: &str,
+        is_bind: bool,
+        bound: &[Bound<'_>],
+    ) -> io::Result<Vec<String>> {
         let mut reasons = Vec::new();
         for Bound { bind, walk, .. } in bound {
             let passes = |way: &&String| within(way, &walk.name).is_some();
@@ -163,14 +171,14 @@ impl Walk {
         // What is not there is made in the nearest.
         let nearest = bound.iter().filter(above).map(|bound| bound.walk.name.len()).max();
         for one in bound.iter().filter(above) {
-            let makes = Some(one.walk.name.len()) == nearest;
+            let makes = is_bind && Some(one.walk.name.len()) == nearest;
             reasons.extend(self.wrong_within(place, one, makes)?);
             let shares = |other: &&Bound<'_>| {
                 let ((device, path), (own_device, own)) = (&other.real, &one.real);
                 let overlap = path.starts_with(own) || own.starts_with(path);
                 other.bind.place != one.bind.place && device == own_device && overlap
             };
-            if let Some(other) = bound.iter().find(shares) {
+            if is_bind && let Some(other) = bound.iter().find(shares) {
                 reasons.push(format!(
                     "{place:?} is within {:?}, of which {:?} is a part or the whole once more: what is \
                      mounted in one is in the other too",
@@ -472,6 +480,11 @@ mod tests {
             Bind { source: held.path().into(), read_only: true, ..binds(&["/a"]).remove(0) };
         let three = [vec![read_only], binds(&["/a/there", "/a/there/new"])].concat();
         assert_eq!(told(&[], &three), [""; 0]);
+        // Of what is none, no place is made, and nothing is mounted there.
+        let dev =
+            Bind { source: held.path().into(), read_only: true, ..binds(&["/dev"]).remove(0) };
+        let shm = Bind { source: held.path().join("there"), ..binds(&["/shm"]).remove(0) };
+        assert_eq!(told(&[], &[dev, shm]), [""; 0]);
         // What is mounted in one is in the other.
         let twice = ["/s1", "/s2"].map(|place| Bind {
             source: held.path().join(if place == "/s1" { "" } else { "there" }),
