@@ -1,7 +1,9 @@
 //! Where the root file system of a task is on the node, and where links in it lead: by the path that a
-//! place has there, before anything is mounted, the runtime calls what it hands to CRIU from outside
-//! (runc's `addCriuDumpMount` and `addCriuRestoreMount`, of 1.1 to 1.5). What is restored is the
-//! checkpoint's own, which may lead `/var/run` to `/run`, or one volume's place to that of another.
+//! place has there, the runtime calls what it hands to CRIU from outside (runc's `addCriuDumpMount` and
+//! `addCriuRestoreMount`, of 1.1 to 1.5). What is restored is the checkpoint's own, which may lead
+//! `/var/run` to `/run`, or one volume's place to that of another. The runtime looks when it has mounted
+//! all volumes for a while, of which some may be left: so a place must have one name, whatever is mounted
+//! (`spec/decisions/0076`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -108,9 +108,7 @@ impl Operations {
         self.write(id, Vec::new()).await?;
         self.present(id).ok_or_else(|| CancelError::NoOperation(id.to_owned()))
     }
-}
 
-impl Operations {
     /// Returns why an operation was ended early, if it was.
     pub(crate) fn cancelled(&self, id: &str) -> Option<&'static str> {
         let entries = self.entries();

@@ -244,7 +244,7 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     driver.will_make(Made::Claimed { note, filled }).await?;
     let tars = Tars { store: &store, staged: Some(&staged) };
     let filled = fill::fill(tars, targets, &wanted).await?;
-    if let Err(error) = claim.stands(app).await {
+    if let Err(error) = claim.stands().await {
         fill::empty_again(filled).await;
         return Err(error);
     }
@@ -401,13 +401,18 @@ impl Claim {
     }
 
     /// Looks once more how the runtime calls what comes from outside: what was filled may have links.
-    async fn stands(&self, app: &App) -> Result<(), ClaimError> {
-        let summary = Summary::default();
-        let (_, expected) = self.expected(app, summary).await?;
-        if expected.clashes.is_empty() {
+    async fn stands(&self) -> Result<(), ClaimError> {
+        let (live, root) = (self.live.clone(), self.root.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let here = Here { hierarchies: cgroup::names()?, ..Here::default() };
+            Ok(live.names(&root, &here)?.clashes())
+        });
+        let looked = looked.await.map_err(io::Error::other).and_then(|looked| looked);
+        let clashes = looked.map_err(ClaimError::Place)?;
+        if clashes.is_empty() {
             return Ok(());
         }
-        let reasons = expected.clashes.into_iter().collect();
+        let reasons = clashes.into_iter().collect();
         Err(Refusal { by: RefusedBy::Identity, reasons }.into())
     }
 

@@ -68,14 +68,13 @@ pub(super) async fn drive(
             driver.ends(conclusion)
         }
     };
-    if conclusion.state != State::Done {
-        taken::let_go(driven).await;
-    }
     if conclusion.state == State::Done {
         let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
         if let Err(error) = kept {
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
+    } else {
+        taken::let_go(driven).await;
     }
     let Claim { namespace, container, .. } = claim;
     let undoing = Undoing { namespace, container, conclusion: &conclusion };

@@ -18,11 +18,8 @@ pub fn link_to(layer: &Path, is_such: impl Fn(&Path) -> bool) -> io::Result<Opti
         if !entry.header().entry_type().is_symlink() {
             continue;
         }
-        let mut targets = vec![entry.link_name_bytes(), entry.header().link_name_bytes()]
-            .into_iter()
-            .flatten()
-            .map(Cow::into_owned)
-            .collect::<Vec<_>>();
+        let targets = [entry.link_name_bytes(), entry.header().link_name_bytes()];
+        let mut targets: Vec<_> = targets.into_iter().flatten().map(Cow::into_owned).collect();
         // Others take another one where there are two, and the header's where it is empty.
         for extension in entry.pax_extensions()?.into_iter().flatten() {
             let extension = extension?;
