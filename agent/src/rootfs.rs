@@ -35,6 +35,27 @@ pub(crate) struct Bind {
     pub(crate) read_only: bool,
 }
 
+/// What a container has beside binds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Others {
+    /// Places of what comes from outside too.
+    pub(crate) external: Vec<String>,
+    /// Places of the specification's devices.
+    pub(crate) devices: Vec<String>,
+    /// Places of other mounts, which the runtime makes.
+    pub(crate) mounts: Vec<String>,
+}
+
+/// What the runtime does at a place before a restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    Nothing,
+    /// Makes it where it is missing.
+    Makes,
+    /// Makes it, and mounts something there for a while.
+    Mounts,
+}
+
 /// The names of places.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
@@ -59,23 +80,18 @@ struct Bound<'a> {
 }
 
 impl Names {
-    /// Looks up the places of binds in a root file system, `others` that come from outside, and those of
-    /// the specification's `devices`, of which no name is kept. What is in the binds by then is looked at
-    /// too: the runtime mounts each of them for a while, makes the places of the next in it, and goes by
-    /// whatever links it finds.
-    pub(crate) fn look_up(
-        root: &Path,
-        binds: &[Bind],
-        others: impl IntoIterator<Item = String>,
-        devices: &[String],
-    ) -> io::Result<Self> {
+    /// Looks up the places of binds in a root file system, and of what comes from outside beside them; of
+    /// devices and other mounts no name is kept. What is in the binds by then is looked at too: the
+    /// runtime mounts each of them for a while, makes the places of the next in it, and goes by whatever
+    /// links it finds.
+    pub(crate) fn look_up(root: &Path, binds: &[Bind], others: &Others) -> io::Result<Self> {
         let mut names = Self::default();
         let mut walks = BTreeMap::new();
-        for place in binds.iter().map(|bind| bind.place.clone()).chain(others) {
-            match walk(root, &place)? {
+        for place in binds.iter().map(|bind| &bind.place).chain(&others.external) {
+            match walk(root, place)? {
                 Ok(walk) => {
                     names.all.insert(place.clone(), walk.name.clone());
-                    walks.insert(place, walk);
+                    walks.insert(place.clone(), walk);
                 }
                 Err(reason) => drop(names.reasons.insert(reason)),
             }
@@ -91,9 +107,18 @@ impl Names {
             let twin = others.clone().find(|(_, its)| its.name == walk.name);
             names.reasons.extend(walk.wrong(place, root, twin.map(|(other, _)| &**other)));
             let is_bind = binds.iter().any(|bind| bind.place == *place);
-            names.reasons.extend(walk.wrong_beside(place, is_bind, &bound)?);
+            let does = if is_bind { Does::Mounts } else { Does::Nothing };
+            names.reasons.extend(walk.wrong_beside(place, does, &bound)?);
         }
-        let known = devices.iter().map(|device| &**device);
+        for place in others.mounts.iter().filter(|place| !walks.contains_key(*place)) {
+            match walk(root, place)? {
+                Ok(walk) => {
+                    names.reasons.extend(walk.wrong_beside(place, Does::Makes, &bound)?);
+                }
+                Err(reason) => drop(names.reasons.insert(reason)),
+            }
+        }
+        let known = others.devices.iter().map(|device| &**device);
         for device in DEVICES.into_iter().chain(known).filter(|device| !walks.contains_key(*device))
         {
             // One that leads nowhere has its place for a name.
@@ -103,7 +128,7 @@ impl Names {
                 let twin = twin.map(|bound| &*bound.bind.place);
                 names.reasons.extend(walk.wrong(device, root, twin));
             }
-            names.reasons.extend(walk.wrong_beside(device, false, &bound)?);
+            names.reasons.extend(walk.wrong_beside(device, Does::Nothing, &bound)?);
         }
         names.reasons.extend(hidden(&bound));
         Ok(names)
@@ -148,12 +173,11 @@ impl Walk {
         })
     }
 
-    /// Returns what is wrong where binds may be mounted, and may not be; `is_bind` is whether it is the
-    /// place of one, which the runtime makes.
+    /// Returns what is wrong where binds may be mounted, and may not be.
     fn wrong_beside(
         &self,
         place: &str,
-        is_bind: bool,
+        does: Does,
         bound: &[Bound<'_>],
     ) -> io::Result<Vec<String>> {
         let mut reasons = Vec::new();
@@ -170,17 +194,23 @@ impl Walk {
         let above = |bound: &&Bound<'_>| {
             within(&self.name, &bound.walk.name).is_some_and(|rest| !rest.is_empty())
         };
-        // What is not there is made in the nearest.
-        let nearest = bound.iter().filter(above).map(|bound| bound.walk.name.len()).max();
         for one in bound.iter().filter(above) {
-            let makes = is_bind && Some(one.walk.name.len()) == nearest;
+            // What is not there is made in the nearest. That is mounted whenever this place is made if it
+            // is above it as it was told, too: the runtime passes over what is told to be on a tmpfs.
+            let is_nearer = |other: &Bound<'_>| {
+                other.walk.name.len() > one.walk.name.len()
+                    && within(place, &other.bind.place).is_some()
+            };
+            let makes = does != Does::Nothing && !bound.iter().filter(above).any(is_nearer);
             reasons.extend(self.wrong_within(place, one, makes)?);
             let shares = |other: &&Bound<'_>| {
                 let ((device, path), (own_device, own)) = (&other.real, &one.real);
                 let overlap = path.starts_with(own) || own.starts_with(path);
                 other.bind.place != one.bind.place && device == own_device && overlap
             };
-            if is_bind && let Some(other) = bound.iter().find(shares) {
+            if does == Does::Mounts
+                && let Some(other) = bound.iter().find(shares)
+            {
                 reasons.push(format!(
                     "{place:?} is within {:?}, of which {:?} is a part or the whole once more: what is \
                      mounted in one is in the other too",
@@ -329,196 +359,4 @@ fn find(rootfs: &[Mount], usual: &Path, mounts: &[mounts::Mount]) -> io::Result<
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use fs_err as fs;
-
-    use super::*;
-
-    #[test]
-    fn a_root_is_found_by_what_is_written_to() {
-        let lines = "9 1 0:40 / /run/c/one/rootfs rw - overlay overlay rw,lowerdir=/l,upperdir=/s/1\n\
-                     8 1 0:41 / /run/c/two/rootfs rw - overlay overlay rw,upperdir=/s/2,workdir=/w\n\
-                     7 1 8:1 /s/3 /run/c/three/rootfs rw - ext4 /dev/root rw\n\
-                     6 1 8:1 /etc /run/c/two/rootfs/etc rw - ext4 /dev/root rw\n";
-        let mounts: Vec<_> = mounts::read(lines.as_bytes()).collect();
-        let root = |option: &str, usual: &str| {
-            let options = vec![option.to_owned()];
-            let mount = Mount {
-                kind: String::new(),
-                source: String::new(),
-                target: String::new(),
-                options,
-            };
-            find(&[mount], Path::new(usual), &mounts).map_err(|error| error.to_string())
-        };
-        // Where containerd has it is not always known.
-        assert_eq!(root("upperdir=/s/2", "/elsewhere"), Ok("/run/c/two/rootfs".into()));
-        assert_eq!(root("rbind", "/run/c/three/rootfs"), Ok("/run/c/three/rootfs".into()));
-        assert!(root("upperdir=/s/9", "/run/c/one/rootfs").unwrap_err().contains("/run/c/one"));
-        assert!(root("rbind", "/run/c").unwrap_err().contains("not mounted"));
-    }
-
-    fn binds(all: &[&str]) -> Vec<Bind> {
-        let bind = |place: &&str| Bind {
-            place: (*place).to_owned(),
-            // None of them is another's, or a part of it.
-            source: format!("/none{}", place.replace('/', "-")).into(),
-            read_only: false,
-        };
-        all.iter().map(bind).collect()
-    }
-
-    /// A root file system with `/var/run` as most have it, and what an attacker adds.
-    fn root() -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for directory in ["var", "run", "data", "sys/fs"] {
-            fs::create_dir_all(root.path().join(directory)).unwrap();
-        }
-        for (link, target) in [
-            ("var/run", "/run"),
-            ("secret", "../../data"),
-            ("null", "dev/null"),
-            ("sys/fs/cgroup", "/data"),
-            ("loop", "loop"),
-        ] {
-            symlink(target, root.path().join(link)).unwrap();
-        }
-        root
-    }
-
-    #[test]
-    fn a_place_has_the_name_to_which_links_lead() {
-        let root = root();
-        let all = ["/var/run/token", "/data/", "/none/such", "/var/run/../x", "/secret"];
-        let names = Names::look_up(root.path(), &binds(&all), [], &[]).unwrap();
-        let expected = ["/run/token", "/data", "/none/such", "/x", "/data"];
-        for (place, name) in all.iter().zip(expected) {
-            assert_eq!(names.of(place), name, "{place}");
-        }
-        assert_eq!(names.of("/elsewhere"), "/elsewhere");
-    }
-
-    /// Returns what is told of binds in a root file system with these links.
-    fn told(links: &[(&str, &str)], binds: &[Bind]) -> Vec<String> {
-        let root = root();
-        for (link, target) in links {
-            let link = root.path().join(link);
-            fs::create_dir_all(link.parent().unwrap()).unwrap();
-            symlink(target, link).unwrap();
-        }
-        let names = Names::look_up(root.path(), binds, [], &[]).unwrap();
-        names.clashes().into_iter().collect()
-    }
-
-    #[test]
-    fn a_name_that_is_not_the_places_alone_is_told() {
-        let of = |links: &[(&str, &str)], all: &[&str]| told(links, &binds(all)).join("; ");
-        assert_eq!(of(&[], &["/var/run/token", "/data", "/dev/shm", "/run/x", "/dev//own"]), "");
-        assert_eq!(of(&[], &["/run", "/var/run/token", "/run/none/such"]), "", "in an empty one");
-        for (all, reason) in [
-            (["/secret", "/data"], "leads \"/secret\" to \"/data\", where the new container has"),
-            (["/sys/fs/cgroup/cpu", "/data/cpu"], "to \"/data/cpu\", where the new container has"),
-            (["/null", "/data"], "to \"/dev/null\", where the runtime has its own"),
-            (["/loop/x", "/data"], "lead round in a circle from \"/loop/x\""),
-        ] {
-            let found = of(&[], &all);
-            assert!(found.contains(reason), "{found}");
-        }
-        assert!(of(&[("x", "/y]:/run/z")], &["/x"]).contains("CRIU takes a part for the name"));
-        // Of a device, too.
-        for (link, target) in [("dev", "/x]:/run"), ("dev/zero", "../x]:/run")] {
-            let found = of(&[(link, target)], &[]);
-            assert!(found.contains("CRIU takes a part for the name"), "{found}");
-        }
-        assert_eq!(of(&[("dev/random", "urandom")], &["/data"]), "");
-        assert!(of(&[("a", "/")], &["/a"]).contains("leads \"/a\" to \"/\", which is all of it"));
-    }
-
-    /// The runtime mounts all of them for a while, and looks each place up again before it unmounts it:
-    /// what it does not find then stays, and leads the next.
-    #[test]
-    fn links_that_a_bind_hides_or_has_are_told() {
-        // A covers everything, and has other links.
-        let found = told(&[("a", "/"), ("v", "/nv"), ("x", "/nx")], &binds(&["/a", "/v", "/x"]));
-        assert!(found.join("; ").contains("\"/v\" leads by way of \"/v\""), "{found:?}");
-        // The token covers A, and the link within that.
-        let token = "/run/secrets/token";
-        let links =
-            [("a", "/run/secrets/token/x"), ("run/secrets/token/x/l", "/nv"), ("v", "/a/l")];
-        let found = told(&links, &binds(&["/a", token, "/v"])).join("; ");
-        assert!(found.contains("by way of \"/run/secrets/token/x/l\""), "{found}");
-        assert!(found.contains("\"/a\" is mounted first, and hidden by"), "{found}");
-        // A device gets its name in the same way, and may have no volume's.
-        let links = [("p", "/x/y/z"), ("dev/zero", "/x/y/z/l"), ("dev/full", "../data")];
-        let found = told(&links, &binds(&["/p", "/x/y", "/data"])).join("; ");
-        for reason in [
-            "\"/p\" is mounted first, and hidden by what is mounted on \"/x/y\"",
-            "leads \"/dev/full\" to \"/data\", where the new container has \"/data\"",
-        ] {
-            assert!(found.contains(reason), "{found}");
-        }
-        let found = told(&[("c", "d/x/../../cc")], &binds(&["/d", "/c"])).join("; ");
-        assert!(found.contains("\"/c\" leads by way of \"/d/x\""), "{found}");
-
-        let held = tempfile::tempdir().unwrap();
-        symlink("/nv", held.path().join("v")).unwrap();
-        fs::create_dir(held.path().join("there")).unwrap();
-        let below = |rest: &str, read_only| {
-            let above = Bind { source: held.path().into(), read_only, ..binds(&["/a"]).remove(0) };
-            told(&[], &[vec![above], binds(&[&format!("/a/{rest}")])].concat()).join("; ")
-        };
-        for read_only in [false, true] {
-            assert!(
-                below("v", read_only).contains("is behind a link in what is mounted on \"/a\"")
-            );
-            assert!(below("v/x", read_only).contains("is behind a link"));
-            assert_eq!(below("there", read_only), "");
-        }
-        assert_eq!(below("new/one", false), "");
-        // In the middle one, which is made in.
-        let read_only =
-            Bind { source: held.path().into(), read_only: true, ..binds(&["/a"]).remove(0) };
-        let three = [vec![read_only], binds(&["/a/there", "/a/there/new"])].concat();
-        assert_eq!(told(&[], &three), [""; 0]);
-        // Of what is none, no place is made, and nothing is mounted there.
-        let dev =
-            Bind { source: held.path().into(), read_only: true, ..binds(&["/dev"]).remove(0) };
-        let shm = Bind { source: held.path().join("there"), ..binds(&["/shm"]).remove(0) };
-        assert_eq!(told(&[], &[dev, shm]), [""; 0]);
-        // What is mounted in one is in the other.
-        let twice = ["/s1", "/s2"].map(|place| Bind {
-            source: held.path().join(if place == "/s1" { "" } else { "there" }),
-            ..binds(&[place]).remove(0)
-        });
-        let found = told(&[], &[&twice[..], &binds(&["/s1/k"])].concat()).join("; ");
-        assert!(
-            found.contains("\"/s1/k\" is within \"/s1\", of which \"/s2\" is a part"),
-            "{found}"
-        );
-        // As root, on the node.
-        assert!(below("new", true).contains("is missing in what is mounted for reading only"));
-    }
-
-    proptest::proptest! {
-        /// Kata Containers' own, made after runc's.
-        #[test]
-        fn places_are_looked_up_as_others_do(
-            links in proptest::collection::vec(("[abc]{1}(/[abc]{1}){0,2}", "/?([abc.]{1,2}/?){1,3}"), 0..6),
-            place in "(/[abc.]{1,2}){1,4}",
-        ) {
-            let root = tempfile::tempdir().unwrap();
-            for (link, target) in links {
-                let link = root.path().join(link);
-                // What is there already stays.
-                drop(link.parent().map(fs::create_dir_all));
-                drop(symlink(target, link));
-            }
-            let own = walk(root.path(), &place).unwrap().ok().map(|walk| walk.name);
-            let theirs = safe_path::scoped_resolve(root.path(), &place).ok();
-            let theirs = theirs.map(|path| format!("/{}", path.display()));
-            proptest::prop_assert_eq!(own, theirs);
-        }
-    }
-}
+mod tests;

@@ -21,7 +21,7 @@ use crate::node::numbers;
 use crate::operations::Kind;
 use crate::pre_copy::PreCopyError;
 use crate::preflight::{self, Check, CriuOptions, Finding, Findings, Policy};
-use crate::rootfs::{self, Names};
+use crate::rootfs::{self, Names, Others};
 use crate::runtime::{Mount, Namespace, TaskState, TaskStatus};
 use crate::stage::{self, StageError};
 use crate::{criu_config, orphan, process, suspend};
@@ -358,7 +358,8 @@ fn upper_of(mounts: &[Mount]) -> Option<PathBuf> {
 /// Returns where links in the root file system lead what is mounted from the node.
 fn led(mounts: &[Mount], usual: &Path, bound: &[String]) -> io::Result<Vec<String>> {
     let root = rootfs::mounted(mounts, usual)?;
-    let names = Names::look_up(&root, &[], bound.iter().cloned(), &[])?;
+    let others = Others { external: bound.to_owned(), ..Others::default() };
+    let names = Names::look_up(&root, &[], &others)?;
     Ok(names.all().cloned().collect())
 }
 

@@ -24,7 +24,7 @@ use crate::cgroup;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::room;
-use crate::rootfs::{Bind, Names};
+use crate::rootfs::{Bind, Names, Others};
 use crate::runtime::{Mount, Namespace, RuntimeError};
 use crate::stage::{self, StageError};
 use crate::staging::Use;
@@ -182,8 +182,12 @@ pub(super) async fn expected(
             Called::AsTold => Some(Names::default()),
             Called::Later => None,
             Called::In(root, binds) => {
-                let cgroups = spec::cgroups(&hierarchies);
-                Some(Names::look_up(&root, &binds, cgroups, &allow.devices)?)
+                let others = Others {
+                    external: spec::cgroups(&hierarchies).collect(),
+                    devices: allow.devices.clone(),
+                    mounts: spec::mounted_always(),
+                };
+                Some(Names::look_up(&root, &binds, &others)?)
             }
         };
         let here = Here { lsm: spec::lsm(&facts.lsm), hierarchies };

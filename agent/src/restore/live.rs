@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Allowances, AllowedMount};
 use crate::cgroup;
 use crate::gate::{APPARMOR, Expected, HANDED_OVER, MountFact, SELINUX, Summary};
-use crate::rootfs::{Bind, Names};
+use crate::rootfs::{Bind, Names, Others};
 
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
@@ -72,8 +72,13 @@ impl Live {
         let cgroups = self.list("/mounts").filter(|mount| here.has_cgroups(mount));
         let tops = cgroups.filter_map(|mount| text(mount, "destination"));
         let cgroups = tops.flat_map(|top| here.below(&top).collect::<Vec<_>>());
-        let devices: Vec<String> = self.strings("/linux/devices", Some("path")).collect();
-        Names::look_up(root, &binds, cgroups, &devices)
+        let mounts = self.list("/mounts").filter(|mount| !is_bind(mount));
+        let others = Others {
+            external: cgroups.collect(),
+            devices: self.strings("/linux/devices", Some("path")).collect(),
+            mounts: mounts.filter_map(|mount| text(mount, "destination")).collect(),
+        };
+        Names::look_up(root, &binds, &others)
     }
 
     /// Returns what restored processes may be at most, in the words of the gate. `names` are those of

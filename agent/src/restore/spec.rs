@@ -103,6 +103,12 @@ pub(super) fn cgroups(hierarchies: &[String]) -> impl Iterator<Item = String> {
     hierarchies.iter().map(|name| format!("{}/{name}", defaults::CGROUPS))
 }
 
+/// Returns where every container has something of the runtime's own.
+pub(super) fn mounted_always() -> Vec<String> {
+    let destination = |mount: Value| mount.get("destination")?.as_str().map(str::to_owned);
+    defaults::mounts(|_| false).filter_map(destination).collect()
+}
+
 /// Returns what restored processes may be at most, in the words of the gate; what comes from outside is
 /// judged when its `names` are known.
 pub(super) fn expected(
