@@ -38,12 +38,10 @@ struct Rootfs {
     diff_ids: Vec<Digest>,
 }
 
-/// An image that containerd has and has unpacked.
+/// An image that containerd has by its name.
 #[derive(Clone, Debug)]
 pub(super) struct RuntimeImage {
     pub(super) name: String,
-    /// Name of the snapshot with all layers.
-    pub(super) chain: Option<Digest>,
     pub(super) config: ImageRun,
 }
 
@@ -79,17 +77,30 @@ impl ImageError {
     }
 }
 
-/// An image whose parts containerd has, unpacked. Nothing but our lease keeps them yet.
-#[derive(Clone, Debug)]
+/// An image whose layers containerd has, unpacked. Nothing but our lease keeps them yet.
+#[derive(Debug)]
 pub(super) struct Brought {
-    /// Its manifest.
-    pub(super) descriptor: Descriptor,
+    stored: StoredManifest,
+    manifest: Manifest,
+    config_bytes: Bytes,
     /// Name of the snapshot with all layers.
     pub(super) chain: Option<Digest>,
     pub(super) config: ImageRun,
 }
 
 impl Brought {
+    /// Makes sure that containerd has its documents too, and knows what they are made of: only then it
+    /// can have a name. `leased` must hold a lease.
+    pub(super) async fn keep(&self, leased: &Namespace) -> Result<(), ImageError> {
+        let Self { stored, manifest, config_bytes, chain, .. } = self;
+        let (config, document) = (Held(config_bytes.clone()), Held(stored.content.clone()));
+        tokio::try_join!(
+            leased.write_blob(&manifest.config, &config),
+            leased.write_blob(&stored.descriptor, &document),
+        )?;
+        Ok(label(manifest, &stored.descriptor, chain.as_ref(), leased).await?)
+    }
+
     /// Gives it a name, by which containerd keeps it from now on.
     pub(super) async fn register(
         self,
@@ -98,7 +109,7 @@ impl Brought {
         leased: &Namespace,
         driver: &Driver,
     ) -> Result<RuntimeImage, ImageError> {
-        let Self { descriptor, chain, config } = self;
+        let Self { stored: StoredManifest { descriptor, .. }, config, .. } = self;
         let name = format!("{}@{}", repository(&order.location), descriptor.digest);
         let mut labels = HashMap::from([
             (CHECKPOINT_LABEL.to_owned(), checkpoint.to_string()),
@@ -110,7 +121,7 @@ impl Brought {
         }
         let image = Image { name: name.clone(), target: descriptor.bare(), labels };
         register(&image, leased, driver).await?;
-        Ok(RuntimeImage { name, chain, config })
+        Ok(RuntimeImage { name, config })
     }
 }
 
@@ -137,7 +148,7 @@ impl Documents {
     }
 }
 
-/// Makes sure that containerd has an image unpacked, and all its parts that are to be kept. `leased`
+/// Makes sure that containerd has an image's layers unpacked, and those that are to be kept. `leased`
 /// must hold a lease.
 pub(super) async fn bring(
     store: &Store,
@@ -150,14 +161,8 @@ pub(super) async fn bring(
     driver.progress.expect(manifest.layers.iter().map(|layer| layer.size).sum());
     let layers = Layers { store, leased, driver, kept };
     let chain = layers.bring(&manifest.layers, &config.rootfs.diff_ids).await?;
-    let (config_document, document) = (Held(config_bytes), Held(stored.content.clone()));
-    tokio::try_join!(
-        leased.write_blob(&manifest.config, &config_document),
-        leased.write_blob(&stored.descriptor, &document),
-    )?;
-    let descriptor = stored.descriptor;
-    label(&manifest, &descriptor, chain.as_ref(), leased).await?;
-    Ok(Brought { descriptor, chain, config: config.config.unwrap_or_default() })
+    let config = config.config.unwrap_or_default();
+    Ok(Brought { stored, manifest, config_bytes, chain, config })
 }
 
 async fn read_config(store: &Store, config: &Descriptor) -> Result<Bytes, ImageError> {

@@ -88,13 +88,17 @@ pub(super) struct Plan<'a> {
     pub(super) stall: Duration,
 }
 
-impl Plan<'_> {
-    /// Prepares the root file system.
-    pub(super) async fn rootfs(&self, driver: &Driver) -> Result<Vec<Mount>, LaunchError> {
-        let (key, parent) = (snapshot(self.container, driver), self.image.chain.as_ref());
-        Ok(self.namespace.prepare(SNAPSHOTTER, &key, parent).await?)
-    }
+/// Prepares the root file system of a container on top of the snapshot `chain`.
+pub(super) async fn rootfs(
+    leased: &Namespace,
+    container: &str,
+    chain: Option<&Digest>,
+    driver: &Driver,
+) -> Result<Vec<Mount>, LaunchError> {
+    Ok(leased.prepare(SNAPSHOTTER, &snapshot(container, driver), chain).await?)
+}
 
+impl Plan<'_> {
     /// Creates the container's record.
     pub(super) async fn create(&self, spec: &Value, driver: &Driver) -> Result<(), LaunchError> {
         let spec = prost_types::Any {

@@ -169,6 +169,7 @@ impl Providing<'_> {
         driver.step("pull");
         let documents = image::Documents::read(store, &parts.image().digest).await?;
         let brought = image::bring(store, documents, &leased, driver, Kept::All).await?;
+        brought.keep(&leased).await?;
         let layer = self.layer(&admitted, &parts, &directory).await?;
         driver.step("write");
         let criu = self.write_dump(dump, &leased).await?;

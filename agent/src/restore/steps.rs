@@ -31,7 +31,7 @@ use crate::container::is_name;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::rootfs::Bind;
-use crate::runtime::Namespace;
+use crate::runtime::{Mount, Namespace};
 use crate::stage::MEMORY;
 use crate::staging::Use;
 use crate::{connections, criu_config, stage};
@@ -118,17 +118,20 @@ struct Fetched {
     /// Where the dump is, what it holds, and its memory when that is read as it comes.
     dump: (PathBuf, Summary, Option<Memory>),
     image: Brought,
+    /// The new container's root file system, on top of the image.
+    rootfs: Vec<Mount>,
     /// What keeps the image until it has a name.
     leased: Namespace,
 }
 
-/// Where CRIU finds things.
+/// Where CRIU and the runtime find things.
 struct Place {
     images: PathBuf,
     /// For its log.
     work: PathBuf,
     criu_config: PathBuf,
     summary: Summary,
+    rootfs: Vec<Mount>,
     /// Bytes of memory that come while CRIU restores.
     to_come: u64,
 }
@@ -148,11 +151,11 @@ impl Restoring<'_> {
         }
         // What earlier containers left is looked at meanwhile: containerd is asked for each.
         let (fetched, ()) = tokio::join!(self.fetch(&accepted, &directory), volume::sweep(app));
-        let Fetched { dump: (images, summary, memory), image, leased } = fetched?;
+        let Fetched { dump: (images, summary, memory), image, rootfs, leased } = fetched?;
         let criu_config = self.criu_config(container, summary.clone()).await?;
         let to_come = memory.as_ref().map_or(0, Memory::bytes);
         let work = directory.join(WORK);
-        let place = Place { images, work, criu_config, summary, to_come };
+        let place = Place { images, work, criu_config, summary, rootfs, to_come };
         let launched = self.launch(&accepted, image, &leased, place).await;
         let restored_pid = match memory.as_ref().and_then(Memory::failure) {
             // CRIU's own words would be about its file; and it may not have noticed.
@@ -210,30 +213,44 @@ impl Restoring<'_> {
         let (app, driver, staged) = (self.app, self.driver, self.staged.as_ref());
         let Accepted { admitted, expected, .. } = accepted;
         let (judged, image_there) = (CancellationToken::new(), CancellationToken::new());
+        let prepared = CancellationToken::new();
         let image = async {
             let _told = image_there.clone().drop_guard();
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
             let store = &admitted.store;
             // They are small. What is wrong with them counts less than a refusal.
-            let documents = image::Documents::read(store, &runnable.digest).await;
+            // What is made before the verdict is small too, and syncs the disk.
+            let (documents, begun) = tokio::join!(
+                image::Documents::read(store, &runnable.digest),
+                self.begin(accepted, directory),
+            );
+            prepared.cancel();
             judged.cancelled().await;
-            let documents = documents?;
-            let leased = self.begin(accepted, directory).await?;
+            let (documents, leased) = (documents?, begun?);
             let kept = Kept::of(store, &self.order.namespace);
             let image = image::bring(store, documents, &leased, driver, kept).await?;
-            Ok::<_, RestoreError>((image, leased))
+            let rootfs = launch::rootfs(&leased, &accepted.container, image.chain.as_ref(), driver);
+            let kept = async { image.keep(&leased).await.map_err(RestoreError::from) };
+            let rootfs = async { rootfs.await.map_err(RestoreError::from) };
+            let ((), rootfs) = tokio::try_join!(kept, rootfs)?;
+            Ok::<_, RestoreError>((image, rootfs, leased))
         };
         let dump = async {
             let dump =
-                dump_for_criu(app, admitted, staged, directory, driver, expected, &judged).await?;
+                dump_for_criu(app, admitted, staged, directory, driver, expected, &judged).await;
+            if dump.is_err() {
+                // What is being made must be there when it is taken away.
+                prepared.cancelled().await;
+            }
+            let dump = dump?;
             tokio::time::timeout(IMAGE_FIRST, image_there.cancelled()).await.unwrap_or_default();
             if let (_, _, Some(memory)) = &dump {
                 memory.begin(directory);
             }
             Ok::<_, RestoreError>(dump)
         };
-        let (dump, (image, leased)) = tokio::try_join!(dump, image)?;
-        Ok(Fetched { dump, image, leased })
+        let (dump, (image, rootfs, leased)) = tokio::try_join!(dump, image)?;
+        Ok(Fetched { dump, image, rootfs, leased })
     }
 
     /// Notes everything that will be made from here on, and makes what the rest needs.
@@ -261,7 +278,7 @@ impl Restoring<'_> {
         leased: &Namespace,
         place: Place,
     ) -> Result<u32, RestoreError> {
-        let Place { images, work, criu_config, summary, to_come } = place;
+        let Place { images, work, criu_config, summary, rootfs, to_come } = place;
         let Accepted { admitted: Admitted { store, checkpoint }, container, .. } = accepted;
         let (driver, order) = (self.driver, self.order);
         let digest = &checkpoint.stored.descriptor.digest;
@@ -279,7 +296,6 @@ impl Restoring<'_> {
             cgroup: &cgroup,
             stall: self.app.config.restore_stall,
         };
-        let rootfs = plan.rootfs(driver).await?;
         if let Some(mode) = summary.root_mode {
             let rootfs = rootfs.clone();
             let permitted = tokio::task::spawn_blocking(move || root::permit(&rootfs, mode)).await;

@@ -68,10 +68,18 @@ impl BlobSource for ContentSource {
 impl Namespace {
     /// Whether the content store has the blob.
     pub(crate) async fn has_content(&self, digest: &Digest) -> Result<bool, RuntimeError> {
+        Ok(self.content_labels(digest).await?.is_some())
+    }
+
+    /// Returns the labels of a blob, if the content store has it.
+    async fn content_labels(
+        &self,
+        digest: &Digest,
+    ) -> Result<Option<HashMap<String, String>>, RuntimeError> {
         let request = self.quick(InfoRequest { digest: digest.to_string() });
         match self.content().info(request).await {
-            Ok(_) => Ok(true),
-            Err(status) if status.code() == tonic::Code::NotFound => Ok(false),
+            Ok(answer) => Ok(Some(answer.into_inner().info.unwrap_or_default().labels)),
+            Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
             Err(status) => Err(self.error("look for", &digest.to_string(), status)),
         }
     }
@@ -156,12 +164,17 @@ impl Namespace {
         }
     }
 
-    /// Sets labels of a blob: they tell containerd's garbage collector what belongs to what.
+    /// Sets labels of a blob: they tell containerd's garbage collector what belongs to what. Those that
+    /// are there already cost no write, for which containerd syncs the disk.
     pub(crate) async fn label_content(
         &self,
         digest: &Digest,
         labels: HashMap<String, String>,
     ) -> Result<(), RuntimeError> {
+        let present = self.content_labels(digest).await?.unwrap_or_default();
+        if labels.iter().all(|(name, value)| present.get(name) == Some(value)) {
+            return Ok(());
+        }
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = Info { digest: digest.to_string(), labels, ..Info::default() };
         let update_mask = Some(prost_types::FieldMask { paths });
