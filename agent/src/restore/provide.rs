@@ -44,6 +44,7 @@ use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
+use crate::rootfs::Bind;
 use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
 
@@ -336,7 +337,9 @@ impl Providing<'_> {
         driver.will_make(Made::Snapshot { snapshotter, key: snapshot }).await?;
         let rootfs = leased.prepare(SNAPSHOTTER, &key, brought.chain.as_ref()).await?;
         let looked = rootfs.clone();
-        let looked = tokio::task::spawn_blocking(move || links::end_no_name(&looked, &layer)).await;
+        let binds: Vec<Bind> = order.allow.mounts.iter().map(Bind::from).collect();
+        let looked =
+            tokio::task::spawn_blocking(move || links::lead_nowhere(&looked, &layer, &binds)).await;
         let looked = looked.map_err(io::Error::other).and_then(|looked| looked);
         looked.map_err(ProvideError::Dump)??;
         let (config, devices) = (&brought.config, &order.allow.devices);

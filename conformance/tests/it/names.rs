@@ -107,24 +107,43 @@ fn no_captured_mount_leads_a_volume_elsewhere() {
     scenario.end().unwrap();
 }
 
-/// CRIU would take what is behind the colon for what is mounted from the node.
+/// CRIU would take what is behind the colon for what is mounted from the node. Who restores what is provided
+/// asks no agent, and runc would make a place where a link leads it, in what is for reading only.
 #[test]
-fn no_link_ends_a_name() {
+fn no_link_ends_a_name_or_leads_what_is_provided() {
     let scenario = start();
     at_once(&scenario, |node| {
-        node.run(&["mkdir", "-p", SECRET]).unwrap();
-        scenario.run_workload(node, "job", 16, &[]).unwrap();
-        node.run(&["ln", "-s", "/x]:/run", &format!("{}/odd", root(node, "job"))]).unwrap();
+        node.run(&["mkdir", "-p", SECRET, DATA]).unwrap();
+        let secret = ["--mount", &volume(SECRET, "/ro", "ro")];
+        scenario.run_workload(node, "job", 16, &secret).unwrap();
+        let root = root(node, "job");
+        node.run(&["ln", "-s", "/ro/made", &format!("{root}/new")]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("names/led-{}:v1", node.name()));
+        checkpoint(&scenario, node, "job", &reference);
+        let read_only = ["--allow-mount", &format!("{SECRET}:/ro:ro")];
+        let provide = |reference: &str, more: &[&str]| {
+            let words = ["provide", reference, "--plain-http"];
+            scenario.kyb(node, &[&words[..], &read_only, more].concat()).unwrap()
+        };
+        let led = provide(&reference, &["--allow-mount", &format!("{DATA}:/new")]);
+        refused_here(&led, "its link \"new\" is on the way to \"/new\"");
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        let output = provide(&reference, &["--allow-mount", &format!("{DATA}:/newer")]);
+        assert!(output.status.success(), "{}", said(&output));
+        node.run(&["ctr", "image", "rm", "--sync", &format!("{reference}-containerd")]).unwrap();
+
+        node.run(&["ln", "-s", "/x]:/run", &format!("{root}/odd")]).unwrap();
         let reference = scenario.reference(&format!("names/odd-{}:v1", node.name()));
         checkpoint(&scenario, node, "job", &reference);
-        let allow = ["--allow-mount", &format!("{SECRET}:/odd:ro")];
+        let allow = [read_only[0], read_only[1], "--allow-mount", &format!("{SECRET}:/odd:ro")];
         refused(&scenario, node, &reference, &allow, "CRIU takes a part for the name");
         let before = scenario.traces(node).unwrap();
-        let output = scenario.kyb(node, &["provide", &reference, "--plain-http"]).unwrap();
+        let output = provide(&reference, &[]);
         refused_here(&output, "its link \"odd\" leads to a name with ']'");
         assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
         scenario.remove(node, "job").unwrap();
-        let output = restore(&scenario, node, &reference, "job", &[]);
+        let output = restore(&scenario, node, &reference, "job", &read_only);
         assert!(output.status.success(), "{}", said(&output));
         scenario.wait_for_ticks(node, "job").unwrap();
     });

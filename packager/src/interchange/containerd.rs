@@ -16,7 +16,7 @@ use prost::Message;
 pub use self::dump_tar::{DumpTar, TarReader};
 pub use self::export::{ExportRequest, Exported, export};
 pub use self::import::{ImportRequest, import};
-pub use self::links::link_to;
+pub use self::links::{LayerLink, find_link};
 pub use self::parts::{Blobs, Parts, specification};
 
 /// Whose format this is, in messages.

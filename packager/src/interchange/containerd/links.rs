@@ -9,26 +9,47 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use fs_err as fs;
 
-/// Returns the place of a link in a layer's file (gzip) whose target is such, if there is one. Blocks.
-pub fn link_to(layer: &Path, is_such: impl Fn(&Path) -> bool) -> io::Result<Option<PathBuf>> {
+/// A link in a layer, symbolic or hard. Where readers of a tar differ, it has each of what they read.
+#[derive(Clone, Debug)]
+pub struct LayerLink {
+    /// Where it is, as it is written there.
+    pub places: Vec<PathBuf>,
+    /// Where it leads.
+    pub targets: Vec<PathBuf>,
+    /// Whether it is another name of a file; that may be a symbolic link.
+    pub is_hard: bool,
+}
+
+/// Shows `wanted` each link in a layer's file (gzip), and returns what it makes of the first one of
+/// which it makes something. Blocks.
+pub fn find_link<T>(
+    layer: &Path,
+    mut wanted: impl FnMut(&LayerLink) -> Option<T>,
+) -> io::Result<Option<T>> {
     let file = BufReader::new(fs::File::open(layer)?);
     let mut archive = tar::Archive::new(MultiGzDecoder::new(file));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        if !entry.header().entry_type().is_symlink() {
+        let kind = entry.header().entry_type();
+        if !kind.is_symlink() && !kind.is_hard_link() {
             continue;
         }
+        let owned = |bytes: Cow<'_, [u8]>| PathBuf::from(OsStr::from_bytes(&bytes));
+        let mut places = vec![owned(entry.path_bytes()), owned(entry.header().path_bytes())];
         let targets = [entry.link_name_bytes(), entry.header().link_name_bytes()];
-        let mut targets: Vec<_> = targets.into_iter().flatten().map(Cow::into_owned).collect();
+        let mut targets: Vec<_> = targets.into_iter().flatten().map(owned).collect();
         // Others take another one where there are two, and the header's where it is empty.
         for extension in entry.pax_extensions()?.into_iter().flatten() {
             let extension = extension?;
-            if extension.key_bytes() == b"linkpath" {
-                targets.push(extension.value_bytes().to_owned());
+            match extension.key_bytes() {
+                b"linkpath" => targets.push(owned(extension.value_bytes().into())),
+                b"path" => places.push(owned(extension.value_bytes().into())),
+                _ => {}
             }
         }
-        if targets.iter().any(|target| is_such(Path::new(OsStr::from_bytes(target)))) {
-            return Ok(Some(entry.path()?.into_owned()));
+        let found = wanted(&LayerLink { places, targets, is_hard: kind.is_hard_link() });
+        if found.is_some() {
+            return Ok(found);
         }
     }
     Ok(None)
@@ -61,16 +82,30 @@ mod tests {
         let pax = |value: &'static str| ("linkpath", value.as_bytes());
         tar.append_pax_extensions([pax("plain"), pax("/odd")]).unwrap();
         tar.append_link(&mut header, "f", "h").unwrap();
+        tar.append_pax_extensions([("path", &b"other/g"[..])]).unwrap();
+        tar.append_link(&mut header, "g", "h").unwrap();
         let mut gzip = GzEncoder::new(fs::File::create(&path).unwrap(), Compression::fast());
         gzip.write_all(&tar.into_inner().unwrap()).unwrap();
         gzip.finish().unwrap();
         let found = |wanted: &str| {
-            link_to(&path, |target| target.to_string_lossy().contains(wanted)).unwrap()
+            let is_it = |target: &PathBuf| target.to_string_lossy().contains(wanted);
+            let place = |link: &LayerLink| (link.is_hard, link.places[0].clone());
+            find_link(&path, |link| link.targets.iter().any(is_it).then(|| place(link))).unwrap()
         };
-        assert_eq!(found("]"), Some("d/e".into()));
-        assert_eq!(found("/b"), Some("a".into()));
-        assert_eq!(found("/odd"), Some("f".into()));
+        assert_eq!(found("x]"), Some((true, "c".into())));
+        assert_eq!(found("x]:"), Some((false, "d/e".into())));
+        assert_eq!(found("/b"), Some((false, "a".into())));
+        assert_eq!(found("/odd"), Some((false, "f".into())));
         assert_eq!(found("none"), None);
-        link_to(&directory.path().join("none"), |_| true).unwrap_err();
+        let at = |place: &str| {
+            let place = Path::new(place);
+            let is_it = |link: &LayerLink| link.places.iter().any(|one| one == place);
+            find_link(&path, |link| is_it(link).then_some(())).unwrap()
+        };
+        // Whichever of its names a reader takes.
+        for place in ["f", "g", "other/g"] {
+            assert_eq!(at(place), Some(()), "{place}");
+        }
+        find_link(&directory.path().join("none"), |_| Some(())).unwrap_err();
     }
 }
