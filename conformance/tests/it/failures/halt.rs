@@ -10,7 +10,7 @@ use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
 use super::is;
-use super::victims::{END_LIMIT, catch, running, signal};
+use super::victims::{END_LIMIT, catch, processes, running, signal};
 use crate::harness::{nodes, start};
 
 /// How long CRIU goes on between two looks. Less, and a machine that is busy does not get there in time.
@@ -47,13 +47,19 @@ pub(crate) fn make_pipe(node: &Node) {
     node.run(&["mkfifo", PIPE]).unwrap();
 }
 
-/// Starts a checkpoint of a node's `job`, and returns when it is paused; it stays so.
+/// Starts a checkpoint of a node's `job`, and returns when it is paused and the hook waits, which comes
+/// behind the dump; it stays so.
 pub(crate) fn hold(node: &Node, reference: &str, more: &[&str]) -> Service {
     let key = format!("node-{}", node.name());
     let words = ["kyb", "checkpoint", "job", reference, "--plain-http", "--sign-key", &key];
     let words = [&words[..], &["--hook", "hold"], more].concat();
     let kyb = Service::start(&mut node.command(&words)).unwrap();
-    assert!(wait_until(END_LIMIT, || is(node, "job", "PAUSED")), "it is not paused");
+    let waits = |pid: u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&format!("<{PIPE}"))
+    };
+    let is_held = || is(node, "job", "PAUSED") && !processes(node, waits).is_empty();
+    assert!(wait_until(END_LIMIT, is_held), "it is not held");
     kyb
 }
 
