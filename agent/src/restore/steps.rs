@@ -220,15 +220,21 @@ impl Restoring<'_> {
             let store = &admitted.store;
             // They are small. What is wrong with them counts less than a refusal.
             // What is made before the verdict is small too, and syncs the disk.
-            let (documents, begun) = tokio::join!(
-                image::Documents::read(store, &runnable.digest),
-                self.begin(accepted, directory),
-            );
-            prepared.cancel();
+            let beginning = async {
+                let begun = self.begin(directory).await;
+                prepared.cancel();
+                begun
+            };
+            let documents = image::Documents::read(store, &runnable.digest);
+            let (documents, begun) = tokio::join!(documents, beginning);
             judged.cancelled().await;
             let (documents, leased) = (documents?, begun?);
             let kept = Kept::of(store, &self.order.namespace);
-            let image = image::bring(store, documents, &leased, driver, kept).await?;
+            let noted = driver.will_make_all(self.made(accepted));
+            let image = image::bring(store, documents, &leased, driver, kept);
+            let (noted, image) = tokio::join!(noted, image);
+            noted?;
+            let image = image?;
             let rootfs = launch::rootfs(&leased, &accepted.container, image.chain.as_ref(), driver);
             let kept = async { image.keep(&leased).await.map_err(RestoreError::from) };
             let rootfs = async { rootfs.await.map_err(RestoreError::from) };
@@ -253,10 +259,10 @@ impl Restoring<'_> {
         Ok(Fetched { dump, image, rootfs, leased })
     }
 
-    /// Notes everything that will be made from here on, and makes what the rest needs.
-    async fn begin(&self, accepted: &Accepted, directory: &Path) -> Result<Namespace, BringError> {
+    /// Makes what the rest needs.
+    async fn begin(&self, directory: &Path) -> Result<Namespace, BringError> {
         let (app, driver) = (self.app, self.driver);
-        let mut made = self.made(accepted);
+        let mut made = vec![Made::Lease(lease_of(driver))];
         // The gate reads a staged dump where it lies: nothing needed a directory before.
         let is_new = self.staged.is_some();
         if is_new {
@@ -267,8 +273,9 @@ impl Restoring<'_> {
         let plain = app.containerd.namespace(&self.order.namespace);
         let lease = lease_of(driver);
         let lease = async { Ok(plain.lease(&lease).await?) };
-        let ((), leased) = tokio::try_join!(make_noted(directory.to_owned(), within), lease)?;
-        Ok(leased)
+        // Each is waited for: what is still being made cannot be taken away.
+        let (made, leased) = tokio::join!(make_noted(directory.to_owned(), within), lease);
+        made.and(leased)
     }
 
     async fn launch(
@@ -340,12 +347,13 @@ impl Restoring<'_> {
         Ok(materialise::judge(summary, Some(&expected)).map_err(MaterialiseError::from)?)
     }
 
-    /// Returns everything that will be made once the gate has let the dump pass, in that order.
+    /// Returns everything that will be made for the new container once the gate has let the dump pass, in
+    /// that order.
     fn made(&self, accepted: &Accepted) -> Vec<Made> {
         let Accepted { admitted, container, .. } = accepted;
         let namespace = &self.order.namespace;
         let volumes = volume::Directories::of(self.app, namespace, container);
-        let mut made = vec![Made::Lease(lease_of(self.driver)), Made::Volume(volumes.memory)];
+        let mut made = vec![Made::Volume(volumes.memory)];
         if !admitted.checkpoint.volumes.is_empty() {
             made.push(Made::Volume(volumes.disk));
         }

@@ -287,7 +287,7 @@ impl<'a> Runc<'a> {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::test_runner::Config::with_cases(2000))]
+    #![proptest_config(proptest::test_runner::Config::with_cases(3000))]
 
     /// What is let in has one name for the runtime, whatever of it is mounted and left, and nothing is
     /// made where nobody may.
@@ -315,7 +315,9 @@ proptest::proptest! {
         let places = mounts.iter().map(|(place, _)| place.clone());
         let others = Others { mounts: places.collect(), ..Others::default() };
         let names = Names::look_up(&root, &binds, &others).unwrap();
-        proptest::prop_assume!(names.clashes().is_empty());
+        if !names.clashes().is_empty() {
+            return Ok(());
+        }
         let own: BTreeSet<String> = binds.iter().map(|bind| names.of(&bind.place)).collect();
         proptest::prop_assert_eq!(own.len(), binds.len(), "two have one name");
         let on_tmpfs = |place: &str| {
