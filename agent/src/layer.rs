@@ -13,12 +13,14 @@
 //! whoever asked leaves the layer to containerd. The directory counts for nothing until the returned
 //! digest was compared.
 
+use std::ffi::OsString;
 use std::io::{self, BufRead, Read};
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use kybernate_spec::{Algorithm, Digest, Hasher};
-use tar::EntryType;
+use tar::{Entry, EntryType};
 use tokio_util::sync::CancellationToken;
 
 mod about;
@@ -43,6 +45,16 @@ const PLAIN_PER_BYTE_MAX: u64 = 16;
 
 /// Bytes of a layer that always come out of it.
 const PLAIN_BYTES_FREE: u64 = 256 << 20;
+
+/// A link in a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Below the root.
+    pub(crate) place: PathBuf,
+    pub(crate) target: PathBuf,
+    /// Whether it is one more name of a file, which may be a symbolic link.
+    pub(crate) is_hard: bool,
+}
 
 /// Why a layer is not there.
 #[derive(Debug, thiserror::Error)]
@@ -99,34 +111,58 @@ pub(crate) fn apply(
 }
 
 fn write(parts: &mut Parts, upper: &Path, wanted: &CancellationToken) -> Result<(), LayerError> {
-    let mut archive = tar::Archive::new(&mut *parts);
     let mut tree = Tree::open(upper, wanted)?;
-    let mut records = None;
-    // Raw, since what comes before an entry may have any length.
-    for entry in archive.entries().map_err(LayerError::Read)?.raw(true) {
+    read_each(parts, |about, entry| {
         if wanted.is_cancelled() {
             return Err(LayerError::Read(unwanted()));
         }
+        tree.add(about, entry)
+    })?;
+    tree.finish()
+}
+
+/// Reads the links of a layer, symbolic and hard, in the order of the tar: of one that has the form of our
+/// own captures, which everybody reads in the same way.
+pub(crate) fn read_links(tar: impl Read, mut each: impl FnMut(&Link)) -> Result<(), LayerError> {
+    read_each(tar, |about, entry| {
+        let kind = entry.header().entry_type();
+        if kind.is_symlink() || kind.is_hard_link() {
+            let target =
+                PathBuf::from(OsString::from_vec(about.target.clone().unwrap_or_default()));
+            each(&Link { place: about.path.clone(), target, is_hard: kind.is_hard_link() });
+        }
+        Ok(())
+    })
+}
+
+/// Understands each entry of a tar, to its end.
+fn read_each<R: Read>(
+    mut tar: R,
+    mut each: impl FnMut(&About, &mut Entry<'_, &mut R>) -> Result<(), LayerError>,
+) -> Result<(), LayerError> {
+    let mut archive = tar::Archive::new(&mut tar);
+    let mut records = None;
+    // Raw, since what comes before an entry may have any length.
+    for entry in archive.entries().map_err(LayerError::Read)?.raw(true) {
         let mut entry = entry.map_err(LayerError::Read)?;
         if entry.header().entry_type() == EntryType::XHeader {
             records = Some(Records::read(&mut entry)?);
             continue;
         }
-        tree.add(&About::of(&entry, records.take())?, &mut entry)?;
+        each(&About::of(&entry, records.take())?, &mut entry)?;
     }
-    tree.finish()?;
     match records {
         Some(_) => Err(LayerError::Unknown("records of nothing")),
-        None => end(parts),
+        None => end(&mut tar),
     }
 }
 
 /// Reads what is behind the last entry: all of it has a part in the digest, and others may see more
 /// entries there.
-fn end(parts: &mut Parts) -> Result<(), LayerError> {
+fn end(tar: &mut impl Read) -> Result<(), LayerError> {
     let mut buffer = [0; 4096];
     loop {
-        let read = parts.read(&mut buffer).map_err(LayerError::Read)?;
+        let read = tar.read(&mut buffer).map_err(LayerError::Read)?;
         if read == 0 {
             return Ok(());
         }

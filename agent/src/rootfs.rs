@@ -18,7 +18,7 @@ use crate::runtime::Mount;
 const RUNTIMES: [&str; 3] = ["/dev/", "/proc/", "/sys/"];
 
 /// What the runtime hands to CRIU for each container, beside the devices of the specification.
-const DEVICES: [&str; 6] =
+pub(crate) const DEVICES: [&str; 6] =
     ["/dev/null", "/dev/random", "/dev/full", "/dev/tty", "/dev/zero", "/dev/urandom"];
 
 /// As many links as the runtime follows for one place.
@@ -195,8 +195,9 @@ impl Walk {
             within(&self.name, &bound.walk.name).is_some_and(|rest| !rest.is_empty())
         };
         for one in bound.iter().filter(above) {
-            // What is not there is made in the nearest. That is mounted whenever this place is made if it
-            // is above it as it was told, too: the runtime passes over what is told to be on a tmpfs.
+            // What is missing is made in the nearest. That is mounted whenever this place is made, if it is
+            // above it by the places in the specification too: of these the runtime passes over all that
+            // are below a tmpfs.
             let is_nearer = |other: &Bound<'_>| {
                 other.walk.name.len() > one.walk.name.len()
                     && within(place, &other.bind.place).is_some()

@@ -42,9 +42,10 @@ use super::rules::Refusal;
 use super::spec::{self, Ingredients};
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
+use crate::cgroup;
 use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
-use crate::rootfs::Bind;
+use crate::rootfs::{Bind, Others};
 use crate::runtime::{Image, Namespace, WriteContentError};
 use crate::staging::Use;
 
@@ -338,8 +339,16 @@ impl Providing<'_> {
         let rootfs = leased.prepare(SNAPSHOTTER, &key, brought.chain.as_ref()).await?;
         let looked = rootfs.clone();
         let binds: Vec<Bind> = order.allow.mounts.iter().map(Bind::from).collect();
-        let looked =
-            tokio::task::spawn_blocking(move || links::lead_nowhere(&looked, &layer, &binds)).await;
+        let hierarchies = if has_cgroups { cgroup::names() } else { Ok(Vec::new()) };
+        let others = Others {
+            external: spec::cgroups(&hierarchies.map_err(ProvideError::Dump)?).collect(),
+            devices: order.allow.devices.clone(),
+            mounts: spec::mounted_always(),
+        };
+        let looked = tokio::task::spawn_blocking(move || {
+            links::lead_nowhere(&looked, &layer, &binds, &others)
+        });
+        let looked = looked.await;
         let looked = looked.map_err(io::Error::other).and_then(|looked| looked);
         looked.map_err(ProvideError::Dump)??;
         let (config, devices) = (&brought.config, &order.allow.devices);

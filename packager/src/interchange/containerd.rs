@@ -8,7 +8,6 @@
 mod dump_tar;
 mod export;
 mod import;
-mod links;
 mod parts;
 
 use prost::Message;
@@ -16,7 +15,6 @@ use prost::Message;
 pub use self::dump_tar::{DumpTar, TarReader};
 pub use self::export::{ExportRequest, Exported, export};
 pub use self::import::{ImportRequest, import};
-pub use self::links::{LayerLink, find_link};
 pub use self::parts::{Blobs, Parts, specification};
 
 /// Whose format this is, in messages.

@@ -4,93 +4,121 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
 
+use flate2::bufread::MultiGzDecoder;
 use fs_err as fs;
-use kybernate_packager::interchange::containerd::{LayerLink, find_link};
+use rustix::io::Errno;
 
+use crate::layer::{self, LayerError, Link};
 use crate::operations::RefusedBy;
 use crate::restore::rules::Refusal;
-use crate::restore::spec;
-use crate::rootfs::{Bind, NAME_END, Names, Others};
+use crate::rootfs::{Bind, DEVICES, NAME_END, Names, Others};
 use crate::runtime::Mount;
 
 /// Layers with more links are not provided with allowed mounts: each is kept in mind.
 const LINKS_MAX: usize = 200_000;
+
+/// By this attribute, overlayfs takes a directory of the layers below for another one of them.
+const REDIRECT: &str = "trusted.overlay.redirect";
 
 /// What is looked for.
 struct Look<'a> {
     /// The directories of the image's layers.
     directories: Vec<&'a Path>,
     /// Where something is to be.
-    places: Vec<String>,
+    places: Vec<PathBuf>,
     /// The places of links of the layer that is a file, so that little is kept of each.
     links: HashSet<u64>,
     hasher: RandomState,
 }
 
-/// Makes sure that no link of a root file system ends a name early or is on the way to where `binds` are
-/// to be: of no layer, mounted or not, and not of the one that is in a `layer` file. Blocks.
+/// Makes sure that no link of a root file system ends a name early or is on the way to where `binds` and
+/// `others` are to be: of no layer, mounted or not, and not of the one that is in a `layer` file (gzip).
+/// Blocks.
 pub(super) fn lead_nowhere(
     rootfs: &[Mount],
     layer: &Path,
     binds: &[Bind],
+    others: &Others,
 ) -> io::Result<Result<(), Refusal>> {
     let mut look = Look {
         directories: rootfs.iter().flat_map(Mount::directories).map(Path::new).collect(),
-        places: binds.iter().map(|bind| bind.place.clone()).collect(),
+        places: places(binds, others),
         links: HashSet::new(),
         hasher: RandomState::new(),
     };
-    // What is only made may be anywhere but there.
-    if binds.iter().any(|bind| bind.read_only) {
-        look.places.extend(spec::mounted_always());
-    }
-    if let Some(reason) = look.in_layer(layer, !binds.is_empty())? {
-        return Ok(Err(Refusal::one(RefusedBy::Identity, reason)));
-    }
+    let mut found = look.in_layer(layer)?;
     for directory in &look.directories {
-        if let Some(reason) = look.in_directory(directory)? {
-            return Ok(Err(Refusal::one(RefusedBy::Identity, reason)));
+        if found.is_none() {
+            found = look.in_directory(directory)?;
         }
     }
-    // No link is on the way: an empty root file system has the same names. What is in the binds counts.
-    let nothing = layer.with_extension("none");
-    let others = Others { mounts: spec::mounted_always(), ..Others::default() };
-    let clashes = Names::look_up(&nothing, binds, &others)?.clashes();
+    if let Some(reason) = found {
+        return Ok(Err(Refusal::one(RefusedBy::Identity, reason)));
+    }
+    if binds.is_empty() {
+        return Ok(Ok(()));
+    }
+    // No link is on the way to any of them, so an empty root file system has the same names. What is in
+    // the binds counts.
+    let clashes = Names::look_up(&layer.with_extension("none"), binds, others)?.clashes();
     if clashes.is_empty() {
         return Ok(Ok(()));
     }
     Ok(Err(Refusal { by: RefusedBy::Identity, reasons: clashes.into_iter().collect() }))
 }
 
+/// Returns where something is to be, when something of the node is.
+fn places(binds: &[Bind], others: &Others) -> Vec<PathBuf> {
+    if binds.is_empty() {
+        return Vec::new();
+    }
+    let mut places: Vec<&str> = binds.iter().map(|bind| &*bind.place).chain(DEVICES).collect();
+    places.extend(others.devices.iter().chain(&others.external).map(String::as_str));
+    // What is only made may be anywhere but in what is for reading only.
+    if binds.iter().any(|bind| bind.read_only) {
+        places.extend(others.mounts.iter().map(String::as_str));
+    }
+    let below = |place: &str| PathBuf::from(place.trim_start_matches('/'));
+    places.into_iter().map(below).collect()
+}
+
 impl Look<'_> {
-    /// Looks through a layer's file; `further` at what links make of each other, too.
-    fn in_layer(&mut self, layer: &Path, further: bool) -> io::Result<Option<String>> {
-        let mut links = HashSet::new();
-        let found = find_link(layer, |link| {
-            if further {
-                links.extend(link.places.iter().map(|place| self.hasher.hash_one(plain(place))));
-            }
-            if links.len() > LINKS_MAX {
-                return Some(format!("its container has made more than {LINKS_MAX} links"));
+    /// Looks through a layer's file, and at what its links make of each other.
+    fn in_layer(&mut self, layer: &Path) -> io::Result<Option<String>> {
+        let (mut found, mut links) = (None, HashSet::new());
+        let read = read_links(layer, |link| {
+            if !self.places.is_empty() && links.len() <= LINKS_MAX {
+                links.insert(self.hasher.hash_one(&*link.place));
             }
             // Another name of a file ends no name itself.
-            let targets = if link.is_hard { &[][..] } else { &link.targets };
-            link.places.iter().find_map(|place| self.wrong(&plain(place), targets))
+            let target = Some(&*link.target).filter(|_| !link.is_hard);
+            found = found.take().or_else(|| self.wrong(&link.place, target));
         })?;
-        if found.is_some() || !further {
+        if let Err(reason) = read {
+            return Ok(Some(reason));
+        }
+        if links.len() > LINKS_MAX {
+            return Ok(Some(format!("its container has made more than {LINKS_MAX} links")));
+        }
+        if found.is_some() || links.is_empty() {
             return Ok(found);
         }
         self.links = links;
-        find_link(layer, |link| self.passes(link))
+        let read = read_links(layer, |link| found = found.take().or_else(|| self.passes(link)))?;
+        Ok(read.err().or(found))
     }
 
     /// Looks through a directory of a layer.
     fn in_directory(&self, top: &Path) -> io::Result<Option<String>> {
         let mut left = vec![top.to_owned()];
         while let Some(directory) = left.pop() {
+            if !self.places.is_empty() && is_redirected(&directory)? {
+                let place = directory.strip_prefix(top).unwrap_or(&directory);
+                return Ok(Some(format!("its {:?} is another directory of it", place.display())));
+            }
             for entry in fs::read_dir(directory)? {
                 let entry = entry?;
                 let kind = entry.file_type()?;
@@ -99,7 +127,7 @@ impl Look<'_> {
                 } else if kind.is_symlink() {
                     let path = entry.path();
                     let place = path.strip_prefix(top).unwrap_or(&path);
-                    let wrong = self.wrong(place, &[fs::read_link(&path)?]);
+                    let wrong = self.wrong(place, Some(&*fs::read_link(&path)?));
                     if wrong.is_some() {
                         return Ok(wrong);
                     }
@@ -110,47 +138,57 @@ impl Look<'_> {
     }
 
     /// Returns what is wrong with a link.
-    fn wrong(&self, place: &Path, targets: &[PathBuf]) -> Option<String> {
-        if targets.iter().any(|target| target.to_string_lossy().contains(NAME_END)) {
+    fn wrong(&self, place: &Path, target: Option<&Path>) -> Option<String> {
+        if target.is_some_and(|target| target.to_string_lossy().contains(NAME_END)) {
             return Some(format!(
                 "its link {:?} leads to a name with {NAME_END:?}, of which CRIU takes a part for what \
                  is mounted",
                 place.display()
             ));
         }
-        let led = self.places.iter().find(|led| plain(Path::new(led)).starts_with(place))?;
+        let led = self.places.iter().find(|led| led.starts_with(place))?;
         Some(format!(
-            "its link {:?} is on the way to {led:?}: only a place without links is the same for who \
+            "its link {:?} is on the way to \"/{}\": only a place without links is the same for who \
              restores it",
-            place.display()
+            place.display(),
+            led.display()
         ))
     }
 
     /// Returns why a link of the layer would be elsewhere than it says.
-    fn passes(&self, link: &LayerLink) -> Option<String> {
-        let is_link = |way: &Path| {
-            self.links.contains(&self.hasher.hash_one(way))
+    fn passes(&self, link: &Link) -> Option<String> {
+        let is_link = |way: &&Path| {
+            self.links.contains(&self.hasher.hash_one(*way))
                 || self.directories.iter().any(|directory| directory.join(way).is_symlink())
         };
-        let place = link.places.iter().map(|place| plain(place)).find(|place| {
-            let above = place.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
-            above.into_iter().any(is_link)
-        })?;
-        Some(format!("its link {:?} is made by way of another link", place.display()))
+        let above = link.place.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+        let way = above.into_iter().find(is_link)?;
+        let (place, way) = (link.place.display(), way.display());
+        Some(format!("its link {place:?} is made by way of another link, {way:?}"))
     }
 }
 
-/// Returns a path as those who unpack a layer read it, from the top.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::Normal(name) => plain.push(name),
-            Component::ParentDir => drop(plain.pop()),
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
-        }
+/// Reads the links of a layer's file. An inner error says why others could read it in another way.
+fn read_links(layer: &Path, each: impl FnMut(&Link)) -> io::Result<Result<(), String>> {
+    let tar = MultiGzDecoder::new(BufReader::new(fs::File::open(layer)?));
+    match layer::read_links(tar, each) {
+        Ok(()) => Ok(Ok(())),
+        Err(LayerError::Unknown(what)) => Ok(Err(format!(
+            "the layer of what its container had written is not as the agent writes it, and could be \
+             read in two ways: it has {what}"
+        ))),
+        Err(LayerError::Read(error)) => Err(error),
+        Err(error) => Err(io::Error::other(error)),
     }
-    plain
+}
+
+/// Whether overlayfs takes a directory for another one.
+fn is_redirected(directory: &Path) -> io::Result<bool> {
+    match rustix::fs::lgetxattr(directory, REDIRECT, &mut [0_u8; 0]) {
+        Ok(_) => Ok(true),
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 #[cfg(test)]
@@ -162,6 +200,7 @@ mod tests {
     use flate2::write::GzEncoder;
 
     use super::*;
+    use crate::restore::spec;
 
     /// A layer with a directory and a tar.
     struct Case {
@@ -179,9 +218,13 @@ mod tests {
             }
             let mut tar = tar::Builder::new(Vec::new());
             for (kind, place, target) in layer {
-                let mut header = tar::Header::new_gnu();
+                let mut header = tar::Header::new_ustar();
                 header.set_entry_type(*kind);
                 header.set_size(0);
+                header.set_mode(0o777);
+                header.set_uid(0);
+                header.set_gid(0);
+                header.set_mtime(0);
                 // Not only what a builder would write.
                 header.as_old_mut().name[..place.len()].copy_from_slice(place.as_bytes());
                 header.set_link_name_literal(target).unwrap();
@@ -205,7 +248,12 @@ mod tests {
                 read_only: number + 1 == places.len(),
             };
             let binds: Vec<Bind> = places.iter().enumerate().map(bind).collect();
-            let looked = lead_nowhere(&rootfs, self.layer.path(), &binds).unwrap();
+            let others = Others {
+                devices: vec!["/dev/own".to_owned()],
+                mounts: spec::mounted_always(),
+                ..Others::default()
+            };
+            let looked = lead_nowhere(&rootfs, self.layer.path(), &binds, &others).unwrap();
             looked.err().map_or_else(String::new, |refusal| refusal.reasons.join("; "))
         }
     }
@@ -218,7 +266,7 @@ mod tests {
         assert_eq!(Case::new(&[("a/plain", "/x")], &[(SYMLINK, "b", "/y")]).told(&[]), "");
         let told = Case::new(&[("a/b/zero", "/x]:/y")], &[]).told(&[]);
         assert!(told.contains("its link \"a/b/zero\" leads"), "{told}");
-        let told = Case::new(&[], &[(SYMLINK, "./c/../d", "/x]:/y")]).told(&[]);
+        let told = Case::new(&[], &[(SYMLINK, "./d", "/x]:/y")]).told(&[]);
         assert!(told.contains("its link \"d\" leads"), "{told}");
     }
 
@@ -228,8 +276,11 @@ mod tests {
         assert_eq!(usual.told(&["/data", "/run/token", "/logs"]), "");
         for (lower, layer, place) in [
             (&[("var/run", "/run")][..], &[][..], "/var/run/token"),
-            (&[], &[(SYMLINK, "/data", "/ro")], "/data"),
-            (&[], &[(SYMLINK, "x/.././data", "/ro")], "/data/x/y"),
+            (&[], &[(SYMLINK, "data", "/ro")], "/data"),
+            (&[], &[(SYMLINK, "././data", "/ro")], "/data/x/y"),
+            // A device may have no volume's name.
+            (&[("dev/zero", "/data")], &[], "/data"),
+            (&[], &[(SYMLINK, "dev/own", "/data")], "/data"),
             (&[], &[(HARD, "data", "var/run")], "/data"),
             // The runtime makes its own places, too.
             (&[("dev", "/ro/x")], &[], "/ro"),
@@ -239,6 +290,16 @@ mod tests {
         }
         // With nothing that is for reading only, those are nobody's.
         assert_eq!(Case::new(&[("dev", "/ro/x")], &[]).told(&[]), "");
+    }
+
+    #[test]
+    fn what_could_be_read_in_two_ways_is_refused() {
+        for place in ["/data", "x/../data"] {
+            let told = Case::new(&[], &[(SYMLINK, place, "/ro")]).told(&[]);
+            assert!(told.contains("read in two ways: it has a path that leads"), "{told}");
+        }
+        let told = Case::new(&[], &[(tar::EntryType::GNULongName, "x", "y")]).told(&[]);
+        assert!(told.contains("read in two ways: it has a header of another form"), "{told}");
     }
 
     #[test]
