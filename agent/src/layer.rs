@@ -10,8 +10,8 @@
 //! This is privileged, and what comes is not proven before its end. So it knows only layers as
 //! [`capture`](crate::checkpoint) writes them, depth first and each thing once: it makes every directory
 //! itself, holds it by descriptor and follows no link. Anything else is [`LayerError::Unknown`], and
-//! whoever asked leaves the layer to containerd. The directory counts for nothing until the returned
-//! digest was compared.
+//! whoever asked leaves the layer to containerd, or refuses what it wanted to know of its links. The
+//! directory counts for nothing until the returned digest was compared.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, Read};

@@ -409,11 +409,7 @@ impl Claim {
         });
         let looked = looked.await.map_err(io::Error::other).and_then(|looked| looked);
         let clashes = looked.map_err(ClaimError::Place)?;
-        if clashes.is_empty() {
-            return Ok(());
-        }
-        let reasons = clashes.into_iter().collect();
-        Err(Refusal { by: RefusedBy::Identity, reasons }.into())
+        Ok(Refusal::unless_none(RefusedBy::Identity, clashes)?)
     }
 
     /// Returns what the restored processes may be, with what there is of them.

@@ -21,6 +21,15 @@ impl Refusal {
     pub(super) fn one(by: RefusedBy, reason: impl Into<String>) -> Self {
         Self { by, reasons: vec![reason.into()] }
     }
+
+    /// Refuses for these reasons, unless there are none.
+    pub(super) fn unless_none(
+        by: RefusedBy,
+        reasons: impl IntoIterator<Item = String>,
+    ) -> Result<(), Self> {
+        let reasons: Vec<String> = reasons.into_iter().collect();
+        if reasons.is_empty() { Ok(()) } else { Err(Self { by, reasons }) }
+    }
 }
 
 /// Who decides whether a checkpoint may be trusted.

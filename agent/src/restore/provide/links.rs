@@ -64,10 +64,7 @@ pub(super) fn lead_nowhere(
     // No link is on the way to any of them, so an empty root file system has the same names. What is in
     // the binds counts.
     let clashes = Names::look_up(&layer.with_extension("none"), binds, others)?.clashes();
-    if clashes.is_empty() {
-        return Ok(Ok(()));
-    }
-    Ok(Err(Refusal { by: RefusedBy::Identity, reasons: clashes.into_iter().collect() }))
+    Ok(Refusal::unless_none(RefusedBy::Identity, clashes))
 }
 
 /// Returns where something is to be, when something of the node is.
