@@ -11,20 +11,23 @@ export KYBERNATE_CACHE ?= /var/cache/kybernate
 # The tests wait more than they compute: with one for each of two processors, both are idle half the time.
 TEST_THREADS ?= 3
 
-.PHONY: demo test build lint bench soak fuzz clean setup install install-files
+.PHONY: demo test build go lint bench soak fuzz clean setup install install-files
 
 demo: build
 	target/debug/kybernate-conformance demo
 
-# Everything is built as the tests build it, so that each dependency is compiled once. Kubernetes is
-# for the tests alone: the demo does not wait for it.
-test: lint
-	@sh conformance/kubernetes.sh
+# Everything is built as the tests build it, so that each dependency is compiled once. What is built
+# with Go is for the tests alone: the demo does not wait for it.
+test: go lint
 	$(CARGO) build --workspace --all-targets --locked
 	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked
 
 build: setup
 	$(CARGO) build --workspace --bins --locked
+
+go:
+	@sh conformance/checkpointctl.sh
+	@sh conformance/kubernetes.sh
 
 lint: setup
 	$(CARGO) fmt --all --check

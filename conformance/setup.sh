@@ -49,5 +49,3 @@ if ! "$cache/tools/bin/cargo-deny" --version 2>/dev/null | grep -qF " $cargo_den
     mkdir -p "$cache/tools"
     cargo install cargo-deny --version "$cargo_deny" --locked --quiet --root "$cache/tools"
 fi
-
-sh "$(dirname "$0")/checkpointctl.sh"
