@@ -20,6 +20,7 @@ use crate::app::{App, bounded};
 use crate::container::DEFAULT_NAMESPACE;
 use crate::door;
 use crate::metrics::Metrics;
+use crate::process::Known;
 
 /// What a rule allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -140,6 +141,12 @@ impl Rule {
             Place::Anywhere => true,
         }
     }
+}
+
+/// Returns the process that calls, when it is on this node and in no process namespace of its own.
+pub(crate) fn process(extensions: &Extensions) -> Option<Known> {
+    let local = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred)?;
+    Known::of(u32::try_from(local.pid()?).ok()?)
 }
 
 impl Asker {

@@ -248,7 +248,8 @@ impl Agent for Service {
         request: Request<api::ClaimRequest>,
     ) -> Result<Response<api::ClaimResponse>, Status> {
         self.asker(&request, "Claim").must_be_root()?;
-        Ok(Response::new(restore::claim(&self.app, request.into_inner()).await?))
+        let caller = crate::access::process(request.extensions());
+        Ok(Response::new(restore::claim(&self.app, request.into_inner(), caller).await?))
     }
 
     async fn settle(

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use crate::mounts::{self, Mount};
+use crate::process;
 
 /// The version of the hierarchy that container runtimes use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +39,17 @@ impl Version {
 }
 
 impl Freezer {
-    /// Finds the freezer of a process's cgroup.
+    /// Finds the freezer of a process's cgroup. One that has ended, or is about to, is not found: in
+    /// version 1 the kernel has it at the top, with everybody else (`proc_cgroup_show`).
     pub(crate) fn of(pid: u32) -> io::Result<Self> {
-        let membership = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-        Self::find(&membership)
+        for thread in process::threads(pid)? {
+            let membership = fs::read_to_string(format!("/proc/{pid}/task/{thread}/cgroup"));
+            // Asked behind it: then it was not there by that.
+            if !process::has_ended(thread) {
+                return Self::find(&membership?);
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
     }
 
     /// Finds the freezer of a cgroup by its path in the hierarchy.
@@ -50,8 +58,21 @@ impl Freezer {
     }
 
     fn find(membership: &str) -> io::Result<Self> {
-        find(membership, &mounts::own()?, Version::here())
-            .ok_or_else(|| io::Error::other("no mounted cgroup hierarchy can freeze the container"))
+        let mounts = mounts::own()?;
+        let found = find(membership, &mounts, Version::here());
+        let found = found.ok_or_else(|| {
+            io::Error::other("no mounted cgroup hierarchy can freeze the container")
+        })?;
+        if found.is_everybody(&mounts) {
+            let why = "it has ended, or has no cgroup of its own";
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
+        Ok(found)
+    }
+
+    /// Whether it is at the top, and would freeze us too.
+    fn is_everybody(&self, mounts: &[Mount]) -> bool {
+        mounts.iter().any(|mount| mount.point == self.directory)
     }
 
     /// Whether processes are held back, or about to be.
@@ -237,6 +258,7 @@ mod tests {
         let membership = "9:freezer:/default/web\n3:cpu,cpuacct:/default/web\n0::/\n";
         let found = find(membership, &read(V1), Version::V1).unwrap();
         assert_eq!(found.file(), Path::new("/sys/fs/cgroup/freezer/default/web/freezer.state"));
+        assert!(!found.is_everybody(&read(V1)));
     }
 
     #[test]
@@ -251,6 +273,12 @@ mod tests {
         assert_eq!(find("0::/node/../../x\n", &read(V2), Version::V2), None);
         // Its name only begins like that of the mounted one.
         assert_eq!(find("0::/node-2/web\n", &read(V2), Version::V2), None);
+        for (everybody, mounts, version) in
+            [("0::/node\n", V2, Version::V2), ("9:freezer:/\n", V1, Version::V1)]
+        {
+            let mounts = read(mounts);
+            assert!(find(everybody, &mounts, version).unwrap().is_everybody(&mounts));
+        }
     }
 
     #[test]

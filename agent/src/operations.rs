@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::metrics::Metrics;
 use futures::stream::{BoxStream, StreamExt as _};
 use kybernate_packager::agent_api as api;
 use kybernate_packager::progress::{Progress, Snapshot};
@@ -17,9 +16,9 @@ use kybernate_packager::spans::Span;
 use kybernate_packager::trace_parent::TraceParent;
 use kybernate_spec::Digest;
 use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 mod cancel;
 mod end;
@@ -30,7 +29,11 @@ pub(crate) use self::cancel::CancelCause;
 pub use self::cancel::{CancelError, Cancelled, Stopped};
 use self::journal::{Journal, Lines, surplus};
 pub use self::record::RefusedBy;
-pub(crate) use self::record::{Conclusion, Kind, Made, Record, Sizes, State, Suspension, TagState};
+pub(crate) use self::record::{
+    Conclusion, Kind, Made, Record, Sizes, SourceEnd, State, Suspension, TagState,
+};
+use crate::metrics::Metrics;
+use crate::runtime::Namespace;
 
 /// Changes a slow client may be behind before it is sent the present state instead.
 const CHANGES_BEHIND_MAX: usize = 256;
@@ -71,7 +74,7 @@ pub(crate) struct Driver {
     operations: Arc<Operations>,
     /// Counts its bytes and times its steps.
     pub(crate) progress: Progress,
-    /// What works on threads that nobody can stop at once.
+    /// What goes on when nobody waits for it any more: threads, and calls that make something.
     works: TaskTracker,
 }
 
@@ -370,12 +373,21 @@ impl Driver {
         self.operations.present(&self.id).unwrap_or_default()
     }
 
-    /// Says, as long as it is kept, that somebody fills what the operation makes.
-    pub(crate) fn works(&self) -> TaskTrackerToken {
-        self.works.token()
+    /// Does `work` on a thread where it may block. It goes on when nobody waits for it any more, but
+    /// what it makes is not taken away before its end ([`Self::rests`]).
+    pub(crate) fn spawn_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        self.works.spawn_blocking(work)
     }
 
-    /// Waits until nobody fills any more what is to be taken away.
+    /// Returns a namespace through which what is made is not taken away before it is there.
+    pub(crate) fn follow(&self, namespace: Namespace) -> Namespace {
+        namespace.followed_by(self.works.clone())
+    }
+
+    /// Waits until nobody makes any more what is to be taken away.
     pub(crate) async fn rests(&self) {
         self.works.close();
         self.works.wait().await;

@@ -19,6 +19,25 @@ pub(crate) const RUNC: &str = "runc";
 /// How long the runtime may take when CRIU has ended well. It closes a socket and writes a file.
 pub(crate) const CRIU_GRACE: Duration = Duration::from_secs(10);
 
+/// A process, told from a later one with the same id.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pid: u32,
+    started: u64,
+}
+
+impl Known {
+    /// Returns the process `pid`; `None` when it has ended.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        started(pid).map(|started| Self { pid, started })
+    }
+
+    /// Whether it has not ended yet, or nobody has asked how.
+    pub(crate) fn is_there(self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+}
+
 /// Returns this program, to be run once more. One that was replaced, as an upgrade does while it runs,
 /// has no name any more.
 pub(crate) fn own_program() -> PathBuf {
@@ -149,6 +168,23 @@ pub(crate) fn sleeps(pid: u32) -> bool {
     is("State:", "S") && field(&status, "TracerPid:") == Some("0")
 }
 
+/// Returns the threads of a process, its first one too.
+pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        threads.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(threads)
+}
+
+/// Whether a thread has ended, whether or not anybody has asked how.
+pub(crate) fn has_ended(thread: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{thread}/status"));
+    status.map_or(true, |status| {
+        field(&status, "State:").is_none_or(|state| state.starts_with(['Z', 'X']))
+    })
+}
+
 /// Whether a process is to die of SIGKILL as soon as it runs: one that is frozen does not before.
 pub(crate) fn is_killed(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -240,15 +276,18 @@ mod tests {
         while !sleeps(child.id()) {
             std::thread::yield_now();
         }
+        assert!(!has_ended(child.id()));
         child.kill().unwrap();
         while fs::read_to_string(format!("/proc/{}/status", child.id()))
             .is_ok_and(|status| !status.contains("Z (zombie)"))
         {
             std::thread::yield_now();
         }
-        assert!(!sleeps(child.id()));
+        assert!(!sleeps(child.id()) && has_ended(child.id()));
+        let found = crate::cgroup::Freezer::of(child.id()).unwrap_err();
+        assert_eq!(found.kind(), io::ErrorKind::NotFound);
         child.wait().unwrap();
-        assert!(!sleeps(child.id()));
+        assert!(!sleeps(child.id()) && has_ended(child.id()));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use containerd_client::services::v1::{
 };
 use hyper_util::rt::TokioIo;
 use kybernate_packager::unix_socket;
+use tokio::task::JoinError;
+use tokio_util::task::TaskTracker;
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -54,6 +56,8 @@ pub struct Namespace {
     containerd: Containerd,
     name: Arc<str>,
     lease: Option<Arc<str>>,
+    /// Knows of each call that makes something, until it is answered.
+    making: Option<TaskTracker>,
 }
 
 /// Why containerd did not do something.
@@ -108,7 +112,7 @@ impl Containerd {
 
     /// Returns one of its namespaces.
     pub fn namespace(&self, name: &str) -> Namespace {
-        Namespace { containerd: self.clone(), name: name.into(), lease: None }
+        Namespace { containerd: self.clone(), name: name.into(), lease: None, making: None }
     }
 
     /// Returns containerd's version.
@@ -174,6 +178,12 @@ impl Namespace {
         &self.name
     }
 
+    /// Has `making` know of each call that makes something until it is answered. Such a call goes on
+    /// when whoever asked waits no more: what has just been asked for cannot be taken away yet.
+    pub(crate) fn followed_by(self, making: TaskTracker) -> Self {
+        Self { making: Some(making), ..self }
+    }
+
     /// Returns containerd's state directory, in which its socket is.
     pub(crate) fn state(&self) -> &Path {
         let socket = &*self.containerd.address;
@@ -200,7 +210,8 @@ impl Namespace {
     pub(crate) async fn create_container(&self, container: Container) -> Result<(), RuntimeError> {
         let id = container.id.clone();
         let request = self.quick(CreateContainerRequest { container: Some(container) });
-        let answer = self.container_client().create(request).await;
+        let mut containers = self.container_client();
+        let answer = self.make(async move { containers.create(request).await }).await;
         answer.map_err(|status| self.error("create container", &id, status)).map(drop)
     }
 
@@ -217,6 +228,16 @@ impl Namespace {
 
     fn channel(&self) -> Channel {
         self.containerd.channel.clone()
+    }
+
+    /// Waits for the answer to a call that makes something ([`Self::followed_by`]).
+    async fn make<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T, tonic::Status>> + Send + 'static,
+    ) -> Result<T, tonic::Status> {
+        let Some(making) = &self.making else { return call.await };
+        let ended = |error: JoinError| tonic::Status::cancelled(error.to_string());
+        making.spawn(call).await.unwrap_or_else(|error| Err(ended(error)))
     }
 
     /// A request with the headers containerd wants.

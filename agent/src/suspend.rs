@@ -363,22 +363,34 @@ async fn let_run(app: &App, known: &Suspended, effort: Effort<'_>) -> Result<(),
     Ok(())
 }
 
+/// How a suspended container is after a dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// As it was before.
+    Suspended,
+    /// Somebody resumed it meanwhile.
+    Runs,
+    Ended,
+    /// It was not found out in time.
+    Unknown,
+}
+
 /// Makes sure that a suspended container is as it was before a dump: nobody works on it, nothing of
-/// it runs. A dump under way may go on until `patience` ends. False when that is not known.
+/// it runs. A dump under way may go on until `patience` ends.
 pub(crate) async fn settle(
     namespace: &Namespace,
     container: &str,
     pid: u32,
     directory: &Path,
     patience: Instant,
-) -> io::Result<bool> {
+) -> io::Result<Settled> {
     let limit = patience.saturating_duration_since(Instant::now()) + SETTLE_LIMIT;
     let mut looks = Patience::new(limit, LOOK_EVERY);
     while looks.once_more().await {
         let place = directory.to_owned();
         let criu = tokio::task::spawn_blocking(move || process::dumper(pid, &place)).await;
         let freezer = match Freezer::of(pid) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Settled::Ended),
             found => found?,
         };
         if let Some(criu) = criu.unwrap_or_default() {
@@ -396,16 +408,15 @@ pub(crate) async fn settle(
                 }
                 connections::free(pid, &freezer, directory).await?;
                 links::clear(&freezer).await;
-                return Ok(true);
+                return Ok(Settled::Suspended);
             }
-            // It has ended, or somebody resumed it meanwhile.
-            Ok(None) => return Ok(true),
-            Ok(Some(task)) if task.status == TaskStatus::Stopped => return Ok(true),
+            Ok(None) => return Ok(Settled::Ended),
+            Ok(Some(task)) if task.status == TaskStatus::Stopped => return Ok(Settled::Ended),
             Ok(Some(task)) if task.status == TaskStatus::Running => {
                 // Somebody resumed it; its connections may be held.
                 connections::free(pid, &freezer, directory).await?;
                 links::clear(&freezer).await;
-                return Ok(true);
+                return Ok(Settled::Runs);
             }
             Ok(Some(_)) => {}
             Err(error) => {
@@ -414,7 +425,7 @@ pub(crate) async fn settle(
             }
         }
     }
-    Ok(false)
+    Ok(Settled::Unknown)
 }
 
 async fn find(app: &App, namespace: &Namespace, wanted: &Wanted) -> Result<Found, SuspendError> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::cgroup::{self, Freezer};
 use crate::criu_config;
 use crate::gpu::{GpuError, Gpus, Held};
 use crate::hooks::{Hook, Hooks};
-use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, State};
+use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, SourceEnd, State};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
 use crate::process;
@@ -24,11 +24,18 @@ use crate::restore::{self, OPERATION_LABEL};
 use crate::revive::{Paused, Revived};
 use crate::runtime::{Collect, Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
-use crate::suspend;
+use crate::suspend::{self, Settled};
 use crate::waiting;
 
 /// How long a killed task may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a pause that was asked for just now may be on its way, before its source is brought back all
+/// the same: that must not wait for a containerd that hangs.
+const PAUSE_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long containerd may take to hear that a process has ended.
+const HEARD_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often CRIU is killed, and whom it makes meanwhile.
 const KILLS_MAX: u32 = 8;
@@ -70,6 +77,10 @@ async fn undo_all(
     undoing: Undoing<'_>,
     cancel: &CancellationToken,
 ) -> bool {
+    tokio::select! {
+        () = rest(driver) => {}
+        () = cancel.cancelled() => return false,
+    }
     let mut pauses = Pauses::default();
     while !try_undo(app, driver, undoing).await {
         if pauses.is_first() {
@@ -85,6 +96,15 @@ async fn undo_all(
         }
     }
     true
+}
+
+/// Waits until what was asked for just now is there, or never will be: it could not be taken away before.
+async fn rest(driver: &Driver) {
+    if driver.made().iter().any(|made| matches!(made, Made::Paused { .. })) {
+        tokio::time::timeout(PAUSE_LIMIT, driver.rests()).await.unwrap_or_default();
+    } else {
+        driver.rests().await;
+    }
 }
 
 /// Tries to undo everything once. What does not work is logged and, but for what it depends on,
@@ -111,7 +131,7 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
                 }
                 made => {
                     if let Made::Task { .. } = made {
-                        end_criu(driver).await?;
+                        end_restore(driver).await?;
                     }
                     undo_one(namespace, container, driver.id(), made).await
                 }
@@ -121,6 +141,7 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
             // What a success leaves is not worth a word.
             Ok(Undone::Gone) if undoing.conclusion.state == State::Done => {}
             Ok(Undone::Gone) => driver.undone(made.undone()),
+            Ok(Undone::Ended(end)) => driver.undone(end.to_string()),
             Ok(Undone::NeverWas) => {}
             Ok(Undone::NotYet) => left.push(made),
             Err(error) => {
@@ -216,6 +237,8 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 /// What became of one thing.
 enum Undone {
     Gone,
+    /// The source does not come back.
+    Ended(SourceEnd),
     /// What has its name is somebody else's.
     NeverWas,
     /// It is not known to be gone.
@@ -253,7 +276,7 @@ pub(crate) async fn gpu_is_lost(driver: &Driver, error: &GpuError) -> Result<(),
 pub(crate) async fn bring_back_source(namespace: &Namespace, record: &Record) -> bool {
     for made in record.made.iter().filter(|made| matches!(made, Made::Paused { .. })) {
         match undo_one(namespace, &record.container, &record.id, made).await {
-            Ok(Undone::Gone | Undone::NeverWas) => {}
+            Ok(Undone::Gone | Undone::Ended(_) | Undone::NeverWas) => {}
             Ok(Undone::NotYet) => return false,
             Err(error) => {
                 tracing::error!(container = record.container, error = %chain(&*error), "still paused");
@@ -281,15 +304,24 @@ async fn undo_one(
             let (pid, born) = (*pid, *born);
             let same = move || born == 0 || process::started(pid) == Some(born);
             if !tokio::task::spawn_blocking(same).await? {
-                // It has ended, and its id may be somebody else's.
-                return Ok(Undone::Gone);
+                // Its id may be somebody else's.
+                return Ok(Undone::Ended(end_of(namespace, container, pid).await));
             }
-            return Ok(Undone::when(revive(namespace, container, pid, directory).await?));
+            return revive(namespace, container, pid, directory).await;
         }
         Made::Dumped { pid, directory } => {
             let patience = Instant::now() + DUMP_PATIENCE;
             let settled = suspend::settle(namespace, container, *pid, directory, patience).await?;
-            return Ok(Undone::when(settled));
+            return Ok(match settled {
+                Settled::Suspended => Undone::Gone,
+                // Whoever resumed it has said so.
+                Settled::Runs => Undone::NeverWas,
+                Settled::Ended => {
+                    end_criu(directory.clone()).await?;
+                    Undone::Ended(end_of(namespace, container, *pid).await)
+                }
+                Settled::Unknown => Undone::NotYet,
+            });
         }
         Made::Told(file) => {
             let file = file.clone();
@@ -348,19 +380,25 @@ async fn revive(
     container: &str,
     pid: u32,
     directory: &Path,
-) -> Result<bool, AnyError> {
+) -> Result<Undone, AnyError> {
     // After a restart of the machine the process id is somebody else's. While a dump goes on,
     // containerd knows no process id at all.
     let is_other =
         |task: TaskState| task.status == TaskStatus::Stopped || (task.pid != 0 && task.pid != pid);
     match namespace.task(container).await {
-        Ok(task) if task.is_none_or(is_other) => return Ok(true),
+        Ok(task) if task.is_none_or(is_other) => {
+            return Ok(Undone::Ended(SourceEnd::of(task, pid)));
+        }
         Ok(_) => {}
         // Not known to be another one's: what the dump lies in must stay until CRIU has ended.
         Err(error) => tracing::warn!(error = %chain(&error), container, "reviving unasked"),
     }
     let freezer = match tokio::task::spawn_blocking(move || Freezer::of(pid)).await? {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // Nothing is left to be dumped.
+            end_criu(directory.to_owned()).await?;
+            return Ok(Undone::Ended(end_of(namespace, container, pid).await));
+        }
         found => found?,
     };
     let paused = Paused {
@@ -371,24 +409,55 @@ async fn revive(
         directory: directory.to_owned(),
         cut_short: true,
     };
-    Ok(paused.revive(Instant::now() + DUMP_PATIENCE).await? != Revived::Thawed)
+    Ok(match paused.revive(Instant::now() + DUMP_PATIENCE).await? {
+        Revived::Running => Undone::Gone,
+        Revived::Thawed => Undone::NotYet,
+        Revived::Gone => Undone::Ended(end_of(namespace, container, pid).await),
+    })
 }
 
-/// Ends every CRIU that works in a directory of a restore: one whose CRIU was killed as it began may
-/// stand still for ever, in no cgroup of the container's, and holds the runtime's socket.
-async fn end_criu(driver: &Driver) -> Result<(), AnyError> {
-    let made = driver.made();
+/// Returns what containerd knows of the end of a source.
+async fn end_of(namespace: &Namespace, container: &str, pid: u32) -> SourceEnd {
+    let task = namespace.task(container).await.ok().flatten();
+    let is_its = |task: TaskState| task.pid == 0 || task.pid == pid;
+    if task.is_some_and(|task| task.status != TaskStatus::Stopped && is_its(task)) {
+        // It is about to hear of it.
+        return SourceEnd { status: namespace.wait(container, HEARD_LIMIT).await.ok() };
+    }
+    SourceEnd::of(task, pid)
+}
+
+impl SourceEnd {
+    /// Returns what a task tells of the end of the process `pid`.
+    fn of(task: Option<TaskState>, pid: u32) -> Self {
+        let its = |task: &TaskState| {
+            task.status == TaskStatus::Stopped && (task.pid == 0 || task.pid == pid)
+        };
+        Self { status: task.filter(its).map(|task| task.exit_status) }
+    }
+}
+
+/// Ends every CRIU of a restore: one whose CRIU was killed as it began may stand still for ever, in no
+/// cgroup of the container's, and holds the runtime's socket.
+async fn end_restore(driver: &Driver) -> Result<(), AnyError> {
+    for made in driver.made() {
+        if let Made::Directory(directory) = made {
+            end_criu(directory).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends every CRIU that works in a directory.
+async fn end_criu(directory: PathBuf) -> Result<(), AnyError> {
     let ended = tokio::task::spawn_blocking(move || {
-        for made in &made {
-            let Made::Directory(directory) = made else { continue };
-            // One of them may make another meanwhile. What does not end at all is looked for again.
-            for _ in 0..KILLS_MAX {
-                let mut found = process::writers(directory).peekable();
-                if found.peek().is_none() {
-                    break;
-                }
-                found.try_for_each(process::kill)?;
+        // One of them may make another meanwhile. What does not end at all is looked for again.
+        for _ in 0..KILLS_MAX {
+            let mut found = process::writers(&directory).peekable();
+            if found.peek().is_none() {
+                break;
             }
+            found.try_for_each(process::kill)?;
         }
         Ok::<_, io::Error>(())
     });

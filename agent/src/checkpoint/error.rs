@@ -1,6 +1,7 @@
 //! Why a checkpoint was not taken.
 
 use std::io;
+use std::time::Duration;
 
 use kybernate_packager::pack::PackError;
 use kybernate_packager::sign::SignError;
@@ -75,6 +76,12 @@ pub(crate) enum CheckpointError {
          try again, and `kyb preflight` says why if it stays so"
     )]
     Linked(String),
+    /// Of a source that was to be stopped. Its dump came to its end, so nothing is left in it.
+    #[error(
+        "the checkpoint was not stored within the {} that the pause may take, so the source is not \
+         stopped: take a longer --pause-deadline", humantime::format_duration(*.0)
+    )]
+    NotStored(Duration),
     #[error("the capture stopped before its end")]
     CaptureInterrupted,
     #[error(transparent)]
@@ -108,6 +115,14 @@ pub(crate) enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Says it as it is when the pause went on behind the dump, and had this `deadline`.
+    pub(super) fn behind_the_dump(self, deadline: Duration) -> Self {
+        match self {
+            Self::Guardian(GuardianError::Expired) => Self::NotStored(deadline),
+            other => other,
+        }
+    }
+
     /// Returns the rule that refused, when it was one.
     pub(super) fn refused_by(&self) -> Option<RefusedBy> {
         match self {

@@ -62,6 +62,7 @@ pub(crate) async fn run(
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
     let directory = source.stage.join(driver.id());
+    source.namespace = driver.follow(source.namespace);
     source.gpu.storage = source.gpu_aside.then(|| directory.join(IMAGES));
     let mut taking = Taking {
         app,
@@ -200,7 +201,7 @@ impl Taking<'_> {
         self.base = base::open(self.order, self.source, self.app).await?;
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();
-        let made = tokio::task::spawn_blocking(move || {
+        let made = self.driver.spawn_blocking(move || {
             stage::make(&directory.join(IMAGES))?;
             stage::make(&directory.join("work"))
         });
@@ -221,7 +222,7 @@ impl Taking<'_> {
         let expired = self.expired();
         tokio::select! {
             stopped = self.publish_and_stop(store, captured) => stopped,
-            error = expired => Err(error),
+            error = expired => Err(error.behind_the_dump(self.order.deadline)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What is known about one operation: told to clients, and kept on disk for a restarted agent.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use kybernate_packager::agent_api as api;
@@ -252,6 +253,24 @@ impl State {
     }
 }
 
+/// How a source has ended that was to run on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SourceEnd {
+    /// Its exit status, if anybody knows.
+    pub(crate) status: Option<u32>,
+}
+
+impl SourceEnd {
+    const WORDS: &str = "the source has ended";
+}
+
+impl fmt::Display for SourceEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::WORDS)?;
+        self.status.map_or(Ok(()), |status| write!(f, ", with exit status {status}"))
+    }
+}
+
 impl Made {
     /// Says that it was taken away.
     pub(crate) fn undone(&self) -> String {
@@ -392,7 +411,12 @@ impl Record {
 
     /// Writes down how it ended.
     pub(crate) fn conclude(&mut self, conclusion: Conclusion) {
-        let Conclusion { state, error, refused_by, restored_pid, sizes, tag } = conclusion;
+        let Conclusion { state, mut error, refused_by, restored_pid, sizes, tag } = conclusion;
+        // Of one that was cancelled all that was undone is told.
+        let end = self.undone.iter().find(|undone| undone.starts_with(SourceEnd::WORDS));
+        if let Some(end) = end.filter(|_| state == State::Failed) {
+            error = format!("{error}; {end}");
+        }
         let Sizes { transferred_bytes, .. } = self.sizes;
         self.sizes = Sizes { transferred_bytes, ..sizes };
         (self.state, self.error, self.refused_by) = (state, error, refused_by);

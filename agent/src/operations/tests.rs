@@ -270,6 +270,26 @@ async fn a_cancelled_operation_ends_so_also_over_a_restart() {
 }
 
 #[tokio::test]
+async fn what_failed_says_that_its_source_has_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let operations = Operations::open(directory.path()).unwrap();
+    for (state, status, told) in [
+        (State::Failed, Some(137), "it broke; the source has ended, with exit status 137"),
+        (State::Failed, None, "it broke; the source has ended"),
+        // All that was undone is told of these.
+        (State::Cancelled, None, "it broke"),
+        (State::Done, None, "it broke"),
+    ] {
+        let driver = operations.begin(Subject::example()).await.unwrap();
+        driver.undone(SourceEnd { status }.to_string());
+        let failed = Conclusion::failed("it broke".to_owned(), None);
+        driver.close(Some(Conclusion { state, ..failed })).await;
+        assert_eq!(driver.to_api().error, told);
+        assert!(driver.to_api().undone[0].starts_with("the source has ended"));
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_cancelled_says_why() {
     let directory = tempfile::tempdir().unwrap();
     let operations = Operations::open(directory.path()).unwrap();

@@ -92,7 +92,6 @@ pub(crate) async fn see_through<E: From<Stopped> + Refusing + Send + Sync + 'sta
             driver.ends(Conclusion::failed(told, error.refused_by()))
         }
     };
-    driver.rests().await;
     let api::Operation { containerd_namespace: namespace, container, .. } = driver.to_api();
     let undoing = Undoing { namespace: &namespace, container: &container, conclusion: &conclusion };
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
@@ -139,16 +138,17 @@ pub(crate) async fn make(
     within: &'static [&'static str],
 ) -> Result<PathBuf, BringError> {
     driver.will_make(Made::Directory(directory.clone())).await?;
-    make_noted(directory.clone(), within).await?;
+    make_noted(driver, directory.clone(), within).await?;
     Ok(directory)
 }
 
 /// Makes a directory that is noted already, with these `within`.
 pub(super) async fn make_noted(
+    driver: &Driver,
     directory: PathBuf,
     within: &'static [&'static str],
 ) -> Result<(), BringError> {
-    let made = tokio::task::spawn_blocking(move || {
+    let made = driver.spawn_blocking(move || {
         within.iter().try_for_each(|name| stage::make(&directory.join(name)))
     });
     made.await.map_err(io::Error::other).and_then(|made| made).map_err(BringError::Place)

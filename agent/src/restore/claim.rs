@@ -39,6 +39,7 @@ use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, Expected, GateError, Summary};
 use crate::operations::{Driver, Kind, Made, OperationsError, RefusedBy, Sizes, Stopped, Subject};
+use crate::process::Known;
 use crate::runtime::RuntimeError;
 use crate::staging::Use;
 use crate::{cgroup, criu_config};
@@ -131,6 +132,8 @@ struct Claim {
     live: Live,
     /// Its root file system, in which nothing is mounted yet.
     root: PathBuf,
+    /// The kybernate-runc that asks, where that is known.
+    caller: Option<Known>,
 }
 
 /// What it gets, and what is kept for it meanwhile.
@@ -147,8 +150,9 @@ struct Prepared {
 pub(crate) async fn claim(
     app: &Arc<App>,
     request: api::ClaimRequest,
+    caller: Option<Known>,
 ) -> Result<api::ClaimResponse, ClaimError> {
-    let claim = Claim::parse(request)?;
+    let claim = Claim { caller, ..Claim::parse(request)? };
     app.ready().await?;
     app.claims.supersede(&claim.key()).await;
     let busy = app.reserve(&claim.namespace, &claim.container)?;
@@ -242,7 +246,7 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let targets = fill::targets(&checkpoint, &claim.live).await?;
     let (note, filled) = (pod.note().to_owned(), fill::directories(&targets));
     driver.will_make(Made::Claimed { note, filled }).await?;
-    let tars = Tars { store: &store, staged: Some(&staged) };
+    let tars = Tars { store: &store, staged: Some(&staged), driver };
     let filled = fill::fill(tars, targets, &wanted).await?;
     if let Err(error) = claim.stands().await {
         fill::empty_again(filled).await;
@@ -368,6 +372,7 @@ impl Claim {
             digest,
             live,
             root,
+            caller: None,
         })
     }
 

@@ -190,13 +190,8 @@ impl Layers<'_> {
         let come = self.count(come).map_err(io::Error::other);
         let come = come.take_until(wanted.clone().cancelled_owned()).boxed();
         let (come, bytes) = (SyncIoBridge::new(StreamReader::new(come)), descriptor.size);
-        let working = self.driver.works();
-        let applied = move || {
-            let applied = layer::apply(come, bytes, &upper, &wanted);
-            drop(working);
-            applied
-        };
-        let applied = tokio::task::spawn_blocking(applied).await.map_err(io::Error::other);
+        let applied = move || layer::apply(come, bytes, &upper, &wanted);
+        let applied = self.driver.spawn_blocking(applied).await.map_err(io::Error::other);
         let why = match applied.map_err(LayerError::Read).and_then(|applied| applied) {
             Ok(found) if found == **diff_id => return Ok(true),
             Ok(found) => format!("it is {found} without compression"),

@@ -98,18 +98,23 @@ pub(super) async fn on_demand(
     if pages.files().is_empty() {
         return Ok((summary, None));
     }
-    let memory = mount(Arc::clone(&pages), operation, &images).await;
+    let memory = mount(driver, Arc::clone(&pages), operation, &images).await;
     if memory.is_none() {
         pages.write(checkpoint, &images).await?;
     }
     Ok((summary, memory))
 }
 
-async fn mount(pages: Arc<OnDemand>, operation: &Path, images: &Path) -> Option<Memory> {
+async fn mount(
+    driver: &Driver,
+    pages: Arc<OnDemand>,
+    operation: &Path,
+    images: &Path,
+) -> Option<Memory> {
     let (operation, images) = (operation.to_owned(), images.to_owned());
     let runtime = Handle::current();
     let mounted = move || Memory::mount(pages, &operation, &images, runtime);
-    let mounted = tokio::task::spawn_blocking(mounted).await;
+    let mounted = driver.spawn_blocking(mounted).await;
     match mounted.map_err(io::Error::other).and_then(|mounted| mounted) {
         Ok(memory) => Some(memory),
         Err(error) => {

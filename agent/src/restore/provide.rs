@@ -155,7 +155,7 @@ impl Providing<'_> {
         let image = self.image(digest);
         let name = image.name.clone();
         driver.note(|record| record.image = name);
-        let plain = app.containerd.namespace(&order.admission.namespace);
+        let plain = driver.follow(app.containerd.namespace(&order.admission.namespace));
         let done = Conclusion::done(Sizes::of(&checkpoint.config.sizes));
         match look(&plain, &image).await? {
             Found::Same => return Ok(done),

@@ -213,20 +213,14 @@ impl Restoring<'_> {
         let (app, driver, staged) = (self.app, self.driver, self.staged.as_ref());
         let Accepted { admitted, expected, .. } = accepted;
         let (judged, image_there) = (CancellationToken::new(), CancellationToken::new());
-        let prepared = CancellationToken::new();
         let image = async {
             let _told = image_there.clone().drop_guard();
             let runnable = admitted.checkpoint.runnable.as_ref().ok_or(RestoreError::NoName)?;
             let store = &admitted.store;
             // They are small. What is wrong with them counts less than a refusal.
             // What is made before the verdict is small too, and syncs the disk.
-            let beginning = async {
-                let begun = self.begin(directory).await;
-                prepared.cancel();
-                begun
-            };
             let documents = image::Documents::read(store, &runnable.digest);
-            let (documents, begun) = tokio::join!(documents, beginning);
+            let (documents, begun) = tokio::join!(documents, self.begin(directory));
             judged.cancelled().await;
             let (documents, leased) = (documents?, begun?);
             let kept = Kept::of(store, &self.order.namespace);
@@ -243,12 +237,7 @@ impl Restoring<'_> {
         };
         let dump = async {
             let dump =
-                dump_for_criu(app, admitted, staged, directory, driver, expected, &judged).await;
-            if dump.is_err() {
-                // What is being made must be there when it is taken away.
-                prepared.cancelled().await;
-            }
-            let dump = dump?;
+                dump_for_criu(app, admitted, staged, directory, driver, expected, &judged).await?;
             tokio::time::timeout(IMAGE_FIRST, image_there.cancelled()).await.unwrap_or_default();
             if let (_, _, Some(memory)) = &dump {
                 memory.begin(directory);
@@ -270,12 +259,12 @@ impl Restoring<'_> {
         }
         driver.will_make_all(made).await?;
         let within: &[&str] = if is_new { WITHIN } else { &[] };
-        let plain = app.containerd.namespace(&self.order.namespace);
+        let plain = driver.follow(app.containerd.namespace(&self.order.namespace));
         let lease = lease_of(driver);
         let lease = async { Ok(plain.lease(&lease).await?) };
-        // Each is waited for: what is still being made cannot be taken away.
-        let (made, leased) = tokio::join!(make_noted(directory.to_owned(), within), lease);
-        made.and(leased)
+        let made = make_noted(driver, directory.to_owned(), within);
+        let ((), leased) = tokio::try_join!(made, lease)?;
+        Ok(leased)
     }
 
     async fn launch(
@@ -305,7 +294,7 @@ impl Restoring<'_> {
         };
         if let Some(mode) = summary.root_mode {
             let rootfs = rootfs.clone();
-            let permitted = tokio::task::spawn_blocking(move || root::permit(&rootfs, mode)).await;
+            let permitted = driver.spawn_blocking(move || root::permit(&rootfs, mode)).await;
             let permitted = permitted.map_err(io::Error::other).and_then(|done| done);
             permitted.map_err(BringError::Place)?;
         }
@@ -376,7 +365,7 @@ impl Restoring<'_> {
         let file = directory.join("criu.conf");
         let (path, cgroup) = (file.clone(), self.cgroup(container));
         let yard = self.app.config.cgroup_yard();
-        let written = tokio::task::spawn_blocking(move || {
+        let written = self.driver.spawn_blocking(move || {
             // An earlier container of this name may have left its files.
             stage::remove(&directory)?;
             criu_config::write_restored(&path, &summary, Some(&cgroup), &yard)
@@ -399,9 +388,9 @@ impl Restoring<'_> {
         let directories = volume::Directories::of(app, namespace, container);
         let disk = directories.disk.clone();
         // An earlier container of this name may have left its files.
-        let removed = tokio::task::spawn_blocking(move || stage::remove(&disk)).await;
+        let removed = self.driver.spawn_blocking(move || stage::remove(&disk)).await;
         removed.map_err(io::Error::other).and_then(|removed| removed).map_err(BringError::Place)?;
-        let tars = volume::Tars { store, staged: self.staged.as_ref() };
+        let tars = volume::Tars { store, staged: self.staged.as_ref(), driver: self.driver };
         Ok(volume::unpack(tars, checkpoint, &directories).await?)
     }
 }

@@ -85,6 +85,8 @@ pub(super) struct Tars<'a> {
     pub(super) store: &'a Store,
     /// The checkpoint, when it is staged.
     pub(super) staged: Option<&'a Use>,
+    /// Whose they are unpacked for.
+    pub(super) driver: &'a Driver,
 }
 
 impl Tars<'_> {
@@ -121,9 +123,8 @@ pub(crate) async fn fetch(
         let wanted = CancellationToken::new();
         let _ends = wanted.clone().drop_guard();
         let mut bytes = read(stream, &wanted);
-        let (directory, working) = (directory.to_owned(), driver.works());
-        let written = tokio::task::spawn_blocking(move || {
-            let _working = working;
+        let directory = directory.to_owned();
+        let written = driver.spawn_blocking(move || {
             stage::make(&directory)?;
             let mut file = fs::File::create(directory.join(name(number)))?;
             io::copy(&mut bytes, &mut file).map(drop)
@@ -232,7 +233,7 @@ pub(super) async fn unpack_one(
     let staged = tars.file(number);
     let bytes = read(volume.read(tars.store), wanted);
     let (target, wanted) = (target.to_owned(), wanted.clone());
-    let unpacked = tokio::task::spawn_blocking(move || match staged.map(fs::File::open) {
+    let unpacked = tars.driver.spawn_blocking(move || match staged.map(fs::File::open) {
         None => extract(bytes, &target),
         // An earlier agent has staged the dump alone.
         Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => extract(bytes, &target),

@@ -59,7 +59,8 @@ impl Namespace {
             }),
             ..CreateImageRequest::default()
         });
-        match self.images().create(request).await {
+        let mut images = self.images();
+        match self.make(async move { images.create(request).await }).await {
             Ok(_) => Ok(true),
             Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(false),
             Err(status) => Err(self.error("create image", &image.name, status)),
@@ -80,7 +81,8 @@ impl Namespace {
         let expires = expires.unwrap_or(jiff::Timestamp::MAX).to_string();
         let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expires)]);
         let request = self.quick(api::CreateRequest { id: id.to_owned(), labels });
-        let answer = LeasesClient::new(self.channel()).create(request).await;
+        let mut leases = LeasesClient::new(self.channel());
+        let answer = self.make(async move { leases.create(request).await }).await;
         answer.map_err(|s| self.error("take lease", id, s))?;
         Ok(Self { lease: Some(id.into()), ..self.clone() })
     }

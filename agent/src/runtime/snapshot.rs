@@ -96,10 +96,16 @@ impl Namespace {
             parent: parent.map(ToString::to_string).unwrap_or_default(),
             labels: HashMap::new(),
         };
-        let mut answer = self.snapshots().prepare(self.quick(message.clone())).await;
-        if answer.as_ref().is_err_and(is_in_the_way) {
-            answer = self.snapshots().prepare(self.quick(message)).await;
-        }
+        let (mut snapshots, requests) =
+            (self.snapshots(), [self.quick(message.clone()), self.quick(message)]);
+        let prepared = async move {
+            let [first, again] = requests;
+            match snapshots.prepare(first).await {
+                Err(status) if is_in_the_way(&status) => snapshots.prepare(again).await,
+                answer => answer,
+            }
+        };
+        let answer = self.make(prepared).await;
         let answer = answer.map_err(|s| self.error("prepare snapshot", key, s))?;
         Ok(answer.into_inner().mounts.into_iter().map(Mount::from).collect())
     }
@@ -117,7 +123,8 @@ impl Namespace {
             key: key.to_owned(),
             labels: HashMap::new(),
         };
-        let answer = self.snapshots().commit(self.quick(message)).await;
+        let (mut snapshots, request) = (self.snapshots(), self.quick(message));
+        let answer = self.make(async move { snapshots.commit(request).await }).await;
         answer.map_err(|s| self.error("commit snapshot", key, s)).map(drop)
     }
 

@@ -28,6 +28,10 @@ const NOWHERE: &str = "/dev/null";
 const FREEZE_LIMIT: Duration = Duration::from_secs(15);
 const FREEZE_AGAIN: Duration = Duration::from_millis(100);
 
+/// How long containerd may take to make a task of which nothing runs yet: as long as a kubelet waits for
+/// its runtime. A start of a shim takes milliseconds.
+const CREATE_LIMIT: Duration = Duration::from_mins(2);
+
 /// What a task is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TaskStatus {
@@ -108,7 +112,8 @@ impl Namespace {
         let mut patience = Patience::new(FREEZE_LIMIT, FREEZE_AGAIN);
         loop {
             let request = self.quick(PauseTaskRequest { container_id: id.to_owned() });
-            match self.tasks().pause(request).await {
+            let mut tasks = self.tasks();
+            match self.make(async move { tasks.pause(request).await }).await {
                 Ok(_) => return Ok(()),
                 Err(status) if gave_up(&status) && patience.once_more().await => {
                     tracing::warn!(container = id, "was not frozen in time: once more");
@@ -165,7 +170,7 @@ impl Namespace {
             criu_image_path: images.display().to_string(),
             criu_work_path: work.display().to_string(),
         };
-        let request = self.request(CreateTaskRequest {
+        let mut request = self.request(CreateTaskRequest {
             container_id: id.to_owned(),
             rootfs: rootfs.into_iter().map(Into::into).collect(),
             stdin: NOWHERE.to_owned(),
@@ -174,8 +179,10 @@ impl Namespace {
             options: Some(options.to_any()),
             ..CreateTaskRequest::default()
         });
-        self.tasks().create(request).await.map_err(|s| self.error("create task", id, s))?;
-        Ok(())
+        request.set_timeout(CREATE_LIMIT);
+        let mut tasks = self.tasks();
+        let created = self.make(async move { tasks.create(request).await }).await;
+        created.map_err(|s| self.error("create task", id, s)).map(drop)
     }
 
     /// Starts a task and returns the id of its first process. Restoring happens here, so there is

@@ -82,3 +82,50 @@ async fn what_only_has_the_same_name_is_not_taken_away() {
     assert_eq!(taken_away("another", made()).await, [""; 0]);
     assert_eq!(taken_away("", made()).await, ["Containers/Delete", "Images/Delete"]);
 }
+
+/// Gives up an operation, as whoever drives it does, while containerd still makes something for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn what_is_still_being_made_is_taken_away_when_it_is_there() {
+    let (asked, is_asked) = std::sync::mpsc::channel();
+    let (come_to_undo, undone) = std::sync::mpsc::channel();
+    let order = Arc::<std::sync::Mutex<Vec<&str>>>::default();
+    let (noted, undone) = (Arc::clone(&order), std::sync::Mutex::new(undone));
+    let fake = Fake::start(move |method, _| {
+        match method {
+            "Leases/Create" => {
+                asked.send(()).unwrap();
+                // Nobody is to come meanwhile.
+                let came = undone.lock().unwrap().recv_timeout(Duration::from_millis(500));
+                noted.lock().unwrap().push(if came.is_ok() { "too early" } else { "made" });
+            }
+            "Leases/Delete" => {
+                noted.lock().unwrap().push("undone");
+                come_to_undo.send(()).unwrap_or_default();
+            }
+            other => panic!("{other}"),
+        }
+        Ok(Vec::new())
+    });
+    let app = fake.app();
+    let driver = app.operations.begin(Subject::example()).await.unwrap();
+    driver.will_make(Made::Lease("lease".to_owned())).await.unwrap();
+    let namespace = driver.follow(app.containerd.namespace("default"));
+    tokio::select! {
+        made = namespace.lease("lease") => panic!("{made:?}"),
+        given_up = tokio::task::spawn_blocking(move || is_asked.recv()) => given_up.unwrap().unwrap(),
+    }
+
+    let conclusion = Conclusion::failed("it was given up".to_owned(), None);
+    let undoing = Undoing { namespace: "default", container: NAME, conclusion: &conclusion };
+    assert!(undo(&app, &driver, undoing, &CancellationToken::new()).await);
+    assert_eq!(*order.lock().unwrap(), ["made", "undone"]);
+
+    // An agent that is to end waits for nothing: the next one goes on.
+    let (ends_work, work_ends) = std::sync::mpsc::channel::<()>();
+    let works = driver.spawn_blocking(move || work_ends.recv());
+    let ends = CancellationToken::new();
+    ends.cancel();
+    assert!(!undo(&app, &driver, undoing, &ends).await);
+    drop(ends_work);
+    works.await.unwrap().unwrap_err();
+}

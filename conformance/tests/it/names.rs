@@ -2,8 +2,12 @@
 
 use std::process::{Output, Stdio};
 
-use crate::harness::{at_once, checkpoint, refused, refused_here, restore, said, start};
-use crate::pods::{Spot, Staged, WORKLOAD, root, stage_on_both_of};
+use kybernate_conformance::node::Node;
+
+use crate::harness::{
+    at_once, checkpoint, next_agents, refused, refused_here, restore, said, start,
+};
+use crate::pods::{CONFIG, Spot, Staged, WORKLOAD, command_of, make_ready, root, stage_on_both_of};
 
 /// Directories of each node.
 const SECRET: &str = "/var/lib/kybernate/secret";
@@ -22,9 +26,13 @@ fn staged(volume: &str) -> Staged {
 }
 
 fn create(spot: Spot<'_>, volumes: &[String]) -> Output {
+    create_on(spot.node, spot.pinned, volumes)
+}
+
+fn create_on(node: &Node, pinned: &str, volumes: &[String]) -> Output {
     let options: Vec<_> = volumes.iter().flat_map(|volume| ["--mount", volume]).collect();
-    let image = [spot.pinned, "main"];
-    let mut create = spot.command_of(image, &[&spot.wish()], &options, &WORKLOAD);
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let mut create = command_of(node, [pinned, "main"], &[&wish], &options, &WORKLOAD);
     create.stdin(Stdio::null()).output().unwrap()
 }
 
@@ -80,7 +88,8 @@ fn no_link_leads_a_volume_to_the_name_of_another() {
 /// runc would mount a volume where a link of another one's content leads, and may leave it there.
 #[test]
 fn no_captured_mount_leads_a_volume_elsewhere() {
-    let scenario = start();
+    let mut scenario = start();
+    next_agents(&mut scenario, CONFIG);
     at_once(&scenario, |node| {
         let script = format!("mkdir -p {SECRET} {DATA}/there && ln -s /elsewhere {DATA}/v");
         node.run(&["sh", "-c", &script]).unwrap();
@@ -89,8 +98,8 @@ fn no_captured_mount_leads_a_volume_elsewhere() {
         let reference = scenario.reference(&format!("names/{}:v1", node.name()));
         let key = format!("node-{}", node.name());
         let take = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let output = scenario.kyb(node, &[&take[..], &["--capture-mount", "/a"]].concat()).unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        let taken = scenario.kyb_json(node, &[&take[..], &["--capture-mount", "/a"]].concat());
+        let pinned = format!("{reference}@{}", taken.unwrap()["digest"].as_str().unwrap());
         for (place, reason) in [
             ("/a/v", "\"/a/v\" is behind a link in what is mounted on \"/a\""),
             ("/a/v/x", "\"/a/v/x\" is behind a link in what is mounted on \"/a\""),
@@ -103,6 +112,23 @@ fn no_captured_mount_leads_a_volume_elsewhere() {
         assert!(output.status.success(), "{}", said(&output));
         scenario.wait_for_ticks(node, "job").unwrap();
         scenario.remove(node, "job").unwrap();
+
+        // A pod's emptyDir is filled with it: no link is in there before.
+        make_ready(&scenario, node, &pinned);
+        let filled = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/a";
+        node.run(&["mkdir", "-p", filled]).unwrap();
+        let own = volume(filled, "/a", "rw");
+        let output = create_on(node, &pinned, &[own.clone(), volume(SECRET, "/a/v", "rw")]);
+        let (text, reason) =
+            (said(&output), "\"/a/v\" is behind a link in what is mounted on \"/a\"");
+        assert!(!output.status.success() && text.contains(reason), "{text}");
+        node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        assert_eq!(node.run(&["ls", "-A", filled]).unwrap(), "", "it is still filled");
+        let output = create_on(node, &pinned, &[own]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(node.run(&["readlink", &format!("{filled}/v")]).unwrap(), "/elsewhere\n");
+        scenario.remove(node, "main").unwrap();
     });
     scenario.end().unwrap();
 }

@@ -14,9 +14,10 @@ use super::left::LOOK_EVERY;
 use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, prepare, taken};
 use crate::operations::{Cancelled, Conclusion, State, Stopped};
 use crate::patience::Patience;
+use crate::process::{self, Known};
 use crate::restore::bring::is_temporary;
 use crate::undo::{Undoing, undo};
-use crate::{orphan, process, room};
+use crate::{orphan, room};
 
 /// Why a restore is not cancelled any more.
 const COMMITTED: &str = "the container runs: end it instead";
@@ -83,23 +84,46 @@ pub(super) async fn drive(
 
 /// Waits until the operation is cancelled, and ends the runc that restores, for as long as kybernate-runc
 /// may start one: that notices it, and takes away what there is by then. Returns when nobody is there who
-/// could, and no CRIU is at `work`. Who was not seen there has another name, and is waited for.
+/// could, and no CRIU is at `work`.
 async fn end_when_cancelled(driven: Driven<'_>, work: PathBuf, limit: Duration) {
     let Driven { driver, claim, .. } = driven;
     driver.cancelled().await;
-    let (mut looks, mut seen, mut alone) = (Patience::new(limit, LOOK_EVERY), false, 0);
-    while (!seen || alone < ALONE_LOOKS) && looks.once_more().await {
-        let (namespace, id, work) =
-            (claim.namespace.clone(), claim.container.clone(), work.clone());
-        let looked = tokio::task::spawn_blocking(move || {
-            let created = orphan::is_created(&namespace, &id)?;
-            Ok::<_, io::Error>((created, process::writer(&work).is_some()))
-        });
-        let looked = looked.await.ok().and_then(Result::ok);
-        let (created, writes) = looked.unwrap_or((true, true));
-        seen |= created;
-        alone = if created || writes { 0 } else { alone + 1 };
-        orphan::end_restore(&claim.namespace, &claim.container).await;
+    let looks = Patience::new(limit, LOOK_EVERY);
+    until_alone(looks, claim.caller.is_some(), || look(claim, work.clone())).await;
+}
+
+/// Ends the runc that restores, when there is one, and returns who was there.
+async fn look(claim: &Claim, work: PathBuf) -> Option<Look> {
+    let (namespace, id, caller) = (claim.namespace.clone(), claim.container.clone(), claim.caller);
+    let looked = tokio::task::spawn_blocking(move || {
+        let creates = caller.is_some_and(Known::is_there) || orphan::is_created(&namespace, &id)?;
+        Ok::<_, io::Error>(Look { creates, writes: process::writer(&work).is_some() })
+    });
+    let looked = looked.await.ok().and_then(Result::ok);
+    orphan::end_restore(&claim.namespace, &claim.container).await;
+    looked
+}
+
+/// What one look found.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// Somebody creates the container.
+    creates: bool,
+    /// A CRIU restores it.
+    writes: bool,
+}
+
+/// Looks until nobody is there any more. Where it is not `known` who was there, and nobody was seen, that
+/// one has another name, and is waited for.
+async fn until_alone<F>(mut looks: Patience, mut known: bool, mut look: impl FnMut() -> F)
+where
+    F: Future<Output = Option<Look>>,
+{
+    let mut alone = 0;
+    while (!known || alone < ALONE_LOOKS) && looks.once_more().await {
+        let Look { creates, writes } = look().await.unwrap_or(Look { creates: true, writes: true });
+        known |= creates;
+        alone = if creates || writes { 0 } else { alone + 1 };
     }
 }
 
@@ -185,6 +209,37 @@ mod tests {
         let prepare = |_| async { Err::<(), _>(ClaimError::Place(io::Error::other("full"))) };
         let failed = until_given_up(pending(), &mut answer, prepare).await.unwrap_err();
         assert!(matches!(failed, ClaimError::Place(_)), "{failed}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_restore_ends_when_nobody_is_left_who_could() {
+        const LIMIT: Duration = Duration::from_mins(1);
+        let (nobody, creates, writes) = (
+            Look { creates: false, writes: false },
+            Look { creates: true, writes: false },
+            Look { creates: false, writes: true },
+        );
+        let looks_at = async |known: bool, found: &[Option<Look>]| {
+            let mut count = 0;
+            until_alone(Patience::new(LIMIT, LOOK_EVERY), known, || {
+                count += 1;
+                std::future::ready(found.get(count - 1).copied().unwrap_or(Some(nobody)))
+            })
+            .await;
+            count
+        };
+        let alone = usize::try_from(ALONE_LOOKS).unwrap();
+        // Whoever has just ended may have been quick, or dead before the first look.
+        assert_eq!(looks_at(true, &[]).await, alone);
+        assert_eq!(looks_at(false, &[Some(creates)]).await, 1 + alone);
+        // The next one to create it, a CRIU, and a look that found nothing out begin it anew.
+        let found = [creates, nobody, nobody, creates, writes].map(Some);
+        assert_eq!(looks_at(true, &found).await, found.len() + alone);
+        assert_eq!(looks_at(true, &[Some(nobody), None]).await, 2 + alone);
+        // Under a name that nobody knows it may be there all the time.
+        let all = looks_at(false, &[]).await;
+        let most = usize::try_from(LIMIT.as_millis() / LOOK_EVERY.as_millis()).unwrap();
+        assert!((most..=most + 2).contains(&all), "{all}");
     }
 
     #[tokio::test]

@@ -142,6 +142,48 @@ fn a_checkpoint_is_cancelled_while_it_is_dumped() {
     scenario.end().unwrap();
 }
 
+/// A source that is killed while CRIU has it dies when CRIU lets it run: nobody says that it runs on.
+#[test]
+fn a_checkpoint_whose_source_is_killed_in_the_dump_says_so() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, _agent| {
+        // Its image stays.
+        scenario.run_workload(node, "job", 64, &[]).unwrap();
+        scenario.remove(node, "job").unwrap();
+        let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("cancel/ended:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        for cancelled in [false, true] {
+            scenario.run_workload(node, "job", 64, &[]).unwrap();
+            // Not later: in a dump containerd does not know it.
+            let pid = first(node);
+            let kyb = begin(node, &["checkpoint", "job", &reference, "--sign-key", &key]);
+            let criu = in_memory(node);
+            node.run(&["kill", "-KILL", &pid]).unwrap();
+            let said = if cancelled {
+                let id = at_step(scenario, node, &["dump"]);
+                let undone = cancel(scenario, node, &id);
+                assert!(undone.contains("the source has ended"), "{undone}");
+                fails(kyb)
+            } else {
+                signal(&criu, Signal::CONT);
+                fails(kyb)
+            };
+            let last = newest(scenario, node);
+            let state = if cancelled { "cancelled" } else { "failed" };
+            assert_eq!(last["state"], state, "{last}");
+            let ended = "; the source has ended, with exit status 137";
+            assert!(said.contains(ended) && !said.contains("the source runs"), "{said}");
+            assert!(!has_tag(scenario, &reference));
+            scenario.remove(node, "job").unwrap();
+            assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        }
+        scenario.run_workload(node, "job", 64, &[]).unwrap();
+        checkpoint(scenario, node, "job", &reference);
+    });
+    scenario.end().unwrap();
+}
+
 #[test]
 fn a_checkpoint_is_cancelled_while_it_is_pushed() {
     let scenario = start();
@@ -168,6 +210,36 @@ fn a_checkpoint_is_cancelled_while_it_is_pushed() {
         }
         checkpoint(&scenario, node, "job", &reference);
         assert!(has_tag(&scenario, &reference));
+    }
+    scenario.end().unwrap();
+}
+
+/// A source is not kept waiting for a registry.
+#[test]
+fn a_source_that_is_to_be_stopped_runs_on_when_its_deadline_passes() {
+    let scenario = start();
+    let reference = |node: &Node| scenario.reference(&format!("cancel/late:{}", node.name()));
+    let begun = nodes(&scenario).map(|node| {
+        scenario.run_workload(node, "job", 128, &[]).unwrap();
+        let before = scenario.traces(node).unwrap();
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &reference(node), "--sign-key", &key];
+        let kyb = begin(node, &[&words[..], &["--stop", "--pause-deadline", "15s"]].concat());
+        assert!(catch(|| stage(node, "work/dump.log") > 0), "it does not come to that");
+        (node, before, kyb)
+    });
+    registry(&scenario).signal(Signal::STOP);
+    for (node, before, kyb) in begun {
+        let told = fails(kyb);
+        assert!(told.contains("was not stored within the 15s"), "{told}");
+        let last = newest(&scenario, node);
+        assert_eq!(last["undone"][0], "the source runs", "{last}");
+        runs_on(&scenario, node, &before);
+    }
+    registry(&scenario).signal(Signal::CONT);
+    for node in nodes(&scenario) {
+        assert!(!has_tag(&scenario, &reference(node)));
+        checkpoint(&scenario, node, "job", &reference(node));
     }
     scenario.end().unwrap();
 }

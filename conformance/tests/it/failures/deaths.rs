@@ -49,6 +49,8 @@ enum Victim {
     Containerd,
     /// containerd hangs until the source runs.
     HungContainerd,
+    /// Whoever asked for the checkpoint.
+    Kyb,
 }
 
 impl Victim {
@@ -232,10 +234,13 @@ impl<'a> Place<'a> {
         let status = status.unwrap_or_else(|| panic!("{what}: kyb waits\n{}", self.told()));
         let cut = dumps && !self.dumped;
         assert!(!cut || !status.success(), "{what}: a dump that did not end is a success");
+        // It is the agent's, and goes on.
+        let goes_on = died && victim == Victim::Kyb;
+        assert!(!goes_on || wait_until(END_LIMIT, || self.is_idle()), "{what}: {}", self.told());
         self.runs_on(&what);
         assert_eq!(self.dump.directory(), None, "{what}: a dump is left\n{}", self.told());
-        let tagged = has_tag(self.scenario, &reference);
-        assert_eq!(tagged, status.success(), "{what}: a failure has a name, or a success has none");
+        let (tagged, done) = (has_tag(self.scenario, &reference), status.success() || goes_on);
+        assert_eq!(tagged, done, "{what}: a failure has a name, or a success has none");
         let clean = wait_until(END_LIMIT, || self.besides() == self.besides);
         assert!(clean, "{what}: before {}, now {}", self.besides, self.besides());
         let reference = self.scenario.reference(&format!("deaths/{}:next", self.node.name()));
@@ -255,6 +260,13 @@ impl<'a> Place<'a> {
         died
     }
 
+    /// Whether no operation is under way.
+    fn is_idle(&self) -> bool {
+        let words = ["ps", "--operations", "--state", "running"];
+        let list = self.scenario.kyb_json(self.node, &words).unwrap();
+        list["operations"].as_array().is_some_and(Vec::is_empty)
+    }
+
     /// Makes sure that everybody is told what is waited for.
     fn waits(&self, what: &str) {
         let told = || fs::read_to_string(self.words()).is_ok_and(|kyb| kyb.contains(WAITS));
@@ -269,7 +281,7 @@ impl<'a> Place<'a> {
     /// Returns the processes that are to die, but for the agent.
     fn program(&self, victim: Victim, what: &str) -> Vec<Process> {
         match victim {
-            Victim::Agent | Victim::AgentForGood => Vec::new(),
+            Victim::Agent | Victim::AgentForGood | Victim::Kyb => Vec::new(),
             Victim::ContainerdForGood | Victim::Containerd | Victim::HungContainerd => {
                 running(self.node, "containerd")
             }
@@ -298,6 +310,7 @@ impl<'a> Place<'a> {
             Victim::Criu | Victim::ContainerdForGood | Victim::Containerd => {
                 signal(program, Signal::KILL);
             }
+            Victim::Kyb => signal(&running(self.node, "kyb"), Signal::KILL),
             Victim::HungContainerd => signal(program, Signal::STOP),
         }
         // What had ended by then may be a success.
@@ -409,6 +422,15 @@ fn the_source_runs_on_whenever_the_agent_dies() {
             for victim in [Victim::AgentForGood, Victim::Agent] {
                 place.kills(victim, moment);
             }
+        }
+    });
+}
+
+#[test]
+fn a_checkpoint_goes_on_whenever_kyb_is_killed() {
+    on_both(start(), |place| {
+        for moment in AHEAD.into_iter().chain(MOMENTS) {
+            place.kills(Victim::Kyb, moment);
         }
     });
 }

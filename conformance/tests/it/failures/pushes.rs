@@ -81,6 +81,8 @@ fn settles(scenario: &Scenario, node: &Node, what: &str) -> bool {
         !states.iter().any(|state| state == "\"running\"")
     });
     assert!(closed, "{what}: operations stay open");
+    // One that was forgotten is neither.
+    assert!(["\"done\"", "\"failed\""].contains(&&*last), "{what}: {last}");
     last == "\"done\""
 }
 

@@ -1,6 +1,7 @@
 //! Operations that somebody else has asked for, watched to their end.
 
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
@@ -66,14 +67,24 @@ fn an_operation_is_watched_by_somebody_else_until_it_ends() {
     scenario.end().unwrap();
 }
 
+/// How long a pause is held.
+const LONG: Duration = Duration::from_secs(2);
+
 /// Watches a checkpoint that is under way, to its end.
 fn is_watched(scenario: &Scenario, node: &Node, reference: &str) {
+    let began = Instant::now();
     let asked = hold(node, reference, &[]);
+    let held = Instant::now();
     let id = newest(scenario, node)["id"].as_str().unwrap().to_owned();
     // Who asked for it is not needed any more.
     signal(&running(node, "kyb"), Signal::KILL);
     drop(asked);
     let watches = watch(node, &id);
+    // Most of its time it is paused then.
+    while held.elapsed() < LONG {
+        newest(scenario, node);
+    }
+    let held = held.elapsed();
     let_go(node);
     let output = watches.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
@@ -82,7 +93,8 @@ fn is_watched(scenario: &Scenario, node: &Node, reference: &str) {
     let crane = ["crane", "digest", "--insecure", reference];
     let digest = scenario.testbed.b.run(&crane).unwrap();
     assert_eq!(told["digest"], digest.trim(), "{told}");
-    assert!(told["pausedMicroseconds"].as_u64() > Some(0), "{told}");
+    let paused = Duration::from_micros(told["pausedMicroseconds"].as_u64().unwrap());
+    assert!((held..began.elapsed()).contains(&paused), "{paused:?} of {held:?}: {told}");
     let lines = String::from_utf8_lossy(&output.stderr);
     assert!(lines.contains("dump: "), "no line for a step: {lines}");
     let output = scenario.kyb(node, &["watch", &id]).unwrap();
