@@ -129,7 +129,7 @@ pub(crate) async fn free(pid: u32, freezer: &Freezer, directory: &Path) -> io::R
         mend(&freezer, &place)
     });
     let mended = mended.await.map_err(io::Error::other).and_then(|mended| mended);
-    let unlocked = network::unlock(pid).await;
+    let unlocked = network::unlock(&network::of(pid)).await;
     let Some(ends) = mended? else { return unlocked };
     let each = network::unlock_each(pid, &ends).await;
     let operation = directory.file_name().and_then(OsStr::to_str).unwrap_or_default();

@@ -1,11 +1,12 @@
 //! A source container as containerd describes it.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use containerd_client::services::v1::Container;
 use kybernate_packager::runtime_spec::SourceSpec;
 
 use crate::app::Rejection;
+use crate::network;
 
 /// Of a pod: `restore-as.kybernate.io/CONTAINER: clone|move`.
 pub(crate) const RESTORE_AS: &str = "restore-as.kybernate.io/";
@@ -25,6 +26,12 @@ pub(crate) const NAME_BYTES_MAX: usize = 76;
 pub(crate) fn spec_of(container: &Container) -> Result<SourceSpec, serde_json::Error> {
     let spec = container.spec.as_ref().map(|spec| &*spec.value).unwrap_or_default();
     serde_json::from_slice(spec)
+}
+
+/// Returns the network namespace that a container was given.
+pub(crate) fn network_of(container: &Container) -> Option<PathBuf> {
+    let spec = container.spec.as_ref().map(|spec| &*spec.value)?;
+    network::given(&serde_json::from_slice(spec).ok()?)
 }
 
 /// Whether a kubelet made it. Such a container's id is no other's, at any time.

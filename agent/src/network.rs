@@ -1,9 +1,10 @@
-//! A container's network, and CRIU's lock on it. While it dumps, rules of its own in the container's
-//! network namespace drop every packet; a CRIU that is killed leaves them behind ([`unlock`], and
-//! [`unlock_each`] in the node's own). The agent has a lock of its own ([`hold()`]).
+//! A container's network, and CRIU's lock on it. While it dumps or restores, rules of its own in the
+//! container's network namespace drop every packet; a CRIU that is killed leaves them behind ([`unlock`],
+//! [`unlock_given`], and [`unlock_each`] in the node's own). The agent has a lock of its own ([`hold()`]).
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
@@ -42,26 +44,51 @@ const ANSWER: usize = 16 + 4 + 32;
 /// How the table is called that CRIU locks with after `network-lock nftables`.
 const TABLE: &str = "CRIU-";
 
-/// Removes the lock from the network namespace of `pid`, if it is there. Where a tool is not
-/// installed, CRIU had none to lock with either.
-pub(crate) async fn unlock(pid: u32) -> io::Result<()> {
+/// Returns the network namespace of a process.
+pub(crate) fn of(pid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/ns/net"))
+}
+
+/// Returns the network namespace that a specification gives to its container.
+pub(crate) fn given(spec: &Value) -> Option<PathBuf> {
+    let mut namespaces = spec.pointer("/linux/namespaces")?.as_array()?.iter();
+    let network = namespaces.find(|one| one["type"] == "network")?;
+    network["path"].as_str().filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Removes the lock that a restore has left in the network namespace that its container was given, and
+/// that outlives it: runc has CRIU lock each one as the dump was locked (`setEmptyNsMask`). Nothing when
+/// that is gone, or is the node's own, which CRIU does not lock so.
+pub(crate) async fn unlock_given(net: &Path) -> io::Result<()> {
+    let own = fs::metadata(of(std::process::id()))?;
+    match fs::metadata(net) {
+        Ok(it) if (it.dev(), it.ino()) != (own.dev(), own.ino()) => unlock(net).await,
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the lock from a network namespace, if it is there. Where a tool is not installed, CRIU had
+/// none to lock with either.
+pub(crate) async fn unlock(net: &Path) -> io::Result<()> {
     for tool in IPTABLES {
-        if call(pid, &[tool, "-w", "2", "-n", "-L", "CRIU"]).await.is_err() {
+        if call(net, &[tool, "-w", "2", "-n", "-L", "CRIU"]).await.is_err() {
             continue;
         }
-        tracing::warn!(pid, tool, "removing the network lock of a CRIU that did not end well");
+        tracing::warn!(?net, tool, "removing the network lock of a CRIU that did not end well");
         for chain in ["INPUT", "OUTPUT"] {
             // One for each CRIU that was killed, and none for one that was about to end.
-            while call(pid, &[tool, "-w", "2", "-D", chain, "-j", "CRIU"]).await.is_ok() {}
+            while call(net, &[tool, "-w", "2", "-D", chain, "-j", "CRIU"]).await.is_ok() {}
         }
-        call(pid, &[tool, "-w", "2", "-F", "CRIU"]).await?;
-        call(pid, &[tool, "-w", "2", "-X", "CRIU"]).await?;
+        call(net, &[tool, "-w", "2", "-F", "CRIU"]).await?;
+        call(net, &[tool, "-w", "2", "-X", "CRIU"]).await?;
     }
-    let tables = call(pid, &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
+    let tables = call(net, &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
     let named = tables.lines().filter_map(|line| line.strip_prefix("table inet "));
     for table in named.filter(|name| is_table(name, TABLE)) {
-        tracing::warn!(pid, table, "removing the network lock of a CRIU that did not end well");
-        call(pid, &["nft", "delete", "table", "inet", table]).await?;
+        tracing::warn!(?net, table, "removing the network lock of a CRIU that did not end well");
+        call(net, &["nft", "delete", "table", "inet", table]).await?;
     }
     Ok(())
 }
@@ -76,7 +103,7 @@ fn is_table(name: &str, mark: &str) -> bool {
 /// Brings up the loopback device in the network namespace of `pid`: in one that CRIU makes anew it is
 /// down (measured with 4.2.1), although it was up when it was dumped.
 pub(crate) async fn loopback(pid: u32) -> io::Result<()> {
-    let net = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    let net = of(pid);
     let set = tokio::task::spawn_blocking(move || within(&net, set_loopback));
     set.await.map_err(io::Error::other)?
 }
@@ -123,16 +150,16 @@ fn request() -> Vec<u8> {
     bytes
 }
 
-/// Runs a program in the network namespace of `pid` and returns what it printed.
-async fn call(pid: u32, words: &[&str]) -> io::Result<String> {
-    call_with(pid, words, "").await
+/// Runs a program in a network namespace and returns what it printed.
+async fn call(net: &Path, words: &[&str]) -> io::Result<String> {
+    call_with(net, words, "").await
 }
 
 /// The same with something to read.
-async fn call_with(pid: u32, words: &[&str], input: &str) -> io::Result<String> {
+async fn call_with(net: &Path, words: &[&str], input: &str) -> io::Result<String> {
     let mut command = Command::new("nsenter");
     command
-        .args(["--target", &pid.to_string(), "--net", "--"])
+        .args([&format!("--net={}", net.display()), "--"])
         .args(words)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

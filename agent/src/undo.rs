@@ -13,9 +13,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::cgroup::{self, Freezer};
+use crate::container;
 use crate::criu_config;
 use crate::gpu::{GpuError, Gpus, Held};
 use crate::hooks::{Hook, Hooks};
+use crate::network;
 use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, SourceEnd, State};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
@@ -350,8 +352,13 @@ async fn undo_one(
         }
         Made::Task { container, cgroup } => {
             let found = found(namespace.container(container).await)?;
-            if is_ours(found.map(|found| found.labels).as_ref(), operation) {
+            if is_ours(found.as_ref().map(|found| &found.labels), operation) {
                 end_task(namespace, container, cgroup).await?;
+                // It outlives the container, and CRIU may have left its lock on it.
+                let given = found.as_ref().and_then(container::network_of);
+                if let Some(network) = given {
+                    network::unlock_given(&network).await?;
+                }
             } else {
                 end_processes(cgroup).await?;
             }

@@ -215,7 +215,7 @@ impl Wrapper {
                 return Ok(Outcome::Failed(WrapperError::Claim { reference, source }));
             }
         };
-        let begun = State { restored: false, cgroup: cgroup.clone() };
+        let begun = State { restored: false, cgroup: cgroup.clone(), network: bundle.network() };
         mark.write(&begun).map_err(WrapperError::Prepare)?;
         bundle.set_criu_config(&dump.criu_config).map_err(WrapperError::Prepare)?;
         let permit = |mode| bundle.permit_root(mode).map_err(WrapperError::Prepare);
@@ -223,7 +223,7 @@ impl Wrapper {
         let restored = run::restore(&self.runtime, call, create, &dump);
         let restored = restored.map_err(|source| WrapperError::Run { reference, source });
         let noted = restored.and_then(|()| {
-            let restored = State { restored: true, cgroup };
+            let restored = State { restored: true, cgroup, network: None };
             mark.write(&restored).map_err(WrapperError::Prepare)?;
             dump.note_restored().map_err(WrapperError::Prepare)
         });
@@ -284,8 +284,7 @@ impl Wrapper {
     /// Ends what a restore has left that did not come to its end, if there is a mark of one.
     fn end(&self, call: &Call<'_>, id: &str, mark: &Mark) -> Result<(), WrapperError> {
         let Some(state) = mark.read().map_err(WrapperError::Clean)? else { return Ok(()) };
-        let cgroup = state.cgroup.as_deref();
-        run::clean(&self.runtime, call, id, cgroup).map_err(WrapperError::Clean)?;
+        run::clean(&self.runtime, call, id, &state).map_err(WrapperError::Clean)?;
         mark.remove().map_err(WrapperError::Clean)
     }
 }
@@ -293,8 +292,12 @@ impl Wrapper {
 /// Lets the connections go on that were held for a container.
 fn hand_over(cgroup: Option<&str>) -> io::Result<()> {
     let Some(cgroup) = cgroup else { return Ok(()) };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(connections::hand_over(cgroup))
+    wait_for(connections::hand_over(cgroup))
+}
+
+/// Does what waits, on this thread.
+fn wait_for(work: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }
 
 /// Says what is wrong where containerd looks for it: the last error of the log becomes the message of

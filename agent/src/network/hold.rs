@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::{call, call_with, is_table};
+use super::{call, call_with, is_table, of};
 use crate::connections::Ends;
 
 /// How long connections are held for a restore after the source has ended. Their other ends give up
@@ -30,7 +30,7 @@ pub(crate) async fn hold(
     ends: &[Ends],
     time: Duration,
 ) -> io::Result<()> {
-    call_with(pid, &["nft", "-f", "-"], &rules(operation, ends, time)).await.map(drop)
+    call_with(&of(pid), &["nft", "-f", "-"], &rules(operation, ends, time)).await.map(drop)
 }
 
 /// Lets them go on, if they are held.
@@ -46,7 +46,7 @@ pub(crate) async fn let_go(pid: u32, operation: &str) -> io::Result<()> {
 /// comes back with all of its connections.
 pub(crate) async fn hand_over(pid: u32, ends: &[Ends]) -> io::Result<()> {
     for table in tables(pid).await {
-        let listed = call(pid, &["nft", "-n", "list", "table", "inet", &table]).await?;
+        let listed = call(&of(pid), &["nft", "-n", "list", "table", "inet", &table]).await?;
         let listed = held(&listed);
         if ends.iter().any(|(local, remote)| listed.contains(&(plain(*local), plain(*remote)))) {
             tracing::info!(pid, table, "connections go on where they were held");
@@ -58,13 +58,13 @@ pub(crate) async fn hand_over(pid: u32, ends: &[Ends]) -> io::Result<()> {
 
 /// Where there is no such tool, nothing is held.
 async fn tables(pid: u32) -> Vec<String> {
-    let tables = call(pid, &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
+    let tables = call(&of(pid), &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
     let named = tables.lines().filter_map(|line| line.strip_prefix("table inet "));
     named.filter(|name| is_table(name, TABLE)).map(str::to_owned).collect()
 }
 
 async fn delete(pid: u32, table: &str) -> io::Result<()> {
-    match call(pid, &["nft", "delete", "table", "inet", table]).await {
+    match call(&of(pid), &["nft", "delete", "table", "inet", table]).await {
         // Somebody else was quicker.
         Err(_) if !tables(pid).await.iter().any(|left| left == table) => Ok(()),
         done => done.map(drop),

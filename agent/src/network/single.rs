@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use super::hold::plain;
-use super::{IPTABLES, call};
+use super::{IPTABLES, call, of};
 use crate::connections::Ends;
 
 /// Packets with this mark are CRIU's own (`SOCCR_MARK`).
@@ -15,13 +15,13 @@ const MARK: &str = "! --mark 0xc114";
 pub(crate) async fn unlock_each(pid: u32, ends: &[Ends]) -> io::Result<()> {
     for tool in IPTABLES {
         // Where a tool is not installed, CRIU had none to lock with either.
-        let rules = call(pid, &[tool, "-w", "2", "-S"]).await.unwrap_or_default();
+        let rules = call(&of(pid), &[tool, "-w", "2", "-S"]).await.unwrap_or_default();
         for rule in rules.lines().filter(|rule| is_of(rule, ends)) {
             tracing::warn!(pid, tool, rule, "removing a lock of a CRIU that did not end well");
             let rule = rule.strip_prefix("-A ").unwrap_or_default();
             let words = ["-w", "2", "-D"].into_iter().chain(rule.split_whitespace());
             let words: Vec<&str> = [tool].into_iter().chain(words).collect();
-            call(pid, &words).await?;
+            call(&of(pid), &words).await?;
         }
     }
     Ok(())

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde_json::{Map, Value};
 
-use crate::cgroup;
 use crate::container::RESTORE_AS;
+use crate::{cgroup, network};
 
 /// Set by containerd's CRI plugin: whether it is the pod's sandbox or one of its containers.
 const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
@@ -99,6 +99,11 @@ impl Bundle {
     /// Returns the container's cgroup, as a path in the hierarchy.
     pub(super) fn cgroup(&self) -> Option<String> {
         cgroup::path(self.spec.pointer("/linux/cgroupsPath")?.as_str()?)
+    }
+
+    /// Returns the network namespace that the container is given.
+    pub(super) fn network(&self) -> Option<PathBuf> {
+        network::given(&self.spec)
     }
 
     /// Gives CRIU a configuration file. `config.json` is replaced whole.

@@ -26,6 +26,9 @@ pub(super) struct State {
     pub(super) restored: bool,
     /// Where its processes are.
     pub(super) cgroup: Option<String>,
+    /// The network namespace that it was given, which outlives it.
+    #[serde(default)]
+    pub(super) network: Option<PathBuf>,
 }
 
 impl Mark {
@@ -88,8 +91,11 @@ mod tests {
             Mark::of(&settings, &Call::parse(&words).unwrap(), "c")
         };
         let (one, other) = (mark("/run/a/b"), mark("/run/a%2fb"));
-        let state = State { restored: true, cgroup: Some("/k/c".into()) };
+        let state = State { restored: true, cgroup: Some("/k/c".into()), network: None };
         one.write(&state).unwrap();
+        // As an earlier version wrote them.
+        let earlier = serde_json::from_str::<State>(r#"{"restored":true,"cgroup":"/k/c"}"#);
+        assert_eq!(earlier.unwrap(), state);
         assert_eq!(one.read().unwrap(), Some(state));
         assert_eq!(other.read().unwrap(), None);
         one.remove().unwrap();

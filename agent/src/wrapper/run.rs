@@ -15,11 +15,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::call::{Call, Create};
 use super::claim::Dump;
+use super::mark::State;
 use super::settings::FILE;
+use super::wait_for;
 use crate::cgroup::{self, Freezer};
 use crate::orphan::{self, CRIU_ROOT};
 use crate::process::{CRIU_GRACE, PROC};
-use crate::{criu_log, process};
+use crate::{criu_log, network, process};
 
 /// How often a restore is looked at while it lasts.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -123,16 +125,16 @@ fn words(create: &Create, dump: &Dump) -> Vec<OsString> {
     words
 }
 
-/// Takes away what a restore has left: the processes in its cgroup, and the runtime's record.
-pub(super) fn clean(
-    runtime: &Path,
-    call: &Call<'_>,
-    id: &str,
-    cgroup: Option<&str>,
-) -> io::Result<()> {
+/// Takes away what a restore has left: the processes in its cgroup, CRIU's lock on its network, and the
+/// runtime's record.
+pub(super) fn clean(runtime: &Path, call: &Call<'_>, id: &str, begun: &State) -> io::Result<()> {
+    let State { cgroup, network, .. } = begun;
     orphan::end_restores(&call.root, id)?;
     if let Some(cgroup) = cgroup {
         empty(cgroup)?;
+    }
+    if let Some(network) = network {
+        wait_for(network::unlock_given(network))?;
     }
     // A killed runc leaves a mount there, over which it cannot delete its own record.
     let record = call.root.join(id);
@@ -143,7 +145,7 @@ pub(super) fn clean(
     // What is not there cannot be deleted, which is fine; so is what is removed now.
     bounded(&mut delete, DELETE_LIMIT)?;
     orphan::remove_with_mount(&record, CRIU_ROOT)?;
-    cgroup.map_or(Ok(()), cgroup::remove)
+    cgroup.as_deref().map_or(Ok(()), cgroup::remove)
 }
 
 /// Kills whatever is in a cgroup until nothing is.

@@ -244,6 +244,43 @@ fn a_source_that_is_to_be_stopped_runs_on_when_its_deadline_passes() {
     scenario.end().unwrap();
 }
 
+/// CRIU locks the network that a container is given while it restores, and it outlives the container.
+#[test]
+fn a_given_network_is_open_when_a_restore_into_it_is_cancelled() {
+    let mut scenario = start();
+    let given = "network:/run/netns/pod";
+    on_both(&mut scenario, |scenario, node, _agent| {
+        node.run(&["sh", "-c", "ip netns add pod && ip -n pod link set lo up"]).unwrap();
+        scenario.run_workload(node, "job", 64, &["--with-ns", given]).unwrap();
+        let reference = scenario.reference(&format!("cancel/given:{}", node.name()));
+        checkpoint(scenario, node, "job", &reference);
+        scenario.remove(node, "job").unwrap();
+        let rules = || node.run(&["ip", "netns", "exec", "pod", "iptables", "-S"]).unwrap();
+
+        let words = ["restore", &reference, "--name", "job", "--allow-host-namespace", given];
+        let kyb = begin(node, &words);
+        let says = || {
+            let script = "cat /run/kybernate/stage/*/work/restore.log";
+            said(&node.output(&["sh", "-c", script]).unwrap()).contains("Restore via sigreturn")
+        };
+        halt(node, || stage(node, "work/restore.log") > 0, says);
+        assert!(rules().contains("CRIU"), "it is not locked");
+        let id = at_step(scenario, node, &["restore"]);
+        cancel(scenario, node, &id);
+        fails(kyb);
+        assert!(!rules().contains("CRIU"), "{}", rules());
+
+        let more = ["--allow-host-namespace", given];
+        let output = restore(scenario, node, &reference, "job", &more);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "job").unwrap();
+        assert!(!rules().contains("CRIU"), "{}", rules());
+        scenario.remove(node, "job").unwrap();
+        node.run(&["ip", "netns", "del", "pod"]).unwrap();
+    });
+    scenario.end().unwrap();
+}
+
 #[test]
 fn a_restore_is_cancelled() {
     let scenario = start();

@@ -38,6 +38,18 @@ pub(crate) fn hang_in(node: &Node, create: &mut Command) -> Child {
     create
 }
 
+/// Has CRIU hang when all is made, before it lets go of it.
+fn hang_late(node: &Node, create: &mut Command) -> Child {
+    let create = begin(create);
+    let says = || {
+        let script = "cat /var/lib/kybernate/stage/*/restore.log";
+        let log = node.output(&["sh", "-c", script]).unwrap();
+        String::from_utf8_lossy(&log.stdout).contains("Restore via sigreturn")
+    };
+    halt(node, || !members(node).is_empty(), says);
+    create
+}
+
 fn begin(create: &mut Command) -> Child {
     let create = create.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     create.spawn().unwrap()
@@ -267,16 +279,19 @@ fn what_starts_cold_after_a_failed_restore_answers() {
         let node = spot.node;
         let server = ["busybox", "httpd", "-f", "-p", "7000", "-h", "/bin"];
         let annotations = [&*spot.wish(), COLD];
-        let mut create = spot.command_of([spot.pinned, "main"], &annotations, &network, &server);
-        let output = hang_in(node, &mut create).wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        is_cold(spot);
-        let place = Place { node, namespace: "default", id: "main", state: "" };
-        let ask = || Line::connect(PORT).ask("GET /busybox HTTP/1.0\r\n\r\n").unwrap();
-        assert_eq!(inside(place, ask).join().unwrap(), "HTTP/1.1 200 OK");
-        let pid = place.pid().unwrap().to_string();
-        assert_eq!(locks(node, &pid), "", "the pod's network is locked");
-        spot.scenario.remove(node, "main").unwrap();
+        for hang in [hang_in, hang_late] {
+            let mut create =
+                spot.command_of([spot.pinned, "main"], &annotations, &network, &server);
+            let output = hang(node, &mut create).wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", said(&output));
+            is_cold(spot);
+            let place = Place { node, namespace: "default", id: "main", state: "" };
+            let pid = place.pid().unwrap().to_string();
+            assert_eq!(locks(node, &pid), "", "the pod's network is locked");
+            let ask = || Line::connect(PORT).ask("GET /busybox HTTP/1.0\r\n\r\n").unwrap();
+            assert_eq!(inside(place, ask).join().unwrap(), "HTTP/1.1 200 OK");
+            spot.scenario.remove(node, "main").unwrap();
+        }
         is_clean(spot, "it started cold", &network);
         node.run(&["ip", "netns", "del", "pod"]).unwrap();
     });
