@@ -50,6 +50,8 @@ pub(crate) struct Order {
     base: Wish,
     page_hashes: bool,
     time_out: Option<Duration>,
+    /// How long it may be restored.
+    valid: Option<Duration>,
     policy: Policy,
     capture_mounts: Vec<String>,
     memory: Memory,
@@ -175,6 +177,7 @@ impl Order {
             base,
             page_hashes: request.page_hashes || config.page_hashes,
             time_out: time_out(request.timeout_seconds),
+            valid: time_out(request.valid_seconds),
             policy,
             capture_mounts: request.capture_mounts,
             memory,

@@ -25,8 +25,11 @@ pub(super) async fn of(
     summary: &Summary,
     image: Option<&SourceImage>,
 ) -> CheckpointConfig {
+    let now = jiff::Timestamp::now();
+    let told = |time: jiff::Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     CheckpointConfig {
-        created: Some(jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+        created: Some(told(now)),
+        not_after: order.valid.and_then(|valid| now.checked_add(valid).ok()).map(told),
         source: checkpoint::Source {
             cluster: app.config.cluster.clone(),
             namespace: Some(namespace_of(&source.container, &order.namespace)),

@@ -14,6 +14,7 @@ mod clients;
 mod cluster;
 mod connections;
 mod copies;
+mod expiry;
 mod failures;
 mod gpus;
 mod harness;

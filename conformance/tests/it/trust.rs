@@ -16,8 +16,8 @@ use crate::harness::{
 };
 use crate::pods::{CONFIG, command_of, make_ready};
 
-const METRICS: &str = "/run/kybernate/metrics.sock";
-const POLICY: &str = "/etc/kybernate/trust.toml";
+pub(crate) const METRICS: &str = "/run/kybernate/metrics.sock";
+pub(crate) const POLICY: &str = "/etc/kybernate/trust.toml";
 /// Has a pod's container that was restored before fail.
 const FAIL: &str = "on-restart.kybernate.io/main=fail";
 
@@ -52,7 +52,7 @@ fn logged(scenario: &Scenario, node: &Node, words: &str) -> Option<String> {
 }
 
 /// Whether each of these was counted once.
-fn are_counted(node: &Node, figures: &[&str]) {
+pub(crate) fn are_counted(node: &Node, figures: &[&str]) {
     let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
     let page = node.run(&page).unwrap();
     for figure in figures {
@@ -159,7 +159,13 @@ const CRIU: &str = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Version: 4.1\
                     exec /usr/sbin/criu.real \"$@\"\n";
 
 /// Has a node refuse a checkpoint of node b's for `reason`, and looks at what was fetched for that.
-fn costs_no_payload(scenario: &Scenario, node: &Node, path: &str, digest: &str, reason: &str) {
+pub(crate) fn costs_no_payload(
+    scenario: &Scenario,
+    node: &Node,
+    path: &str,
+    digest: &str,
+    reason: &str,
+) {
     let repository = scenario.reference(path);
     let (configs, payload) = parts(&scenario.testbed.b, &repository, digest);
     assert!(payload.len() > 3, "{payload:?}");

@@ -79,6 +79,10 @@ pub(super) struct Checkpoint {
     /// Cancel the checkpoint when it takes longer than this.
     #[arg(long, value_name = "TIME", value_parser = time_out)]
     timeout: Option<u32>,
+    /// Refuse every restore of it later than this after the dump (`notAfter`), as for what must not
+    /// come back with credentials that are old by then.
+    #[arg(long, value_name = "TIME", value_parser = time_out)]
+    valid_for: Option<u32>,
     #[command(flatten)]
     policy: Policy,
     #[command(flatten)]
@@ -216,6 +220,7 @@ impl Checkpoint {
             pre_copy: self.pre_copy,
             full: self.full,
             capture_mounts: self.capture_mounts.clone(),
+            valid_seconds: self.valid_for.unwrap_or_default(),
         })
     }
 }
