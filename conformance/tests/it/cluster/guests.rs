@@ -70,6 +70,8 @@ enum Rights {
 
 /// Where [`Rights::Least`] can write.
 const SHARED_MEMORY: &str = "/dev/shm/state";
+/// A volume of the pod in the node's memory, and a guest that has everything there.
+const IN_MEMORY: &[&str] = &["/workload", "keep", "--state", "/ram/state"];
 const IN_SHARED_MEMORY: &[&str] = &["/workload", "keep", "--state", SHARED_MEMORY];
 
 const fn guest(id: &'static str, rows: &'static [&'static str], rights: Rights) -> Guest {
@@ -83,6 +85,7 @@ const GUESTS: &[Guest] = &[
     guest("bind", &["bind"], Rights::Usual),
     Guest { kind: Kind::Heap, ..guest("heap", &["heap"], Rights::Usual) },
     guest("least", &["tmpfs", "read-only", "capabilities", "seccomp"], Rights::Least),
+    guest("memory", &["tmpfs"], Rights::Usual),
     guest("user", &["user"], Rights::User),
     guest("python", &["python"], Rights::Usual),
     // containerd 1.7 lets io_uring through.
@@ -99,7 +102,7 @@ const GUESTS: &[Guest] = &[
 pub(crate) fn through_a_pod(id: &str) -> &'static str {
     match GUESTS.iter().find(|guest| guest.rows.contains(&id)) {
         None => "",
-        Some(_) if id == "tmpfs" => "a, b: `/dev/shm`",
+        Some(_) if id == "tmpfs" => "a, b: `/dev/shm`, an emptyDir in memory (`--capture-mount`)",
         // The table is one for all machines, and none that ran this let CRIU ask.
         Some(guest) if guest.rights == Rights::User => {
             "refused where containerd lacks CAP_SYS_RESOURCE (`other-user`); not run elsewhere yet"
@@ -120,9 +123,10 @@ impl Guest {
             Kind::Counter | Kind::Database if self.rights == Rights::Least => {
                 (IN_SHARED_MEMORY, "/dev/shm/state/keep")
             }
+            Kind::Counter | Kind::Database if self.id == "memory" => (IN_MEMORY, "/ram/state/keep"),
             Kind::Counter | Kind::Database => {
                 let mut all = own::WORKLOADS.iter().chain(programs::WORKLOADS);
-                let workload = all.find(|workload| workload.id == self.id).unwrap();
+                let workload = all.find(|workload| self.rows.contains(&workload.id)).unwrap();
                 (workload.command, workload.state)
             }
         };
@@ -138,6 +142,10 @@ impl Guest {
 
     /// Returns what is mounted from the node, and where.
     fn volumes(&self) -> [Value; 2] {
+        if self.id == "memory" {
+            let volume = json!({ "name": "ram", "emptyDir": { "medium": "Memory" } });
+            return [json!([volume]), json!([{ "name": "ram", "mountPath": "/ram" }])];
+        }
         if self.id != "bind" {
             return [json!([]), json!([])];
         }
@@ -282,6 +290,7 @@ impl Running<'_> {
         let path = self.guest.reference(story, tag);
         let path = path.split_once('/').unwrap().1;
         let more: &[&str] = match (self.guest.kind, tag) {
+            _ if self.guest.id == "memory" => &["--capture-mount", "/ram"],
             (Kind::Counter | Kind::Database | Kind::Heap, _) => &[],
             // What is acknowledged after the cut would be lost: there must be nothing.
             (Kind::Redis | Kind::Listener, "1") => &["--tcp", "close", "--stop"],
