@@ -34,24 +34,28 @@ fn it_goes_on(story: &Story, began: Instant) {
     story.wait_ready("restored");
     println!("pod restored and ready: {:.1} s", began.elapsed().as_secs_f64());
     story.goes_on("restored", &story.before);
+    what_is_around_it_is_the_pods(story, "restored", &story.scenario.testbed.b);
+    story.exec("restored", &["sh", "-c", "echo here >/scratch/file"]);
+}
 
-    let pod = story.cluster.get("pod", "restored").unwrap();
-    assert_eq!(pod["spec"]["nodeName"], WAY[1]);
+/// A restored pod of the node has an address, a secret, a limit and a log of its own.
+fn what_is_around_it_is_the_pods(story: &Story, name: &str, node: &Node) {
+    let pod = story.cluster.get("pod", name).unwrap();
+    assert_eq!(pod["spec"]["nodeName"], node.name());
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod}");
     let address = pod["status"]["podIP"].as_str().unwrap();
-    assert!(address.starts_with("10.78.2."), "{address}");
-    let seen = story.exec("restored", &["busybox", "ip", "-o", "-4", "address"]);
+    let network = if node.name() == "a" { "10.78.1." } else { "10.78.2." };
+    assert!(address.starts_with(network), "{address}");
+    let seen = story.exec(name, &["busybox", "ip", "-o", "-4", "address"]);
     assert!(seen.contains(address), "{address}: {seen}");
-    assert_eq!(story.exec("restored", &["cat", "/secret/word"]), "new");
-    story.exec("restored", &["sh", "-c", "echo here >/scratch/file"]);
+    assert_eq!(story.exec(name, &["cat", "/secret/word"]), "new");
     // Whoever was in the source from outside is not in here.
-    let programs = story.programs_of("restored");
+    let programs = story.programs_of(name);
     assert!(!programs.contains(&"tail".to_owned()), "{programs:?}");
-    let id = story.container("restored");
-    assert_eq!(memory_limit(&story.scenario.testbed.b, &id), (256 << 20).to_string());
+    assert_eq!(memory_limit(node, &story.container(name)), (256 << 20).to_string());
 
     // Its standard output is the new container's: it begins where the old one ended.
-    let log = story.cluster.kubectl(&["logs", "restored"]).unwrap();
+    let log = story.cluster.kubectl(&["logs", name]).unwrap();
     let lines: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
     assert!(lines.windows(2).all(|two| two[1] == two[0] + 1), "{log}");
     assert!(lines.first() > counter(&story.before).as_ref(), "{log}");

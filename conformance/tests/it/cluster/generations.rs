@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 
-use super::kubelet;
 use super::pod::Wanted;
 use super::story::Story;
+use super::{kubelet, what_is_around_it_is_the_pods};
 use crate::harness::said;
 
 /// Restored pods, and the checkpoints that were taken of them.
@@ -22,7 +22,8 @@ const MOVES: (&str, &str) = ("restore-as.kybernate.io/main", "move");
 /// Starts the pod that goes on on the node where it was taken.
 pub(super) fn begin(story: &Story) {
     let home = Wanted { node: "a", ..Wanted::restored("home", &story.pinned) };
-    story.apply(&[home.with(MOVES.0, MOVES.1)]);
+    let filled = Wanted { node: "a", ..Wanted::restored("filled", &story.with_scratch) };
+    story.apply(&[home.with(MOVES.0, MOVES.1), filled]);
 }
 
 /// A pod of the other node that wants what was moved already, or else to start cold.
@@ -58,7 +59,12 @@ impl Second {
         story.goes_on("restored", &of_b);
         story.stage(b, &second);
         let of_a = story.goes_on("home", &story.before);
+        what_is_around_it_is_the_pods(story, "home", a);
         assert_eq!(story.exec("home", &["ls", "/scratch"]), "");
+        // Here it was asked for by the node's policy.
+        story.goes_on("filled", &story.before);
+        assert_eq!(story.exec("filled", &["cat", "/scratch/file"]), "left\n");
+        story.delete("default", &["filled"]);
         story.exec("home", &["sh", "-c", "echo home >/scratch/file"]);
         let along = ["--capture-mount", "/scratch"];
         let home = story.take(a, &story.container("home"), "pods/source:a", &along);

@@ -12,8 +12,8 @@ use kybernate_conformance::preflight::preflight;
 use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::{Value, json};
 
-use super::WAY;
 use super::pod::{Wanted, secret};
+use super::WAY;
 use crate::harness::{bin, said};
 use crate::nodes::Probe;
 use crate::workloads::programs;
@@ -22,7 +22,7 @@ use crate::workloads::programs;
 pub(super) const LIMIT: Duration = Duration::from_mins(2);
 pub(super) const READY: &str = "--timeout=120s";
 
-/// Has what lies in pods' emptyDirs go along with what is taken on node b.
+/// Has what lies in pods' emptyDirs go along with what is taken: on node b always, on a once.
 const EMPTY_DIRS: &str = "[pods]\ncapture_empty_dirs = true\n";
 
 /// containerd's namespace for kubelets.
@@ -34,6 +34,8 @@ pub(super) struct Story {
     pub(super) cluster: Cluster,
     /// `host/name:tag@digest`.
     pub(super) pinned: String,
+    /// The same source, taken when node a had its emptyDir go along.
+    pub(super) with_scratch: String,
     /// What the source said last.
     pub(super) before: Value,
     /// The image of other people's programs.
@@ -47,16 +49,16 @@ impl Story {
         let say = |text: &str| println!("{text}");
         let mut scenario = Scenario::start_for(Serves::Kubelet, &bin(), &say).unwrap();
         drop((scenario.agent_a.take(), scenario.agent_b.take()));
-        scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, platform::PODS).unwrap());
         let config = format!("{}{EMPTY_DIRS}", platform::PODS);
+        scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, &config).unwrap());
         scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, &config).unwrap());
         let state = scenario.testbed.state();
         let (cluster, programs) = std::thread::scope(|scope| {
             let pushed = scope.spawn(|| programs::push(&scenario));
             (Cluster::start(&state, &say).unwrap(), pushed.join().unwrap())
         });
-        let (pinned, before) = (String::new(), Value::Null);
-        let mut story = Self { scenario, cluster, pinned, before, programs };
+        let (pinned, with_scratch, before) = (String::new(), String::new(), Value::Null);
+        let mut story = Self { scenario, cluster, pinned, with_scratch, before, programs };
         story.take_source();
         story
     }
@@ -74,6 +76,7 @@ impl Story {
         self.wait_ready("source");
         self.before = self.wait_for("source", |status| counter(status) > Some(5));
         self.exec("source", &["sh", "-c", "echo left >/scratch/file"]);
+        self.take_with_scratch();
         let session = self.open_session("source");
         let began = Instant::now();
         let a = &self.scenario.testbed.a;
@@ -90,6 +93,16 @@ impl Story {
         for node in [a, &self.scenario.testbed.b] {
             self.stage(node, &self.pinned);
         }
+        self.stage(a, &self.with_scratch);
+    }
+
+    /// Takes the source as node a's policy says, and has an agent without it from here on.
+    fn take_with_scratch(&mut self) {
+        let a = &self.scenario.testbed.a;
+        self.with_scratch = self.take(a, &self.container("source"), "pods/scratch:v1", &[]);
+        drop(self.scenario.agent_a.take());
+        let a = &self.scenario.testbed.a;
+        self.scenario.agent_a = Some(self.scenario.start_agent(a, platform::PODS).unwrap());
     }
 
     /// Begins `kubectl exec`, and waits until the preflight says what becomes of it.
