@@ -6,6 +6,7 @@ pub(crate) mod guests;
 mod kubelet;
 mod pod;
 mod policies;
+mod shared;
 mod story;
 
 use std::time::Instant;
@@ -86,6 +87,7 @@ fn one_process(story: &Story) {
     story.apply(&[Wanted::restored("restored", &story.pinned)]);
     generations::begin(story);
     it_goes_on(story, began);
+    shared::is_refused(story);
     policies::begin(story, &references);
     let second = Second::take(story);
     policies::the_sick_are_restarted(story);
