@@ -4,6 +4,7 @@ mod command;
 mod generations;
 pub(crate) mod guests;
 mod kubelet;
+mod left;
 mod pod;
 mod policies;
 mod shared;

@@ -1,5 +1,6 @@
 //! A pod whose containers share one PID namespace.
 
+use super::left;
 use super::pod::Wanted;
 use super::story::{PODS, Story};
 use crate::harness::{at_once, said};
@@ -20,6 +21,7 @@ pub(super) fn is_refused(story: &Story) {
         let name = if node.name() == "a" { NAMES[0] } else { NAMES[1] };
         story.wait_ready(name);
         let (id, none) = (story.container(name), story.scenario.reference("pods/shared:none"));
+        left::shows(node, &id);
         let preflight = ["preflight", &id, "--namespace", PODS];
         let checkpoint = ["checkpoint", &id, &none, "--plain-http", "--namespace", PODS];
         for words in [&preflight[..], &checkpoint] {

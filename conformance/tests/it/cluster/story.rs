@@ -13,8 +13,8 @@ use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::{Value, json};
 
 use super::pod::{Wanted, secret};
-use super::WAY;
-use crate::harness::{bin, said};
+use super::{WAY, left};
+use crate::harness::{at_once, bin, said};
 use crate::nodes::Probe;
 use crate::workloads::programs;
 
@@ -127,6 +127,7 @@ impl Story {
         for (name, mib) in self.cluster.memory().unwrap() {
             println!("{name}: {mib} MiB");
         }
+        at_once(&self.scenario, |node| left::nothing_is(&self, node));
         let probe = Probe::new(&self.scenario.testbed.state());
         self.scenario.end().unwrap();
         assert_eq!(probe.traces(), BTreeSet::new());
