@@ -280,6 +280,18 @@ fn a_stopped_source_is_found_by_its_tag_when_its_signer_dies() {
     scenario.end().unwrap();
 }
 
+/// While there is a dump, nobody but root finds a file of the agent's to read.
+fn nobody_reads(node: &Node) {
+    let find = ["find", "/var/lib/kybernate", "/run/kybernate", "-type", "f", "-readable"];
+    let all = node.run(&find).unwrap();
+    for part in ["/run/kybernate/stage/", "/pages-1.img", "/var/lib/kybernate/operations/"] {
+        assert!(all.contains(part), "{part} is not among {all}");
+    }
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let seen = node.output(&[&nobody[..], &find].concat()).unwrap();
+    assert_eq!(String::from_utf8_lossy(&seen.stdout), "", "others may read it");
+}
+
 #[test]
 fn a_name_that_is_taken_and_a_container_that_is_busy_are_left_alone() {
     let scenario = start_holding();
@@ -295,6 +307,13 @@ fn a_name_that_is_taken_and_a_container_that_is_busy_are_left_alone() {
         let output = scenario.kyb(node, &words).unwrap();
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert!(said(&output).contains("busy"), "{}", said(&output));
+        let elsewhere = ["restore", &second, "--plain-http", "--name", "job"];
+        for words in [&["suspend", "job"][..], &elsewhere] {
+            let output = scenario.kyb(node, words).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {}", said(&output));
+            assert!(said(&output).contains("busy"), "{words:?}: {}", said(&output));
+        }
+        nobody_reads(node);
         let_go(node);
         assert!(wait_until(END_LIMIT, || has_tag(&scenario, &reference)));
         assert!(!has_tag(&scenario, &second));

@@ -8,7 +8,7 @@ use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
 use crate::cgroups;
-use crate::harness::{refused_here, restore, said, start};
+use crate::harness::{at_once, refused_here, restore, said, start};
 use crate::workloads::own::another_user_moves;
 
 /// Of it, the workload writes to little.
@@ -57,6 +57,19 @@ fn take(scenario: &Scenario, node: &Node, reference: &str) -> Value {
     scenario.wait_for_ticks(node, "job").unwrap()
 }
 
+/// Neither node copies the memory of a container that was started so.
+fn is_refused(scenario: &Scenario, options: &[&str], reason: &str) {
+    at_once(scenario, |node| {
+        scenario.run_workload(node, "job", 1, options).unwrap();
+        let reference = scenario.reference(&format!("pre-copied/refused:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let output = scenario.kyb(node, &words(&reference, &key)).unwrap();
+        refused_here(&output, reason);
+        scenario.wait_for_ticks(node, "job").unwrap();
+        scenario.remove(node, "job").unwrap();
+    });
+}
+
 #[test]
 fn memory_is_copied_before_the_pause_where_the_kernel_tracks_it() {
     let mut scenario = start();
@@ -68,17 +81,12 @@ fn memory_is_copied_before_the_pause_where_the_kernel_tracks_it() {
     let first = scenario.reference("pre-copied/job:v1");
     if !tracks(a) {
         println!("NOT SHOWN: this kernel does not track written pages, so that none is copied");
-        scenario.run_workload(a, "job", 1, OWN_OPTIONS).unwrap();
-        let output = scenario.kyb(a, &words(&first, "node-a")).unwrap();
-        refused_here(&output, "CONFIG_MEM_SOFT_DIRTY");
+        is_refused(&scenario, OWN_OPTIONS, "CONFIG_MEM_SOFT_DIRTY");
         scenario.end().unwrap();
         return;
     }
     // Nobody could tell its CRIU what was copied.
-    scenario.run_workload(a, "job", 1, &[]).unwrap();
-    let output = scenario.kyb(a, &words(&first, "node-a")).unwrap();
-    refused_here(&output, "org.criu.config");
-    scenario.remove(a, "job").unwrap();
+    is_refused(&scenario, &[], "org.criu.config");
 
     let options = [OWN_OPTIONS, cgroups::shown(a)].concat();
     scenario.run_workload(a, "job", MIB, &options).unwrap();

@@ -142,6 +142,38 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     scenario.end().unwrap();
 }
 
+/// What was used longest ago makes room for what is new, not what has come first.
+#[test]
+fn what_nobody_used_for_long_makes_room() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, agent| {
+        let reference =
+            |tag: &str| scenario.reference(&format!("staging/lru-{}:{tag}", node.name()));
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let [first, second, third] = ["1", "2", "3"].map(reference);
+        for reference in [&first, &second, &third] {
+            checkpoint(scenario, node, "job", reference);
+        }
+        agent.kill();
+        let agent = scenario.start_agent(node, "[staging.ram]\nbudget = \"1GiB\"\n").unwrap();
+        let staged = || tier(&scenario.kyb_json(node, &["node"]).unwrap(), "ram");
+        stage(scenario, node, &first, "ram");
+        let bytes = staged()["usedBytes"].as_u64().unwrap();
+        agent.kill();
+        // For two, and none for three.
+        let budget = format!("[staging.ram]\nbudget = \"{}KiB\"\n", bytes * 5 / 2 / 1024);
+        let _agent = scenario.start_agent(node, &budget).unwrap();
+        stage(scenario, node, &second, "ram");
+        restored(scenario, node, &first, "again");
+        scenario.remove(node, "again").unwrap();
+        stage(scenario, node, &third, "ram");
+        let left = staged()["staged"].to_string();
+        let has = |reference: &str| left.contains(&format!("\"{reference}\""));
+        assert_eq!([&first, &second, &third].map(|one| has(one)), [true, false, true], "{left}");
+    });
+    scenario.end().unwrap();
+}
+
 #[test]
 fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
     let mut scenario = start();

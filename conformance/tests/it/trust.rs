@@ -95,6 +95,8 @@ fn what_a_rule_lets_in_unsigned_is_said_and_counted() {
             let line = logged(scenario, node, words).unwrap();
             assert!(told.iter().all(|word| line.contains(word)), "{line}");
         }
+        let line = logged(scenario, node, "operation.state=Refused").unwrap();
+        assert!(line.contains(&strict) && line.contains("is not signed"), "{line}");
         are_counted(
             node,
             &[

@@ -17,6 +17,9 @@ use crate::pods::{Staged, stage_on_both};
 /// Has a failed restore start afresh.
 pub(super) const COLD: &str = "on-failure.kybernate.io/main=cold";
 
+/// Has a workload go on in one place only.
+const MOVE: &str = "restore-as.kybernate.io/main=move";
+
 /// Returns the operations that are open, or all.
 fn operations(staged: &Staged, more: &[&str]) -> Vec<Value> {
     let words = [&["ps", "--operations", "--container", "main"], more].concat();
@@ -113,7 +116,6 @@ fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
 
 #[test]
 fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
-    const MOVE: &str = "restore-as.kybernate.io/main=move";
     let mut staged = stage_on_both();
     let (repository, digest) = staged.pinned.split_once("@sha256:").unwrap();
     let repository = repository.rsplit_once(':').unwrap().0;
@@ -135,6 +137,25 @@ fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
         is_clean(staged.here(), "nothing moved", &[]);
         is_free(&staged);
     }
+    staged.scenario.end().unwrap();
+}
+
+#[test]
+fn what_has_moved_is_refused_to_a_second_one_on_either_node() {
+    let staged = stage_on_both();
+    let here = staged.here();
+    let output = here.create("main", here.pinned, &[&here.wish(), MOVE]);
+    assert!(output.status.success(), "{}", said(&output));
+    let before = staged.scenario.wait_for_ticks(here.node, "main").unwrap();
+    staged.on_both(|spot| {
+        let output = spot.create("second", spot.pinned, &[&spot.wish(), MOVE]);
+        let (text, name) = (said(&output), spot.node.name());
+        assert!(!output.status.success() && text.contains("refused (claim)"), "on {name}: {text}");
+        spot.node.run(&["ctr", "container", "rm", "second"]).unwrap();
+    });
+    let after = staged.scenario.wait_for_ticks(here.node, "main").unwrap();
+    assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
+    staged.scenario.remove(here.node, "main").unwrap();
     staged.scenario.end().unwrap();
 }
 
