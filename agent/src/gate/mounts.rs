@@ -160,6 +160,11 @@ impl MountFact {
         self.path == "/" || self.external.is_some()
     }
 
+    /// Whether it hides a file, as a runtime does.
+    pub(super) fn is_masked(&self) -> bool {
+        self.external.as_deref() == Some(NULL) && is_plain(&self.path)
+    }
+
     /// Whether CRIU may bind it from another one.
     fn is_bound_from(&self, other: &Self) -> bool {
         // A root that is not written as paths are may be above anything, and below it.

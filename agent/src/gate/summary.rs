@@ -471,6 +471,12 @@ impl Filter {
 }
 
 impl Summary {
+    /// Returns which files its runtime had hidden.
+    pub(crate) fn masked(&self) -> Vec<String> {
+        let masked = self.mounts.iter().filter(|mount| mount.is_masked());
+        masked.map(|mount| mount.path.clone()).collect()
+    }
+
     /// Whether the container saw cgroups of version 1, which its runtime mounts.
     pub(crate) fn has_cgroups(&self) -> bool {
         let given = self.mounts.iter().filter(|mount| mount.external.is_some());

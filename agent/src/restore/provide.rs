@@ -140,8 +140,14 @@ struct Dump {
     images: PathBuf,
     /// What `cgroup.img` is to be for containerd's own restore, when it is not as it was.
     cgroups: Option<Vec<u8>>,
+}
+
+/// What the specification has of the dump.
+struct Seen {
     /// Whether the container saw its cgroups.
     has_cgroups: bool,
+    /// Files that were hidden.
+    masked: Vec<String>,
 }
 
 impl Providing<'_> {
@@ -165,8 +171,7 @@ impl Providing<'_> {
         self.staged = app.staging.take(digest, driver.id()).await;
         self.has_room(&admitted, &parts, &plain).await?;
         let directory = self.place(&admitted, &parts).await?;
-        let dump = self.dump(&admitted, &gpu, &directory).await?;
-        let has_cgroups = dump.has_cgroups;
+        let (dump, seen) = self.dump(&admitted, &gpu, &directory).await?;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
         let documents = image::Documents::read(store, &parts.image().digest).await?;
@@ -177,8 +182,7 @@ impl Providing<'_> {
         let criu = self.write_dump(dump, &leased).await?;
         leased.write_blob(&layer, &self.file(directory.join(LAYER))).await?;
         let layer_file = directory.join(LAYER);
-        let specification =
-            self.write_specification(&brought, has_cgroups, layer_file, &leased).await?;
+        let specification = self.write_specification(&brought, &seen, layer_file, &leased).await?;
         let index = parts.index(Blobs { criu, specification, layer }, &image.name);
         let target = write_index(&index, serde_json::to_vec(&index)?, &leased).await?;
         self.publish(Image { target, ..image }, &leased).await?;
@@ -256,7 +260,7 @@ impl Providing<'_> {
         admitted: &Admitted,
         gpu: &GpuPlan,
         directory: &Path,
-    ) -> Result<Dump, ProvideError> {
+    ) -> Result<(Dump, Seen), ProvideError> {
         let (app, driver) = (self.app, self.driver);
         let expected = expected(app, &self.order.admission.allow, &[], Called::AsTold).await?;
         let expected = Expected { plugins: gpu.plugins(), ..expected };
@@ -272,13 +276,14 @@ impl Providing<'_> {
             .then(|| naming_none(&summary.cgroup_sets))
             .transpose();
         let cgroups = cgroups.map_err(ProvideError::Dump)?;
-        let (looks, has_cgroups) = (images.clone(), summary.has_cgroups());
+        let seen = Seen { has_cgroups: summary.has_cgroups(), masked: summary.masked() };
+        let looks = images.clone();
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
         if !warnings.is_empty() {
             driver.note(|record| record.warnings.extend(warnings));
         }
-        Ok(Dump { images, cgroups, has_cgroups })
+        Ok((Dump { images, cgroups }, seen))
     }
 
     /// Writes what the container had written into a file.
@@ -324,11 +329,11 @@ impl Providing<'_> {
     }
 
     /// Writes the specification that a restore here would make: of containerd's defaults, the image's
-    /// config and what the request allows, and of nothing that the checkpoint says.
+    /// config and what the request allows, and of nothing that the checkpoint says but what it hides.
     async fn write_specification(
         &self,
         brought: &Brought,
-        has_cgroups: bool,
+        seen: &Seen,
         layer: PathBuf,
         leased: &Namespace,
     ) -> Result<Descriptor, ProvideError> {
@@ -339,7 +344,7 @@ impl Providing<'_> {
         let rootfs = leased.prepare(SNAPSHOTTER, &key, brought.chain.as_ref()).await?;
         let looked = rootfs.clone();
         let binds: Vec<Bind> = order.allow.mounts.iter().map(Bind::from).collect();
-        let hierarchies = if has_cgroups { cgroup::names() } else { Ok(Vec::new()) };
+        let hierarchies = if seen.has_cgroups { cgroup::names() } else { Ok(Vec::new()) };
         let others = Others {
             external: spec::cgroups(&hierarchies.map_err(ProvideError::Dump)?).collect(),
             devices: order.allow.devices.clone(),
@@ -360,7 +365,8 @@ impl Providing<'_> {
             allow: &order.allow,
             devices: &devices,
             volumes: &[],
-            has_cgroups,
+            has_cgroups: seen.has_cgroups,
+            masked: &seen.masked,
             is_cgroup_v2: is_cgroup_v2(),
             // None, so that runc names it after the container, whose name is not known yet: two in one
             // cgroup, the source or another one restored of the image, would be frozen and ended as one.

@@ -43,6 +43,8 @@ pub(super) struct Ingredients<'a> {
     pub(super) volumes: &'a [AllowedMount],
     /// Whether the container sees its cgroups of version 1.
     pub(super) has_cgroups: bool,
+    /// Files that are hidden in the dump. They stay so, and the next checkpoint has to know of them.
+    pub(super) masked: &'a [String],
     /// Whether the node has cgroups of version 2 alone. A container has a namespace for them then, as
     /// the CRI plugin gives it, which what is run in it later joins.
     pub(super) is_cgroup_v2: bool,
@@ -92,10 +94,16 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
             "cgroupsPath": from.cgroup,
             "namespaces": namespaces.collect::<Vec<_>>(),
             "devices": from.devices.iter().map(Device::node).collect::<Vec<_>>(),
-            "maskedPaths": defaults::MASKED,
+            "maskedPaths": masked(from.masked),
             "readonlyPaths": defaults::READ_ONLY,
         },
     })
+}
+
+/// Returns what is hidden in the new container: what is in every one, and these.
+fn masked(dumped: &[String]) -> Vec<&str> {
+    let more = dumped.iter().map(|path| &**path).filter(|path| !defaults::MASKED.contains(path));
+    defaults::MASKED.iter().copied().chain(more).collect()
 }
 
 /// Returns where the runtime mounts the container's own cgroups of version 1.
@@ -258,6 +266,7 @@ mod tests {
             devices,
             volumes: &[],
             has_cgroups: false,
+            masked: &["/proc/interrupts".to_owned(), "/proc/keys".to_owned()],
             is_cgroup_v2: true,
             cgroup: "/default/web",
             criu_config: Some(Path::new("/var/lib/kybernate/criu.conf")),
@@ -278,6 +287,9 @@ mod tests {
         assert_eq!(bounding.len(), defaults::CAPABILITIES.len());
         assert_eq!(at(&spec, "/linux/namespaces").as_array().unwrap().len(), 6);
         assert_eq!(at(&spec, "/linux/devices"), &json!([]));
+        let masked = at(&spec, "/linux/maskedPaths").as_array().unwrap();
+        let count = |path: &str| masked.iter().filter(|masked| *masked == path).count();
+        assert_eq!(["/proc/interrupts", "/proc/keys", "/proc/kcore"].map(count), [1, 1, 1]);
         let mounts = at(&spec, "/mounts").as_array().unwrap();
         assert!(mounts.iter().all(|mount| at(mount, "/type") != "bind"));
     }

@@ -307,6 +307,7 @@ impl Restoring<'_> {
             devices: &devices,
             volumes: &volumes,
             has_cgroups: summary.has_cgroups(),
+            masked: &summary.masked(),
             is_cgroup_v2: is_cgroup_v2(),
             cgroup: &cgroup,
             criu_config: Some(&criu_config),

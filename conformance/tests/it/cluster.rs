@@ -1,5 +1,6 @@
 //! Pods that kubelets restore: a real cluster on the two nodes, one for all that is looked at here.
 
+mod beside;
 mod command;
 mod generations;
 pub(crate) mod guests;
@@ -89,6 +90,7 @@ fn one_process(story: &Story) {
     generations::begin(story);
     it_goes_on(story, began);
     shared::is_refused(story);
+    beside::goes_on(story);
     policies::begin(story, &references);
     let second = Second::take(story);
     policies::the_sick_are_restarted(story);
