@@ -36,6 +36,9 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 /// the same: that must not wait for a containerd that hangs.
 const PAUSE_LIMIT: Duration = Duration::from_secs(3);
 
+/// How long an agent that is to end waits for what it has just asked for.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+
 /// How long containerd may take to hear that a process has ended.
 const HEARD_LIMIT: Duration = Duration::from_secs(2);
 
@@ -79,9 +82,8 @@ async fn undo_all(
     undoing: Undoing<'_>,
     cancel: &CancellationToken,
 ) -> bool {
-    tokio::select! {
-        () = rest(driver) => {}
-        () = cancel.cancelled() => return false,
+    if !rest(driver, cancel).await {
+        return false;
     }
     let mut pauses = Pauses::default();
     while !try_undo(app, driver, undoing).await {
@@ -101,11 +103,20 @@ async fn undo_all(
 }
 
 /// Waits until what was asked for just now is there, or never will be: it could not be taken away before.
-async fn rest(driver: &Driver) {
+/// False when the agent is to end, and that is left to the next one.
+async fn rest(driver: &Driver, ends: &CancellationToken) -> bool {
     if driver.made().iter().any(|made| matches!(made, Made::Paused { .. })) {
         tokio::time::timeout(PAUSE_LIMIT, driver.rests()).await.unwrap_or_default();
-    } else {
-        driver.rests().await;
+        return true;
+    }
+    let ended = async {
+        ends.cancelled().await;
+        tokio::time::timeout(END_PATIENCE, std::future::pending::<()>()).await
+    };
+    tokio::select! {
+        biased;
+        () = driver.rests() => true,
+        _late = ended => false,
     }
 }
 

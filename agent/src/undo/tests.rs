@@ -120,11 +120,17 @@ async fn what_is_still_being_made_is_taken_away_when_it_is_there() {
     assert!(undo(&app, &driver, undoing, &CancellationToken::new()).await);
     assert_eq!(*order.lock().unwrap(), ["made", "undone"]);
 
-    // An agent that is to end waits for nothing: the next one goes on.
-    let (ends_work, work_ends) = std::sync::mpsc::channel::<()>();
-    let works = driver.spawn_blocking(move || work_ends.recv());
+    // An agent that is to end takes away what it can,
     let ends = CancellationToken::new();
     ends.cancel();
+    for _ in 0..16 {
+        let driver = app.operations.begin(Subject::example()).await.unwrap();
+        driver.will_make(Made::Lease("lease".to_owned())).await.unwrap();
+        assert!(undo(&app, &driver, undoing, &ends).await);
+    }
+    // but does not wait for long: the next one goes on.
+    let (ends_work, work_ends) = std::sync::mpsc::channel::<()>();
+    let works = driver.spawn_blocking(move || work_ends.recv());
     assert!(!undo(&app, &driver, undoing, &ends).await);
     drop(ends_work);
     works.await.unwrap().unwrap_err();
