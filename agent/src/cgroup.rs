@@ -45,8 +45,13 @@ impl Freezer {
         for thread in process::threads(pid)? {
             let membership = fs::read_to_string(format!("/proc/{pid}/task/{thread}/cgroup"));
             // Asked behind it: then it was not there by that.
-            if !process::has_ended(thread) {
-                return Self::find(&membership?);
+            if process::has_ended(thread)? {
+                continue;
+            }
+            match Self::find(&membership?) {
+                // It is about to, and others may not be.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                found => return found,
             }
         }
         Err(io::ErrorKind::NotFound.into())

@@ -41,6 +41,12 @@ const UP: u32 = 1;
 /// `nlmsghdr`, the error, and the request that it is about.
 const ANSWER: usize = 16 + 4 + 32;
 
+/// How many jumps to CRIU's chain are taken away: a container may add some of its own all the time.
+const JUMPS_MAX: u32 = 64;
+
+/// How iptables ends when it did not get its lock in time (`RESOURCE_PROBLEM`).
+const LOCKED: i32 = 4;
+
 /// How the table is called that CRIU locks with after `network-lock nftables`.
 const TABLE: &str = "CRIU-";
 
@@ -58,7 +64,8 @@ pub(crate) fn given(spec: &Value) -> Option<PathBuf> {
 
 /// Removes the lock that a restore has left in the network namespace that its container was given, and
 /// that outlives it: runc has CRIU lock each one as the dump was locked (`setEmptyNsMask`). Nothing when
-/// that is gone, or is the node's own, which CRIU does not lock so.
+/// that is gone, or is the node's own, which CRIU does not lock so. Two locks cannot be told apart: that
+/// of a dump of another container there is removed too.
 pub(crate) async fn unlock_given(net: &Path) -> io::Result<()> {
     let own = fs::metadata(of(std::process::id()))?;
     match fs::metadata(net) {
@@ -73,16 +80,26 @@ pub(crate) async fn unlock_given(net: &Path) -> io::Result<()> {
 /// none to lock with either.
 pub(crate) async fn unlock(net: &Path) -> io::Result<()> {
     for tool in IPTABLES {
-        if call(net, &[tool, "-w", "2", "-n", "-L", "CRIU"]).await.is_err() {
-            continue;
+        match call(net, &[tool, "-w", "2", "-n", "-L", "CRIU"]).await {
+            Ok(_) => {}
+            // Somebody else is at the rules, and nothing is known.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(error),
+            Err(_) => continue,
         }
         tracing::warn!(?net, tool, "removing the network lock of a CRIU that did not end well");
         for chain in ["INPUT", "OUTPUT"] {
             // One for each CRIU that was killed, and none for one that was about to end.
-            while call(net, &[tool, "-w", "2", "-D", chain, "-j", "CRIU"]).await.is_ok() {}
+            for _ in 0..JUMPS_MAX {
+                if call(net, &[tool, "-w", "2", "-D", chain, "-j", "CRIU"]).await.is_err() {
+                    break;
+                }
+            }
         }
         call(net, &[tool, "-w", "2", "-F", "CRIU"]).await?;
-        call(net, &[tool, "-w", "2", "-X", "CRIU"]).await?;
+        if let Err(error) = call(net, &[tool, "-w", "2", "-X", "CRIU"]).await {
+            // Whoever else leads there is let through by now.
+            tracing::warn!(?net, tool, %error, "an empty chain of CRIU's stays");
+        }
     }
     let tables = call(net, &["nft", "list", "tables", "inet"]).await.unwrap_or_default();
     let named = tables.lines().filter_map(|line| line.strip_prefix("table inet "));
@@ -178,7 +195,12 @@ async fn call_with(net: &Path, words: &[&str], input: &str) -> io::Result<String
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("{words:?} ended with {}: {}", output.status, said.trim())))
+    let kind = match output.status.code() {
+        Some(LOCKED) => io::ErrorKind::TimedOut,
+        _ => io::ErrorKind::Other,
+    };
+    let told = format!("{words:?} ended with {}: {}", output.status, said.trim());
+    Err(io::Error::new(kind, told))
 }
 
 #[cfg(test)]

@@ -178,11 +178,18 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 }
 
 /// Whether a thread has ended, whether or not anybody has asked how.
-pub(crate) fn has_ended(thread: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{thread}/status"));
-    status.map_or(true, |status| {
-        field(&status, "State:").is_none_or(|state| state.starts_with(['Z', 'X']))
-    })
+pub(crate) fn has_ended(thread: u32) -> io::Result<bool> {
+    match fs::read_to_string(format!("/proc/{thread}/status")) {
+        Ok(status) => Ok(field(&status, "State:").is_none_or(|is| is.starts_with(['Z', 'X']))),
+        Err(error) if is_gone(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether what /proc does not tell is for want of the process.
+fn is_gone(error: &io::Error) -> bool {
+    let no_such_process = rustix::io::Errno::SRCH.raw_os_error();
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(no_such_process)
 }
 
 /// Whether a process is to die of SIGKILL as soon as it runs: one that is frozen does not before.
@@ -276,18 +283,18 @@ mod tests {
         while !sleeps(child.id()) {
             std::thread::yield_now();
         }
-        assert!(!has_ended(child.id()));
+        assert!(!has_ended(child.id()).unwrap());
         child.kill().unwrap();
         while fs::read_to_string(format!("/proc/{}/status", child.id()))
             .is_ok_and(|status| !status.contains("Z (zombie)"))
         {
             std::thread::yield_now();
         }
-        assert!(!sleeps(child.id()) && has_ended(child.id()));
+        assert!(!sleeps(child.id()) && has_ended(child.id()).unwrap());
         let found = crate::cgroup::Freezer::of(child.id()).unwrap_err();
         assert_eq!(found.kind(), io::ErrorKind::NotFound);
         child.wait().unwrap();
-        assert!(!sleeps(child.id()) && has_ended(child.id()));
+        assert!(!sleeps(child.id()) && has_ended(child.id()).unwrap());
     }
 
     #[test]

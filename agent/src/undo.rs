@@ -83,16 +83,13 @@ async fn undo_all(
     cancel: &CancellationToken,
 ) -> bool {
     if !rest(driver, cancel).await {
+        keep(driver, undoing.conclusion).await;
         return false;
     }
     let mut pauses = Pauses::default();
     while !try_undo(app, driver, undoing).await {
         if pauses.is_first() {
-            driver.step("undo");
-            let kept = driver.update(|record| record.conclusion = Some(undoing.conclusion.clone()));
-            if let Err(error) = kept.await {
-                tracing::error!(error = %chain(&error), "failed to keep an operation");
-            }
+            keep(driver, undoing.conclusion).await;
         }
         tokio::select! {
             () = pauses.pause() => {}
@@ -100,6 +97,15 @@ async fn undo_all(
         }
     }
     true
+}
+
+/// Keeps how an operation ends that is not undone yet.
+async fn keep(driver: &Driver, conclusion: &Conclusion) {
+    driver.step("undo");
+    let kept = driver.update(|record| record.conclusion = Some(conclusion.clone()));
+    if let Err(error) = kept.await {
+        tracing::error!(error = %chain(&error), "failed to keep an operation");
+    }
 }
 
 /// Waits until what was asked for just now is there, or never will be: it could not be taken away before.
@@ -152,7 +158,7 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
         };
         match undone.await {
             // What a success leaves is not worth a word.
-            Ok(Undone::Gone) if undoing.conclusion.state == State::Done => {}
+            Ok(Undone::Gone | Undone::Ended(_)) if undoing.conclusion.state == State::Done => {}
             Ok(Undone::Gone) => driver.undone(made.undone()),
             Ok(Undone::Ended(end)) => driver.undone(end.to_string()),
             Ok(Undone::NeverWas) => {}
@@ -317,7 +323,8 @@ async fn undo_one(
             let (pid, born) = (*pid, *born);
             let same = move || born == 0 || process::started(pid) == Some(born);
             if !tokio::task::spawn_blocking(same).await? {
-                // Its id may be somebody else's.
+                // Its id may be somebody else's. Nothing is left to be dumped.
+                end_criu(directory.clone()).await?;
                 return Ok(Undone::Ended(end_of(namespace, container, pid).await));
             }
             return revive(namespace, container, pid, directory).await;
@@ -405,6 +412,7 @@ async fn revive(
         |task: TaskState| task.status == TaskStatus::Stopped || (task.pid != 0 && task.pid != pid);
     match namespace.task(container).await {
         Ok(task) if task.is_none_or(is_other) => {
+            end_criu(directory.to_owned()).await?;
             return Ok(Undone::Ended(SourceEnd::of(task, pid)));
         }
         Ok(_) => {}
@@ -430,7 +438,10 @@ async fn revive(
     Ok(match paused.revive(Instant::now() + DUMP_PATIENCE).await? {
         Revived::Running => Undone::Gone,
         Revived::Thawed => Undone::NotYet,
-        Revived::Gone => Undone::Ended(end_of(namespace, container, pid).await),
+        Revived::Gone => {
+            end_criu(directory.to_owned()).await?;
+            Undone::Ended(end_of(namespace, container, pid).await)
+        }
     })
 }
 

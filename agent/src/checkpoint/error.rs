@@ -13,7 +13,7 @@ use crate::gate::GateError;
 use crate::gpu::GpuError;
 use crate::guardian::GuardianError;
 use crate::hooks::HookError;
-use crate::operations::{Cancelled, OperationsError, RefusedBy, Stopped};
+use crate::operations::{Cancelled, Driver, OperationsError, RefusedBy, Stopped};
 use crate::revive::ReviveError;
 use crate::runtime::RuntimeError;
 
@@ -116,9 +116,11 @@ pub(crate) enum CheckpointError {
 
 impl CheckpointError {
     /// Says it as it is when the pause went on behind the dump, and had this `deadline`.
-    pub(super) fn behind_the_dump(self, deadline: Duration) -> Self {
+    pub(super) fn behind_the_dump(self, driver: &Driver, deadline: Duration) -> Self {
         match self {
-            Self::Guardian(GuardianError::Expired) => Self::NotStored(deadline),
+            Self::Guardian(GuardianError::Expired) if !driver.is_committed() => {
+                Self::NotStored(deadline)
+            }
             other => other,
         }
     }

@@ -222,7 +222,7 @@ impl Taking<'_> {
         let expired = self.expired();
         tokio::select! {
             stopped = self.publish_and_stop(store, captured) => stopped,
-            error = expired => Err(error.behind_the_dump(self.order.deadline)),
+            error = expired => Err(error.behind_the_dump(self.driver, self.order.deadline)),
         }
     }
 

@@ -165,7 +165,8 @@ impl Driver {
         entries.get(&*self.id).is_some_and(|entry| entry.record.cancelled.is_some())
     }
 
-    fn is_committed(&self) -> bool {
+    /// Whether nobody can cancel it any more.
+    pub(crate) fn is_committed(&self) -> bool {
         let entries = self.operations.entries();
         entries.get(&*self.id).is_some_and(|entry| entry.committed.is_some())
     }

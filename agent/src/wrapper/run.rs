@@ -133,9 +133,7 @@ pub(super) fn clean(runtime: &Path, call: &Call<'_>, id: &str, begun: &State) ->
     if let Some(cgroup) = cgroup {
         empty(cgroup)?;
     }
-    if let Some(network) = network {
-        wait_for(network::unlock_given(network))?;
-    }
+    let unlocked = network.as_ref().map_or(Ok(()), |net| wait_for(network::unlock_given(net)));
     // A killed runc leaves a mount there, over which it cannot delete its own record.
     let record = call.root.join(id);
     orphan::unmount(&record.join(CRIU_ROOT));
@@ -145,7 +143,9 @@ pub(super) fn clean(runtime: &Path, call: &Call<'_>, id: &str, begun: &State) ->
     // What is not there cannot be deleted, which is fine; so is what is removed now.
     bounded(&mut delete, DELETE_LIMIT)?;
     orphan::remove_with_mount(&record, CRIU_ROOT)?;
-    cgroup.as_deref().map_or(Ok(()), cgroup::remove)
+    cgroup.as_deref().map_or(Ok(()), cgroup::remove)?;
+    // Whatever else there is to do is done by now.
+    unlocked
 }
 
 /// Kills whatever is in a cgroup until nothing is.
