@@ -218,28 +218,23 @@ fn a_checkpoint_is_cancelled_while_it_is_pushed() {
 #[test]
 fn a_source_that_is_to_be_stopped_runs_on_when_its_deadline_passes() {
     let scenario = start();
-    let reference = |node: &Node| scenario.reference(&format!("cancel/late:{}", node.name()));
-    let begun = nodes(&scenario).map(|node| {
+    for node in nodes(&scenario) {
         scenario.run_workload(node, "job", 128, &[]).unwrap();
         let before = scenario.traces(node).unwrap();
+        let reference = scenario.reference(&format!("cancel/late:{}", node.name()));
         let key = format!("node-{}", node.name());
-        let words = ["checkpoint", "job", &reference(node), "--sign-key", &key];
+        let words = ["checkpoint", "job", &reference, "--sign-key", &key];
         let kyb = begin(node, &[&words[..], &["--stop", "--pause-deadline", "15s"]].concat());
         assert!(catch(|| stage(node, "work/dump.log") > 0), "it does not come to that");
-        (node, before, kyb)
-    });
-    registry(&scenario).signal(Signal::STOP);
-    for (node, before, kyb) in begun {
+        registry(&scenario).signal(Signal::STOP);
         let told = fails(kyb);
         assert!(told.contains("was not stored within the 15s"), "{told}");
         let last = newest(&scenario, node);
         assert_eq!(last["undone"][0], "the source runs", "{last}");
         runs_on(&scenario, node, &before);
-    }
-    registry(&scenario).signal(Signal::CONT);
-    for node in nodes(&scenario) {
-        assert!(!has_tag(&scenario, &reference(node)));
-        checkpoint(&scenario, node, "job", &reference(node));
+        registry(&scenario).signal(Signal::CONT);
+        assert!(!has_tag(&scenario, &reference));
+        checkpoint(&scenario, node, "job", &reference);
     }
     scenario.end().unwrap();
 }
