@@ -4,7 +4,6 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -23,6 +22,7 @@ mod single;
 
 pub(crate) use self::hold::{HOLD, hand_over, hold, let_go};
 pub(crate) use self::single::unlock_each;
+use crate::process;
 
 /// Bound of one call; each takes a few milliseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
@@ -67,13 +67,7 @@ pub(crate) fn given(spec: &Value) -> Option<PathBuf> {
 /// that is gone, or is the node's own, which CRIU does not lock so. Two locks cannot be told apart: that
 /// of a dump of another container there is removed too.
 pub(crate) async fn unlock_given(net: &Path) -> io::Result<()> {
-    let own = fs::metadata(of(std::process::id()))?;
-    match fs::metadata(net) {
-        Ok(it) if (it.dev(), it.ino()) != (own.dev(), own.ino()) => unlock(net).await,
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
+    if process::is_the_nodes(net) { Ok(()) } else { unlock(net).await }
 }
 
 /// Removes the lock from a network namespace, if it is there. Where a tool is not installed, CRIU had

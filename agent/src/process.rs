@@ -1,6 +1,7 @@
 //! What /proc tells about the processes of a container.
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,6 +37,14 @@ impl Known {
     pub(crate) fn is_there(self) -> bool {
         started(self.pid) == Some(self.started)
     }
+}
+
+/// Whether a path leads to the namespace that this process is in, as containerd is and runc.
+pub(crate) fn is_the_nodes(path: impl AsRef<Path>) -> bool {
+    let number = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let found = number(path.as_ref());
+    let own = |kind: &&str| number(&Path::new(PROC).join("self/ns").join(kind));
+    found.is_some() && ["net", "pid"].iter().any(|kind| own(kind) == found)
 }
 
 /// Returns this program, to be run once more. One that was replaced, as an upgrade does while it runs,
@@ -76,9 +85,8 @@ pub(crate) fn dumper(pid: u32, directory: &Path) -> Option<u32> {
 
 /// Returns the process that traces `pid` or one of its threads.
 pub(crate) fn tracer(pid: u32) -> Option<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    threads.filter_map(Result::ok).find_map(|thread| {
-        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+    threads(pid).ok()?.into_iter().find_map(|thread| {
+        let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
         let tracer = field(&status, "TracerPid:")?.parse().ok()?;
         (tracer != 0).then_some(tracer)
     })

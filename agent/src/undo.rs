@@ -413,7 +413,7 @@ async fn revive(
     match namespace.task(container).await {
         Ok(task) if task.is_none_or(is_other) => {
             end_criu(directory.to_owned()).await?;
-            return Ok(Undone::Ended(SourceEnd::of(task, pid)));
+            return Ok(Undone::Ended(end_of(namespace, container, pid).await));
         }
         Ok(_) => {}
         // Not known to be another one's: what the dump lies in must stay until CRIU has ended.
@@ -448,22 +448,13 @@ async fn revive(
 /// Returns what containerd knows of the end of a source.
 async fn end_of(namespace: &Namespace, container: &str, pid: u32) -> SourceEnd {
     let task = namespace.task(container).await.ok().flatten();
-    let is_its = |task: TaskState| task.pid == 0 || task.pid == pid;
-    if task.is_some_and(|task| task.status != TaskStatus::Stopped && is_its(task)) {
+    let status = match task.filter(|task| task.pid == 0 || task.pid == pid) {
+        None => None,
+        Some(task) if task.status == TaskStatus::Stopped => Some(task.exit_status),
         // It is about to hear of it.
-        return SourceEnd { status: namespace.wait(container, HEARD_LIMIT).await.ok() };
-    }
-    SourceEnd::of(task, pid)
-}
-
-impl SourceEnd {
-    /// Returns what a task tells of the end of the process `pid`.
-    fn of(task: Option<TaskState>, pid: u32) -> Self {
-        let its = |task: &TaskState| {
-            task.status == TaskStatus::Stopped && (task.pid == 0 || task.pid == pid)
-        };
-        Self { status: task.filter(its).map(|task| task.exit_status) }
-    }
+        Some(_) => namespace.wait(container, HEARD_LIMIT).await.ok(),
+    };
+    SourceEnd { status }
 }
 
 /// Ends every CRIU of a restore: one whose CRIU was killed as it began may stand still for ever, in no

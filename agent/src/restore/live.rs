@@ -5,13 +5,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use fs_err as fs;
 use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
-use crate::cgroup;
 use crate::gate::{APPARMOR, Expected, HANDED_OVER, MountFact, SELINUX, Summary};
 use crate::rootfs::{Bind, Names, Others};
+use crate::{cgroup, process};
 
 /// Namespaces that a container may share with the host or with its pod.
 const NAMESPACES: [&str; 4] = ["network", "pid", "ipc", "uts"];
@@ -126,7 +125,7 @@ impl Live {
         let is_joined = |path: Option<&str>| path.is_some_and(|path| !path.is_empty());
         let is_handed = |name: &String| HANDED_OVER.iter().any(|(handed, _)| handed == name);
         let nodes: BTreeSet<String> =
-            self.namespaces(|path| path.is_some_and(is_the_nodes)).collect();
+            self.namespaces(|path| path.is_some_and(process::is_the_nodes)).collect();
         let joined = self.namespaces(is_joined);
         let joined = joined.filter(|name| {
             summary.host_namespaces.contains(name) && (!is_handed(name) || nodes.contains(name))
@@ -251,16 +250,6 @@ fn is_bind(mount: &Value) -> bool {
         || has_option(mount, "rbind")
 }
 
-/// Whether a path leads to the namespace that this process is in, as containerd is and runc.
-fn is_the_nodes(path: &str) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-
-    let number = |path: &str| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    let found = number(path);
-    found.is_some()
-        && ["net", "pid"].iter().any(|kind| number(&format!("/proc/self/ns/{kind}")) == found)
-}
-
 fn text(value: &Value, key: &str) -> Option<String> {
     value.get(key)?.as_str().map(str::to_owned)
 }
@@ -272,6 +261,7 @@ fn has_option(mount: &Value, wanted: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use fs_err as fs;
     use serde_json::json;
 
     use super::*;

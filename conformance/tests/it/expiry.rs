@@ -90,7 +90,7 @@ fn a_rule(scenario: &Scenario, node: &Node) {
     let is_let_in = || restore(scenario, node, &reference, "strange", &[]).status.success();
     assert!(wait_until(END_LIMIT, is_let_in), "the rule does not count");
     scenario.wait_for_ticks(node, "strange").unwrap();
-    // Whom the agent's own keys have signed for, nobody's rule has to speak of.
+    // What was let in so can be taken again.
     checkpoint(
         scenario,
         node,

@@ -1,5 +1,6 @@
 //! Operations that are cancelled: the source runs on, nothing is left, and the next try works.
 
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -65,11 +66,21 @@ pub(super) fn fails(kyb: Child) -> String {
 }
 
 pub(crate) fn stage(node: &Node, file: &str) -> u64 {
-    let stages = fs::read_dir(node.path("/run/kybernate/stage")).ok().into_iter().flatten();
-    let sizes = stages.filter_map(|entry| {
-        fs::metadata(entry.ok()?.path().join(file)).ok().map(|file| file.len())
-    });
-    sizes.sum()
+    let files = staged(node, "/run/kybernate/stage", file);
+    files.filter_map(|file| fs::metadata(file).ok()).map(|file| file.len()).sum()
+}
+
+/// Whether CRIU has made all of a restore, and only has to let go of it, by its log in an operation's
+/// directory below this one.
+pub(super) fn has_made_all(node: &Node, stages: &str, log: &str) -> bool {
+    let mut logs = staged(node, stages, log).filter_map(|log| fs::read(log).ok());
+    logs.any(|log| String::from_utf8_lossy(&log).contains("Restore via sigreturn"))
+}
+
+/// Returns where such a file may be in the directories of operations.
+fn staged<'f>(node: &Node, stages: &str, file: &'f str) -> impl Iterator<Item = PathBuf> + use<'f> {
+    let stages = fs::read_dir(node.path(stages)).ok().into_iter().flatten();
+    stages.filter_map(move |entry| Some(entry.ok()?.path().join(file)))
 }
 
 /// Stops CRIU in the long part of a dump.
@@ -254,11 +265,9 @@ fn a_given_network_is_open_when_a_restore_into_it_is_cancelled() {
 
         let words = ["restore", &reference, "--name", "job", "--allow-host-namespace", given];
         let kyb = begin(node, &words);
-        let says = || {
-            let script = "cat /run/kybernate/stage/*/work/restore.log";
-            said(&node.output(&["sh", "-c", script]).unwrap()).contains("Restore via sigreturn")
-        };
-        halt(node, || stage(node, "work/restore.log") > 0, says);
+        let log = "work/restore.log";
+        let is_made = || has_made_all(node, "/run/kybernate/stage", log);
+        halt(node, || stage(node, log) > 0, is_made);
         assert!(rules().contains("CRIU"), "it is not locked");
         let id = at_step(scenario, node, &["restore"]);
         cancel(scenario, node, &id);

@@ -10,7 +10,7 @@ use kybernate_conformance::process::Process;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::cancels::newest;
+use super::cancels::{has_made_all, newest};
 use super::claims::COLD;
 use super::halt::halt;
 use super::locks;
@@ -41,12 +41,8 @@ pub(crate) fn hang_in(node: &Node, create: &mut Command) -> Child {
 /// Has CRIU hang when all is made, before it lets go of it.
 fn hang_late(node: &Node, create: &mut Command) -> Child {
     let create = begin(create);
-    let says = || {
-        let script = "cat /var/lib/kybernate/stage/*/restore.log";
-        let log = node.output(&["sh", "-c", script]).unwrap();
-        String::from_utf8_lossy(&log.stdout).contains("Restore via sigreturn")
-    };
-    halt(node, || !members(node).is_empty(), says);
+    let is_made = || has_made_all(node, "/var/lib/kybernate/stage", "restore.log");
+    halt(node, || !members(node).is_empty(), is_made);
     create
 }
 
