@@ -18,7 +18,8 @@ use crate::failures::victims::END_LIMIT;
 use crate::harness::{at_once, nodes, refused_here, said, start};
 
 const PORT: u16 = 7443;
-/// The operator may do what a cluster needs, the reader nothing but look; nobody else has a rule.
+/// The operator may do most of what a cluster needs, the keeper the rest, the reader nothing but look;
+/// nobody else has a rule.
 const NETWORK: &str = r#"
 [staging.ram]
 budget = "128MiB"
@@ -31,6 +32,10 @@ client_ca = "/srv/share/callers.crt"
 who = "certificate:operator"
 may = ["read", "checkpoint", "restore", "stage"]
 namespaces = ["default"]
+[[caller]]
+who = "certificate:keeper"
+may = ["suspend", "stage"]
+namespaces = ["*"]
 [[caller]]
 who = "certificate:reader"
 may = ["read"]
@@ -152,6 +157,38 @@ impl Asked<'_> {
         let output = self.ask("operator", &take);
         assert!(output.status.success(), "{}", said(&output));
         assert_eq!(self.ended().last().unwrap()["state"], "done");
+        self.suspends_and_evicts_for_who_may(&reference);
+    }
+
+    /// What is suspended is a namespace's; what is staged is everybody's.
+    fn suspends_and_evicts_for_who_may(&self, reference: &str) {
+        let stage = ["stage", reference, "--tier", "ram", "--plain-http"];
+        let is_suspended = || {
+            let list = self.scenario.kyb_json(self.node, &["ps", "--container", "job"]).unwrap();
+            list["containers"][0]["suspendedSince"].is_string()
+        };
+        let works = |who: &str, words: &[&str]| {
+            let output = self.ask(who, words);
+            assert!(output.status.success(), "{who}: {words:?}: {}", said(&output));
+        };
+        for who in ["reader", "operator"] {
+            refused_here(&self.ask(who, &["suspend", "job"]), &format!("certificate:{who}"));
+            assert!(!is_suspended());
+        }
+        works("keeper", &["suspend", "job"]);
+        for who in ["reader", "operator"] {
+            refused_here(&self.ask(who, &["resume", "job"]), &format!("certificate:{who}"));
+            assert!(is_suspended());
+        }
+        works("keeper", &["resume", "job"]);
+        assert!(!is_suspended());
+        works("operator", &stage);
+        for who in ["reader", "operator"] {
+            refused_here(&self.ask(who, &["evict", reference]), &format!("certificate:{who}"));
+        }
+        works("keeper", &["evict", reference]);
+        let again = self.ask("keeper", &["evict", reference]);
+        assert!(said(&again).contains("is not staged here"), "{}", said(&again));
     }
 
     /// Whoever asks waits for two seconds, and the registry says nothing.
@@ -189,7 +226,7 @@ fn an_agent_works_for_who_may_ask_and_no_longer_than_they_wait() {
     let callers = authority(&share.join("callers.crt"));
     let addresses = nodes(&scenario).map(|node| node.address().to_owned());
     issue(&share, "agent", &addresses.each_ref().map(String::as_str), &callers);
-    for name in ["operator", "reader", "nobody"] {
+    for name in ["operator", "keeper", "reader", "nobody"] {
         issue(&share, name, &[], &callers);
     }
     // Has the name, and it from somebody else.

@@ -10,7 +10,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
-use crate::harness::{at_once, restore, said, start};
+use crate::harness::{at_once, checkpoint, restore, said, start};
 
 /// How long a container may take to have what it is to hold.
 const HOLD_LIMIT: Duration = Duration::from_mins(1);
@@ -115,6 +115,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
         for (finding, options, words) in [
             ("inotify", &[][..], &["inotify", "/bin"][..]),
             ("device", &["--device", "/dev/fuse"], &["device", "/dev/fuse"]),
+            ("gpu", &["--mount", GPU], &["device", "/dev/nvidia0"]),
             ("hidden-mount", &["--mount", MOUNT, "--mount", COVER], &["lock"]),
             ("deleted-file", &[], &["deleted"]),
             ("tcp-established", &[], &["tcp"]),
@@ -127,6 +128,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
             refuses(&scenario, node, finding, &[]);
             remove(&scenario, node);
         }
+        has_an_old_driver(&scenario, node);
         for (finding, script) in PRIVILEGED {
             run(&scenario, node, &["--privileged"], &["sh", "-c", script]);
             let expected = [format!("refuse {finding}")];
@@ -156,6 +158,9 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
     scenario.end().unwrap();
 }
 
+/// A name that a GPU has, of the null device: this machine has no driver for it.
+const GPU: &str = "type=bind,src=/dev/null,dst=/dev/nvidia0,options=bind:rw";
+
 /// What the containers do that may everything.
 const PRIVILEGED: [(&str, &str); 11] = [
     ("user-namespace", "busybox unshare -U busybox sleep 1000; busybox true"),
@@ -182,6 +187,21 @@ const PRIVILEGED: [(&str, &str); 11] = [
     ),
     ("link-remap", "exec 9</etc/passwd; busybox rm /etc/passwd; busybox sleep 1000"),
 ];
+
+/// A GPU is open, and the module of NVIDIA's driver says that it is too old.
+fn has_an_old_driver(scenario: &Scenario, node: &Node) {
+    node.run(&["mount", "-t", "tmpfs", "module", "/proc/driver"]).unwrap();
+    fs::create_dir(node.path("/proc/driver/nvidia")).unwrap();
+    fs::write(node.path("/proc/driver/nvidia/version"), MODULE).unwrap();
+    hold(scenario, node, &["--mount", GPU], &["device", "/dev/nvidia0"]);
+    refuses(scenario, node, "gpu-driver", &[]);
+    remove(scenario, node);
+    node.run(&["umount", "/proc/driver"]).unwrap();
+}
+
+/// What the module says of itself there.
+const MODULE: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  565.57.01  \
+    Thu Oct 10 12:29:05 UTC 2024\nGCC version:  gcc version 14.2.0\n";
 
 /// A container whose standard streams are a terminal, as `ctr run -t` and `kubectl run -t` make it.
 fn has_a_terminal(scenario: &Scenario, node: &Node) {
@@ -222,12 +242,33 @@ fn what_depends_on_a_choice_is_taken_when_it_is_made() {
             closes(&scenario, node);
         }
 
-        scenario.run_workload(node, "odd", 16, &[]).unwrap();
-        let more = ["ctr", "task", "exec", "-d", "--exec-id", "more", "odd", "sleep", "1000"];
-        node.run(&more).unwrap();
-        assert_eq!(findings(&scenario, node, &[]), ["warn exec-session"]);
+        leaves_a_session(&scenario, node);
     });
     scenario.end().unwrap();
+}
+
+/// A session of `ctr task exec` or `kubectl exec` goes on, and is not in the dump.
+fn leaves_a_session(scenario: &Scenario, node: &Node) {
+    scenario.run_workload(node, "odd", 16, &[]).unwrap();
+    let more = ["ctr", "task", "exec", "-d", "--exec-id", "more", "odd", "sleep", "1000"];
+    node.run(&more).unwrap();
+    assert_eq!(findings(scenario, node, &[]), ["warn exec-session"]);
+    let reference = scenario.reference(&format!("preflight/exec:{}", node.name()));
+    checkpoint(scenario, node, "odd", &reference);
+    let members = || node.run(&["ctr", "task", "ps", "odd"]).unwrap();
+    let sleeps = || {
+        let comm = |pid: &str| fs::read_to_string(node.path(&format!("/proc/{pid}/comm")));
+        let pids = members();
+        let mut pids = pids.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+        pids.any(|pid| comm(pid).is_ok_and(|comm| comm.trim() == "sleep"))
+    };
+    assert!(sleeps(), "the session has ended: {}", members());
+    scenario.remove(node, "odd").unwrap();
+    let output = restore(scenario, node, &reference, "odd", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    scenario.wait_for_ticks(node, "odd").unwrap();
+    assert!(!sleeps(), "{}", members());
+    assert_eq!(findings(scenario, node, &[]), Vec::<String>::new());
 }
 
 /// Only a container with a file of its own can have its connections closed.

@@ -7,11 +7,14 @@ use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Agent, Scenario, counter};
+use rustix::process::Signal;
 use serde_json::Value;
 
 mod kubernetes;
 
-use crate::failures::victims::{END_LIMIT, catch, is_done_without_kyb};
+use crate::failures::victims::{
+    END_LIMIT, catch, is_done_without_kyb, running, signal, start_containerd,
+};
 use crate::harness::{at_once, checkpoint, next_agents, on_both, restore, said, start};
 use crate::pods::{CONFIG, command_of, make_ready};
 use crate::workloads::Place;
@@ -214,6 +217,19 @@ fn begun(node: &Node, reference: &str) -> Child {
     kyb
 }
 
+/// containerd dies while it is given a dump, and is there again: it has all of it then, or nothing.
+fn containerd_dies(node: &Node, reference: &str, empty: &str) {
+    let kyb = begun(node, reference);
+    signal(&running(node, "containerd"), Signal::KILL);
+    start_containerd(node);
+    let output = kyb.wait_with_output().unwrap();
+    if output.status.success() {
+        node.run(&["ctr", "image", "rm", "--sync", &format!("{reference}-containerd")]).unwrap();
+    }
+    let gone = wait_until(END_LIMIT, || kept(node) == empty);
+    assert!(gone, "what containerd was given is not gone: {}\n{empty}", kept(node));
+}
+
 /// Ends operations of a node in their middle, and looks for what is left.
 fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
     let (reference, before) = taken(scenario, node, 192);
@@ -231,6 +247,8 @@ fn ends_early(scenario: &Scenario, node: &Node, agent: Agent) {
     is_done_without_kyb(scenario, node, begun(node, &reference), "provide");
     node.run(&["ctr", "image", "rm", "--sync", &format!("{reference}-containerd")]).unwrap();
     assert_eq!(kept(node), empty, "more than the image is left");
+
+    containerd_dies(node, &reference, &empty);
 
     let mut kyb = begun(node, &reference);
     agent.kill();

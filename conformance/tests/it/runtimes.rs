@@ -66,11 +66,40 @@ fn crun_runs_containers_and_restores_none() {
         scenario.remove(node, "job").unwrap();
         let pinned = format!("{reference}@{digest}");
         make_ready(scenario, node, &pinned);
+        is_found(node, &pinned, &|id| scenario.wait_for_ticks(node, id).map(drop).unwrap());
         fs::write(node.path(SETTINGS), format!("runtime = \"{CRUN}\"\n")).unwrap();
         runs(scenario, node, &pinned);
         restores_none(scenario, node, (&pinned, &before));
     });
     scenario.end().unwrap();
+}
+
+/// Where nobody has said which, it is runc, and crun where that is not installed.
+fn is_found(node: &Node, pinned: &str, ticks: &dyn Fn(&str)) {
+    const RUNC: &str = "/usr/sbin/runc";
+    let end = |id: &str| {
+        node.run(&["ctr", "task", "rm", "-f", id]).unwrap();
+        node.run(&["ctr", "container", "rm", id]).unwrap();
+    };
+    let found = |id: &str| {
+        let output = create(node, id, pinned, &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        ticks(id);
+        is_cruns(node, id)
+    };
+    assert!(!found("runcs"));
+    end("runcs");
+    let hidden = node.path("/usr/sbin/runc-elsewhere");
+    fs::rename(node.path(RUNC), &hidden).unwrap();
+    assert!(found("cruns"));
+    end("cruns");
+    let crun = node.path("/usr/bin/crun-elsewhere");
+    fs::rename(node.path(CRUN), &crun).unwrap();
+    let output = create(node, "none", pinned, &[]);
+    assert!(said(&output).contains("neither runc nor crun is installed"), "{}", said(&output));
+    node.run(&["ctr", "container", "rm", "none"]).unwrap();
+    fs::rename(crun, node.path(CRUN)).unwrap();
+    fs::rename(hidden, node.path(RUNC)).unwrap();
 }
 
 /// Everything else than a restore is crun's.

@@ -126,6 +126,8 @@ fn a_staged_checkpoint_is_restored_where_it_lies() {
     assert!(ram["usedBytes"].as_u64().unwrap() > MIB << 19, "{node}");
     let (told, _) = restored(&scenario, b, &reference, "two");
     assert_eq!(told["staged"], "ram", "{told}");
+    // The image is there by now: what comes are documents.
+    assert!(told["sizes"]["transferredBytes"].as_u64().unwrap() < 256 << 10, "{told}");
     let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
     let page = b.run(&page).unwrap();
     assert!(page.contains("kybernate_agent_staging_hits_total{tier=\"ram\"} 1"), "{page}");
@@ -239,6 +241,17 @@ fn kyb_dies(scenario: &Scenario, node: &Node, reference: &str) {
     assert_eq!(files(node, RAM), "");
 }
 
+/// containerd dies in the middle: what is staged comes past it.
+fn containerd_dies(scenario: &Scenario, node: &Node, reference: &str) {
+    let mut kyb = begun(node, reference);
+    signal(&running(node, "containerd"), Signal::KILL);
+    start_containerd(node);
+    assert!(kyb.wait().unwrap().success(), "it is a failure on {}", node.name());
+    let told = scenario.kyb_json(node, &["evict", reference]).unwrap();
+    assert_eq!(told["evicted"].as_array().unwrap().len(), 1, "{told}");
+    assert_eq!(files(node, RAM), "");
+}
+
 /// The agent dies in the middle: what it had staged is there whole, or not at all.
 fn the_agent_dies(scenario: &mut Scenario, name: &str, reference: &str) {
     let mut kyb = begun(scenario.node(name), reference);
@@ -274,7 +287,10 @@ fn what_cannot_be_staged_leaves_nothing() {
     assert_eq!(files(&scenario.testbed.b, RAM), "");
 
     scenario.next_agent("a", TIERS).unwrap();
-    at_once(&scenario, |node| kyb_dies(&scenario, node, &reference));
+    at_once(&scenario, |node| {
+        kyb_dies(&scenario, node, &reference);
+        containerd_dies(&scenario, node, &reference);
+    });
     for name in ["a", "b"] {
         the_agent_dies(&mut scenario, name, &reference);
     }

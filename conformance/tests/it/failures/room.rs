@@ -225,3 +225,49 @@ fn a_containerd_without_room_loses_nothing_and_is_named() {
     at_once(&scenario, |node| is_full(&scenario, node, &reference));
     scenario.end().unwrap();
 }
+
+/// Where operations are written down.
+const JOURNAL: &str = "/var/lib/kybernate/operations";
+
+/// Fills it.
+const FILL_JOURNAL: &str = r#"
+[[hooks]]
+name = "fill"
+when = "before"
+command = ["/bin/sh", "-c", "cat /dev/zero >/var/lib/kybernate/operations/fill; true"]
+on_request = true
+"#;
+
+/// What cannot be written down is not begun, and what has begun comes to its end.
+#[test]
+fn an_operation_without_room_for_its_journal_is_not_begun() {
+    let mut scenario = start();
+    for name in ["a", "b"] {
+        drop(scenario.agent(name).take());
+        let mount = ["mount", "-t", "tmpfs", "-o", "mode=0700,size=512k", "small", JOURNAL];
+        scenario.node(name).run(&mount).unwrap();
+        scenario.next_agent(name, FILL_JOURNAL).unwrap();
+    }
+    at_once(&scenario, |node| {
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let reference = scenario.reference(&format!("room/journal:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let before = scenario.traces(node).unwrap();
+        let first = scenario.kyb(node, &[&words[..], &["--hook", "fill"]].concat()).unwrap();
+        assert!(first.status.success(), "full meanwhile: {}", said(&first));
+        scenario.wait_for_ticks(node, "job").unwrap();
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        let second = scenario.kyb(node, &words).unwrap();
+        assert_eq!(second.status.code(), Some(1), "{}", said(&second));
+        let reason = format!("failed to keep the operations in \"{JOURNAL}\"");
+        let text = said(&second);
+        assert!(text.contains(&reason) && text.contains("No space left"), "{text}");
+        scenario.wait_for_ticks(node, "job").unwrap();
+        assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        fs::remove_file(node.path(&format!("{JOURNAL}/fill"))).unwrap();
+        checkpoint(&scenario, node, "job", &reference);
+        scenario.wait_for_ticks(node, "job").unwrap();
+    });
+    scenario.end().unwrap();
+}
