@@ -10,6 +10,8 @@ use crate::command::{self, CommandError};
 
 /// What every node needs.
 const COMMON: &[&str] = &[
+    // containerd has its profiles loaded by it, where the kernel has AppArmor.
+    "apparmor",
     "busybox-static",
     "ca-certificates",
     "containerd",

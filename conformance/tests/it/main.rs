@@ -8,6 +8,7 @@
     reason = "a failed step here is a failed test, and its words are wanted"
 )]
 
+mod apparmor;
 mod calls;
 mod cgroups;
 mod clients;

@@ -150,3 +150,15 @@ fn who_dies_leaves_nothing_behind_on_cgroups_of_version_2() {
 fn memory_is_copied_before_the_pause() {
     in_the_machine(&["pre_copies::memory_is_copied_before_the_pause_where_the_kernel_tracks_it"]);
 }
+
+/// Its kernel has `AppArmor`, as those of most users' nodes.
+#[test]
+fn who_was_confined_is_confined_again() {
+    in_the_machine(&["apparmor::who_was_confined_is_confined_again"]);
+}
+
+/// Its kernel lets CRIU 4.1 take internet sockets.
+#[test]
+fn servers_come_back_from_an_older_node() {
+    in_the_machine(&["workloads::servers::servers_go_from_an_older_node_to_a_newer_one"]);
+}

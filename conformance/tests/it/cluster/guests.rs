@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Instant;
 
+use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use serde_json::{Map, Value, json};
@@ -15,7 +16,7 @@ use crate::harness::said;
 use crate::workloads::Place;
 use crate::workloads::client::{Line, Load, inside};
 use crate::workloads::own::{self, may_ask_others};
-use crate::workloads::programs::{self, commits};
+use crate::workloads::programs::{self, NO_IO_URING, commits};
 use crate::workloads::proof::{Identity, Status, goes_on as counts_on};
 use crate::workloads::servers::{
     Heard, LISTENER, LISTENER_PORT, NGINX, NGINX_PORT, REDIS, REDIS_PORT, held, processes,
@@ -60,13 +61,17 @@ enum Kind {
 enum Rights {
     /// Nothing.
     Usual,
-    /// containerd's seccomp profile.
+    /// A seccomp profile of the node's, which forbids `io_uring`: containerd 1.7's own lets it through.
     Seccomp,
     /// As little as can be: no capabilities, no new privileges, nothing of the root can be written.
     Least,
     /// It is not root.
     User,
 }
+
+/// Where a kubelet has seccomp profiles, and the one for [`Rights::Seccomp`].
+const PROFILES: &str = "/var/lib/kubelet/seccomp";
+const PROFILE: &str = "no-io-uring.json";
 
 /// Where [`Rights::Least`] can write.
 const SHARED_MEMORY: &str = "/dev/shm/state";
@@ -88,8 +93,7 @@ const GUESTS: &[Guest] = &[
     guest("memory", &["tmpfs"], Rights::Usual),
     guest("user", &["user"], Rights::User),
     guest("python", &["python"], Rights::Usual),
-    // containerd 1.7 lets io_uring through.
-    Guest { from: "b", ..guest("node", &["node"], Rights::Seccomp) },
+    guest("node", &["node"], Rights::Seccomp),
     guest("java", &["java"], Rights::Usual),
     Guest { kind: Kind::Database, ..guest("sqlite", &["sqlite"], Rights::Usual) },
     guest("files", &["files"], Rights::Usual),
@@ -157,7 +161,9 @@ impl Guest {
     fn security(&self) -> Value {
         match self.rights {
             Rights::Usual => json!({}),
-            Rights::Seccomp => json!({ "seccompProfile": { "type": "RuntimeDefault" } }),
+            Rights::Seccomp => json!({
+                "seccompProfile": { "type": "Localhost", "localhostProfile": PROFILE },
+            }),
             Rights::Least => json!({
                 "seccompProfile": { "type": "RuntimeDefault" },
                 "readOnlyRootFilesystem": true,
@@ -400,6 +406,10 @@ fn each<T: Send>(all: Vec<T>, work: impl Fn(T) + Sync) {
 pub(super) fn go_on(story: &Story) {
     let began = Instant::now();
     let (a, b) = (&story.scenario.testbed.a, &story.scenario.testbed.b);
+    for node in [a, b] {
+        fs::create_dir_all(node.path(PROFILES)).unwrap();
+        fs::write(node.path(PROFILES).join(PROFILE), NO_IO_URING).unwrap();
+    }
     let (own, other) = (story.scenario.image(), &story.programs);
     let image = |guest: &Guest| if guest.is_own() { own.clone() } else { other.clone() };
     let first = |guest: &Guest| guest.pod("1", guest.from, &image(guest), false);

@@ -13,7 +13,7 @@ use super::{Place, Workload};
 use crate::harness::start as start_bare;
 
 /// A seccomp profile of little use but for this: programs then do without.
-const NO_IO_URING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+pub(crate) const NO_IO_URING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
     {"names": ["io_uring_setup"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
 
 /// Pushes the image of programs, and returns its reference.
