@@ -135,7 +135,7 @@ fn a_machine_that_dies_says_what_its_kernel_said() {
 }
 
 #[test]
-fn who_dies_leaves_nothing_behind_on_cgroups_of_version_2() {
+fn agents_that_die_leave_nothing_on_cgroups_of_version_2() {
     on_cgroups_of_version_2(&[
         "failures::claims::a_pods_container_is_restored_when_the_agent_dies_meanwhile",
         "failures::deaths::the_source_runs_on_whenever_the_agent_dies",
