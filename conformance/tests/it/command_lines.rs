@@ -7,8 +7,8 @@ use kybernate_conformance::scenario::Scenario;
 
 use crate::harness::{at_once, said, start};
 
-/// Commands in the life of a container `ID` in a bundle, and others; each with runc's options before.
-/// Those with a `!` must fail.
+/// Commands in the lives of three containers of a bundle, and others. Those with a `!` must fail; in a
+/// word, `:` is a space.
 const CALLS: &[&str] = &[
     "--version",
     "--help",

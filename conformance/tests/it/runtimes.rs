@@ -66,7 +66,7 @@ fn crun_runs_containers_and_restores_none() {
         scenario.remove(node, "job").unwrap();
         let pinned = format!("{reference}@{digest}");
         make_ready(scenario, node, &pinned);
-        is_found(node, &pinned, &|id| scenario.wait_for_ticks(node, id).map(drop).unwrap());
+        is_found(scenario, node, &pinned);
         fs::write(node.path(SETTINGS), format!("runtime = \"{CRUN}\"\n")).unwrap();
         runs(scenario, node, &pinned);
         restores_none(scenario, node, (&pinned, &before));
@@ -75,24 +75,20 @@ fn crun_runs_containers_and_restores_none() {
 }
 
 /// Where nobody has said which, it is runc, and crun where that is not installed.
-fn is_found(node: &Node, pinned: &str, ticks: &dyn Fn(&str)) {
+fn is_found(scenario: &Scenario, node: &Node, pinned: &str) {
     const RUNC: &str = "/usr/sbin/runc";
-    let end = |id: &str| {
-        node.run(&["ctr", "task", "rm", "-f", id]).unwrap();
-        node.run(&["ctr", "container", "rm", id]).unwrap();
-    };
-    let found = |id: &str| {
-        let output = create(node, id, pinned, &[]);
+    let is_crun = || {
+        let output = create(node, "found", pinned, &[]);
         assert!(output.status.success(), "{}", said(&output));
-        ticks(id);
-        is_cruns(node, id)
+        scenario.wait_for_ticks(node, "found").unwrap();
+        let is_crun = is_cruns(node, "found");
+        scenario.remove(node, "found").unwrap();
+        is_crun
     };
-    assert!(!found("runcs"));
-    end("runcs");
+    assert!(!is_crun());
     let hidden = node.path("/usr/sbin/runc-elsewhere");
     fs::rename(node.path(RUNC), &hidden).unwrap();
-    assert!(found("cruns"));
-    end("cruns");
+    assert!(is_crun());
     let crun = node.path("/usr/bin/crun-elsewhere");
     fs::rename(node.path(CRUN), &crun).unwrap();
     let output = create(node, "none", pinned, &[]);
