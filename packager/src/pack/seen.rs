@@ -180,9 +180,11 @@ impl Looking<'_> {
     }
 }
 
-/// Whether all bytes are zero. Compared in the widest words the compiler finds, without `unsafe`.
+/// Whether all bytes are zero. Compared by the C library, which is as fast without optimisation: a
+/// loop of our own was a tenth of all that the end-to-end tests compute.
 fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |sum, byte| sum | byte) == 0)
+    static ZEROS: [u8; 4096] = [0; 4096];
+    bytes.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
 fn ended() -> io::Error {
