@@ -24,14 +24,13 @@ const COMMON: &[&str] = &[
     "nftables",
     "procps",
     "runc",
+    // What runs services by their units, inside of a node.
+    "systemd",
 ];
 /// What other people look into artifacts with; Debian has them from forky on.
 const TOOLS: &[&str] = &["cosign", "crane", "oras", "skopeo", "umoci"];
 /// What other people take checkpoints with, and run containers with.
 const OTHERS: &[&str] = &["crun", "podman"];
-/// What runs services by their units, inside of a node. Debian 13's is the last one that runs on
-/// cgroups of version 1.
-const MANAGER: &[&str] = &["systemd"];
 /// What dpkg knows about a root's packages. A root is moved to its place when it is complete, so
 /// these are all that is left to compare.
 const STATUS: &str = "var/lib/dpkg/status";
@@ -70,7 +69,7 @@ impl Release {
 
     fn packages(self) -> Vec<&'static str> {
         match self {
-            Self::Trixie => [COMMON, OTHERS, MANAGER].concat(),
+            Self::Trixie => [COMMON, OTHERS].concat(),
             Self::Forky => [COMMON, TOOLS].concat(),
         }
     }

@@ -33,23 +33,33 @@ mount --move /mnt /dev
 # No cgroups of the node under those of the machine, where they would be listed still.
 umount --recursive /sys
 mount -t sysfs -o ro sysfs /sys
-mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
+[ "$1" = unified ] || mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
 while read -r procs; do
     place=${procs%/cgroup.procs}
-    case $place in
-    */init)
+    case $1,$place in
+    unified,*/init)
+        mount -t cgroup2 cgroup2 /sys/fs/cgroup
+        mkdir /sys/fs/cgroup/init
+        continue ;;
+    unified,*) continue ;;
+    *,*/init)
         place=${place%/init}
         mkdir -p "$place"
         mount -t cgroup2 cgroup2 "$place"
         mkdir "$place/init"
         continue ;;
-    */systemd) options=none,name=systemd ;;
+    *,*/systemd) options=none,name=systemd ;;
     *) options=${place##*/} ;;
     esac
     mkdir "$place"
     mount -t cgroup -o "$options" cgroup "$place"
 done </etc/node.cgroups
 mount -t tmpfs -o mode=755 tmpfs /run
+if [ "$1" = unified ]; then
+    # Who enters the machine goes by this.
+    echo /sys/fs/cgroup/init/cgroup.procs >/run/node.cgroups
+    mount --bind /run/node.cgroups /etc/node.cgroups
+fi
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 for owner in containerd kybernate; do
     mkdir -p /var/lib/kybernate/$owner
@@ -59,6 +69,7 @@ mount --bind /var/lib/kybernate/containerd /var/lib/containerd
 mount --bind /var/lib/kybernate/kybernate /var/lib/kybernate
 # Debian 13 has the last systemd that runs on cgroups of version 1, and it has to be told.
 words="SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1 systemd.unified_cgroup_hierarchy=0"
+[ "$1" = all ] || words=
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin "SYSTEMD_PROC_CMDLINE=$words" \
     /usr/lib/systemd/systemd --system --unit=basic.target --log-target=journal
-'
+' sh "$1"
