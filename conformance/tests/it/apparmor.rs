@@ -1,5 +1,5 @@
 //! Containers with a profile of `AppArmor`, as each Pod has one where the kernel has that: what the
-//! emulated machine's has (`tests/machines`). Elsewhere nothing is shown.
+//! emulated machine's has (`emulated`). Elsewhere nothing is shown.
 
 use std::process::{Output, Stdio};
 

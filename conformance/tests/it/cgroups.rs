@@ -1,10 +1,35 @@
 //! A container's own cgroups, where a node has those of version 2 alone: what the emulated machine
-//! has (`tests/machines`). Elsewhere nothing is shown.
+//! has (`emulated`). Elsewhere nothing is shown.
+
+use std::process::Command;
 
 use fs_err as fs;
 use kybernate_conformance::node::Node;
 
+use crate::harness::all_passed;
 use crate::workloads::Place;
+
+/// End-to-end tests of freezers and of who is in a cgroup.
+const TESTS: &[&str] = &[
+    "failures::claims::a_pods_container_is_restored_when_the_agent_dies_meanwhile",
+    "failures::deaths::the_source_runs_on_whenever_the_agent_dies",
+    "failures::pods::a_pods_restore_that_hangs_or_is_killed_leaves_nothing",
+    "failures::restores::nothing_half_made_is_left_when_the_agent_dies_in_a_restore",
+    "suspensions::a_dump_that_is_cut_short_leaves_it_suspended",
+    "suspensions::a_suspended_container_stands_still_until_it_is_resumed",
+];
+
+/// Only those of version 2 are seen, by this machine's own kernel. Its controllers may be version 1's:
+/// limits are not shown there.
+#[test]
+fn agents_that_die_leave_nothing_on_cgroups_of_version_2() {
+    let script = "mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec \"$@\"";
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--propagation", "private"]);
+    command.args(["sh", "-c", script, "sh"]).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "--test-threads=2"]).args(TESTS);
+    all_passed(&command.output().unwrap(), TESTS);
+}
 
 /// What has `ctr run` give a container a cgroup namespace and show it its cgroups, as the CRI plugin
 /// does by itself.

@@ -1,93 +1,49 @@
 //! What the kernel of this machine cannot show, in an emulated one whose kernel can.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a failed step here is a failed test, and its words are wanted"
-)]
-
 use std::ffi::OsStr;
-use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::sync::{Mutex, PoisonError};
 
+use kybernate_conformance::programs;
 use kybernate_conformance::root::{self, Release};
-use serde_json::Value;
 
-const CLI: &str = env!("CARGO_BIN_EXE_kybernate-conformance");
-/// One at a time: each of them keeps a processor busy.
-static TURN: Mutex<()> = Mutex::new(());
+use crate::harness::{all_passed, bin, said};
+
+/// End-to-end tests that show nothing here, by their names as `it --list` has them.
+const TESTS: &[&str] = &[
+    // CRIU 4.1 may take internet sockets.
+    "workloads::servers::servers_go_from_an_older_node_to_a_newer_one",
+    // There is AppArmor, as on most users' nodes.
+    "apparmor::who_was_confined_is_confined_again",
+    // The kernel tracks which pages are written to, and withholds no capability.
+    "pre_copies::memory_is_copied_before_the_pause_where_the_kernel_tracks_it",
+    "failures::deaths::rounds::the_source_runs_on_whoever_dies_in_a_round",
+];
 
 /// Runs a program in the machine. What it says is ours to tell when it fails.
 fn machine(words: &[&OsStr]) -> Output {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Ends when we are killed, and the machine with it.
     let mut machine = Command::new("setpriv");
-    machine.args(["--pdeathsig", "KILL", "--", CLI, "machine", "--"]).args(words);
-    machine.output().unwrap()
+    machine.args(["--pdeathsig", "KILL", "--"]).arg(bin().join("kybernate-conformance"));
+    machine.args(["machine", "--"]).args(words).output().unwrap()
 }
 
 fn shell(script: &str) -> Output {
     machine(&["sh", "-c", script].map(OsStr::new))
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
-}
-
-/// Builds the end-to-end tests with all the programs they run, and returns where they are.
-fn end_to_end_tests() -> PathBuf {
-    // All targets: the same features as this test was built with, so nothing is built twice.
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--workspace", "--all-targets", "--locked", "--message-format=json"]);
-    if CLI.contains("/release/") {
-        cargo.arg("--release");
-    }
-    let built = cargo.output().unwrap();
-    assert!(built.status.success(), "the programs do not build: {}", said(&built));
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    let of = |message: &Value| {
-        let found = message.get("manifest_path")? == manifest
-            && message.pointer("/target/name")? == "it"
-            && message.pointer("/target/kind/0")? == "test";
-        found.then(|| message.get("executable")?.as_str().map(PathBuf::from))?
-    };
-    let text = String::from_utf8(built.stdout).unwrap();
-    let mut messages = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-    messages.find_map(|message| of(&message)).unwrap()
-}
-
-/// Runs end-to-end tests in the machine, in one boot, by their names as `it --list` has them. They
-/// must exist and succeed.
-fn in_the_machine(names: &[&str]) {
-    let tests = end_to_end_tests();
+/// They must exist and succeed. One boot: it takes as long as a short test.
+#[test]
+fn what_only_another_kernel_shows() {
     // It has no network to make them.
+    let say = |text: &str| println!("{text}");
     for release in [Release::Trixie, Release::Forky] {
-        root::ensure(release, &|text| println!("{text}")).unwrap();
+        root::ensure(release, &say).unwrap();
     }
-    let words = [&["--exact", "--nocapture", "--test-threads=1"], names].concat();
+    programs::ensure(&say).unwrap();
+    let tests = std::env::current_exe().unwrap();
+    let words = [&["--exact", "--nocapture", "--test-threads=1"], TESTS].concat();
     let words = words.into_iter().map(OsStr::new);
-    let output = machine(&[tests.as_os_str()].into_iter().chain(words).collect::<Vec<_>>());
-    all_passed(&output, names);
-}
-
-/// Runs end-to-end tests where only cgroups of version 2 are seen, by this machine's own kernel. Its
-/// controllers may be version 1's: limits are not shown there, but freezers and who is in a cgroup.
-fn on_cgroups_of_version_2(names: &[&str]) {
-    let tests = end_to_end_tests();
-    let script = "mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec \"$@\"";
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--propagation", "private"]);
-    command.args(["sh", "-c", script, "sh"]).arg(tests);
-    command.args(["--exact", "--test-threads=2"]).args(names);
-    all_passed(&command.output().unwrap(), names);
-}
-
-fn all_passed(output: &Output, names: &[&str]) {
-    let text = said(output);
-    assert!(output.status.success(), "{text}");
-    let passed = format!("{} passed; 0 failed; 0 ignored", names.len());
-    assert!(text.contains(&passed), "not all of {names:?} were run: {text}");
+    all_passed(&machine(&[tests.as_os_str()].into_iter().chain(words).collect::<Vec<_>>()), TESTS);
 }
 
 #[test]
@@ -132,33 +88,4 @@ fn a_machine_that_dies_says_what_its_kernel_said() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("the machine ended before its command"), "{text}");
     assert!(text.contains("Kernel panic - not syncing: sysrq triggered crash"), "{text}");
-}
-
-#[test]
-fn agents_that_die_leave_nothing_on_cgroups_of_version_2() {
-    on_cgroups_of_version_2(&[
-        "failures::claims::a_pods_container_is_restored_when_the_agent_dies_meanwhile",
-        "failures::deaths::the_source_runs_on_whenever_the_agent_dies",
-        "failures::pods::a_pods_restore_that_hangs_or_is_killed_leaves_nothing",
-        "failures::restores::nothing_half_made_is_left_when_the_agent_dies_in_a_restore",
-        "suspensions::a_dump_that_is_cut_short_leaves_it_suspended",
-        "suspensions::a_suspended_container_stands_still_until_it_is_resumed",
-    ]);
-}
-
-#[test]
-fn memory_is_copied_before_the_pause() {
-    in_the_machine(&["pre_copies::memory_is_copied_before_the_pause_where_the_kernel_tracks_it"]);
-}
-
-/// Its kernel has `AppArmor`, as those of most users' nodes.
-#[test]
-fn who_was_confined_is_confined_again() {
-    in_the_machine(&["apparmor::who_was_confined_is_confined_again"]);
-}
-
-/// Its kernel lets CRIU 4.1 take internet sockets.
-#[test]
-fn servers_come_back_from_an_older_node() {
-    in_the_machine(&["workloads::servers::servers_go_from_an_older_node_to_a_newer_one"]);
 }

@@ -42,6 +42,14 @@ pub(crate) fn start() -> Scenario {
     Scenario::start(&bin(), &|text| println!("{text}")).unwrap()
 }
 
+/// Looks at what tests said that were run by their names: all of them were, and passed.
+pub(crate) fn all_passed(output: &Output, names: &[&str]) {
+    let text = said(output);
+    assert!(output.status.success(), "{text}");
+    let passed = format!("{} passed; 0 failed; 0 ignored", names.len());
+    assert!(text.contains(&passed), "not all of {names:?} were run: {text}");
+}
+
 /// Returns what a program said, both ways.
 pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()

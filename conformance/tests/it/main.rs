@@ -16,6 +16,7 @@ mod cluster;
 mod command_lines;
 mod connections;
 mod copies;
+mod emulated;
 mod expiry;
 mod failures;
 mod gpus;

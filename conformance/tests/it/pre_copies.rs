@@ -1,5 +1,5 @@
 //! Memory that is copied before the pause (`--pre-copy`). A kernel that does not track which pages are
-//! written to lets only the refusal be seen; the emulated machine's kernel does (`tests/machines`).
+//! written to lets only the refusal be seen; the emulated machine's kernel does (`emulated`).
 
 use fs_err as fs;
 use kybernate_conformance::machine::INSIDE;
@@ -8,14 +8,16 @@ use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
 use crate::cgroups;
-use crate::harness::{at_once, refused_here, restore, said, start};
+use crate::harness::{at_once, next_agents, refused_here, restore, said, start};
+use crate::pods::CONFIG;
 use crate::workloads::own::another_user_moves;
 
 /// Of it, the workload writes to little.
 const MIB: u32 = 48;
 
 /// Gives a container a CRIU configuration file that is the agent's to write.
-const OWN_OPTIONS: &[&str] = &["--annotation", "org.criu.config=/var/lib/kybernate/criu/job.conf"];
+pub(crate) const OWN_OPTIONS: &[&str] =
+    &["--annotation", "org.criu.config=/var/lib/kybernate/criu/job.conf"];
 
 /// Writes down, in the pause, how much memory each round and the dump have.
 const HOOKS: &str = r#"
@@ -25,7 +27,8 @@ when = "while_paused"
 command = ["/bin/sh", "-c", "find /run/kybernate /var/lib/kybernate -path '*/stage/*' -name 'pages-*.img' -printf '%p %s\\n' >/root/pages"]
 "#;
 
-fn tracks(node: &Node) -> bool {
+/// Whether the kernel tracks which pages are written to.
+pub(crate) fn tracks(node: &Node) -> bool {
     node.output(&["criu", "check", "--feature", "mem_dirty_track"]).unwrap().status.success()
 }
 
@@ -73,10 +76,7 @@ fn is_refused(scenario: &Scenario, options: &[&str], reason: &str) {
 #[test]
 fn memory_is_copied_before_the_pause_where_the_kernel_tracks_it() {
     let mut scenario = start();
-    scenario.agent_a.take().unwrap().kill();
-    scenario.agent_b.take().unwrap().kill();
-    scenario.agent_a = Some(scenario.start_agent(&scenario.testbed.a, HOOKS).unwrap());
-    scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, HOOKS).unwrap());
+    next_agents(&mut scenario, &[CONFIG, HOOKS].concat());
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     let first = scenario.reference("pre-copied/job:v1");
     if !tracks(a) {

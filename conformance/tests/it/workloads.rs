@@ -9,12 +9,15 @@ pub(crate) mod proof;
 pub(crate) mod servers;
 mod table;
 
+use std::process::Stdio;
+
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 
-use self::proof::{Identity, LIMIT, goes_on};
+use self::proof::{Identity, LIMIT, Status, goes_on};
 use crate::harness::said;
+use crate::pods;
 
 /// A container whose processes say of themselves that nothing about them is wrong.
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +95,36 @@ impl Workload {
                 goes_on(self.on(to), Some(&last));
             }
             scenario.remove(to, self.id).unwrap();
+        }
+    }
+
+    /// What was moved goes on as a container that kybernate-runc creates, on each of these nodes; the
+    /// last one is taken, and goes on there once more.
+    fn goes_on_in_pods(&self, scenario: &Scenario, [first, last]: [&Node; 2]) {
+        let mut who = None;
+        let mut before: Option<Status> = None;
+        // What an older node took, an older one can have.
+        for (node, tag, next) in [(first, "1", None), (last, "2", Some("3")), (last, "3", None)] {
+            let reference = self.reference(scenario, tag);
+            let digest =
+                scenario.testbed.b.run(&["crane", "digest", "--insecure", &reference]).unwrap();
+            let pinned = format!("{reference}@{}", digest.trim());
+            pods::make_ready(scenario, node, &pinned);
+            let wish = format!("restore.kybernate.io/main={pinned}");
+            let mut create =
+                pods::command_of(node, [&pinned, self.id], &[&wish], self.options, self.command);
+            let output = create.stdin(Stdio::null()).output().unwrap();
+            assert!(output.status.success(), "{}: {}", self.id, said(&output));
+            let now = goes_on(self.on(node), before.as_ref().filter(|_| tag == "3"));
+            let boot = before.as_ref().map_or(now.boot, |before| before.boot);
+            assert_eq!(now.boot, boot, "{}: it was started anew", self.id);
+            let is = Identity::of(self.on(node));
+            assert_eq!(*who.get_or_insert_with(|| is.clone()), is, "{}", self.id);
+            if let Some(next) = next {
+                self.take(scenario, node, next);
+            }
+            before = Some(now);
+            scenario.remove(node, self.id).unwrap();
         }
     }
 

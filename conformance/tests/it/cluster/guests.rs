@@ -109,7 +109,7 @@ pub(crate) fn through_a_pod(id: &str) -> &'static str {
         Some(_) if id == "tmpfs" => "a, b: `/dev/shm`, an emptyDir in memory (`--capture-mount`)",
         // The table is one for all machines, and none that ran this let CRIU ask.
         Some(guest) if guest.rights == Rights::User => {
-            "refused where containerd lacks CAP_SYS_RESOURCE (`other-user`); not run elsewhere yet"
+            "refused where containerd lacks CAP_SYS_RESOURCE (`other-user`); elsewhere without a kubelet"
         }
         Some(guest) if guest.from == "a" => "a, b",
         Some(_) => "b, b",

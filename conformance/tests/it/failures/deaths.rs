@@ -1,5 +1,8 @@
 //! Who dies in the middle of a checkpoint, and when: the source runs on, whatever the moment.
 
+mod abandoned;
+mod rounds;
+
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -43,6 +46,8 @@ enum Victim {
     Criu,
     /// CRIU hangs, and the agent dies for good.
     HungCriu,
+    /// Nobody, but CRIU hangs.
+    OnlyHungCriu,
     /// containerd, and it is started again when the source runs.
     ContainerdForGood,
     /// containerd, and it is started again at once.
@@ -59,7 +64,7 @@ impl Victim {
     }
 
     const fn is_criu(self) -> bool {
-        matches!(self, Self::Criu | Self::HungCriu)
+        matches!(self, Self::Criu | Self::HungCriu | Self::OnlyHungCriu)
     }
 }
 
@@ -124,13 +129,28 @@ impl Dump {
     }
 
     fn says(&self, words: &str) -> bool {
-        let log = self.file("work/dump.log").and_then(|log| fs::read(log).ok());
+        self.file_says("work/dump.log", words)
+    }
+
+    /// Whether a log of CRIU's has such words.
+    fn file_says(&self, log: &str, words: &str) -> bool {
+        let log = self.file(log).and_then(|log| fs::read(log).ok());
         log.is_some_and(|log| String::from_utf8_lossy(&log).contains(words))
     }
 
+    /// Whether CRIU has begun, also in a round before the pause.
+    fn criu_runs(&self) -> bool {
+        self.file("work/dump.log").is_some() || self.file(rounds::LOG).is_some()
+    }
+
     fn written(&self) -> u64 {
-        let pages = self.file("images/pages-1.img").and_then(|pages| fs::metadata(pages).ok());
-        pages.map_or(0, |pages| pages.len())
+        self.written_to("images")
+    }
+
+    /// Returns how much memory of the first process is in a directory.
+    fn written_to(&self, images: &str) -> u64 {
+        let pages = self.file(&format!("{images}/pages-1.img"));
+        pages.and_then(|pages| fs::metadata(pages).ok()).map_or(0, |pages| pages.len())
     }
 
     fn froze(&self) -> bool {
@@ -158,15 +178,25 @@ struct Place<'a> {
     tried: u32,
     /// What containerd and the kernel have besides, between checkpoints.
     besides: String,
+    way: Way,
+}
+
+/// How the container is started, and taken.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// More for `ctr run`.
+    options: &'static [&'static str],
+    /// More for `kyb checkpoint`.
+    words: &'static [&'static str],
 }
 
 impl<'a> Place<'a> {
-    fn new(scenario: &'a Scenario, node: &'a Node, agent: Option<Agent>) -> Self {
+    fn new(scenario: &'a Scenario, node: &'a Node, agent: Option<Agent>, way: Way) -> Self {
         let dump = Dump::of(node, "job");
         let (dumped, besides) = (false, String::new());
         let (moments, missed, tried) = (0, 0, 0);
         let mut place =
-            Self { scenario, node, agent, dump, dumped, moments, missed, tried, besides };
+            Self { scenario, node, agent, dump, dumped, moments, missed, tried, besides, way };
         place.begin();
         place.besides = place.besides();
         place
@@ -181,7 +211,7 @@ impl<'a> Place<'a> {
 
     /// Starts the container.
     fn begin(&self) {
-        self.scenario.run_workload(self.node, "job", MIB, &[]).unwrap();
+        self.scenario.run_workload(self.node, "job", MIB, self.way.options).unwrap();
         fs::write(self.dump.state.with_file_name("written"), vec![7; WRITTEN_BYTES]).unwrap();
     }
 
@@ -203,7 +233,8 @@ impl<'a> Place<'a> {
         let key = format!("node-{}", self.node.name());
         let deadline = format!("{}s", DEADLINE.as_secs());
         let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let mut kyb = self.node.command(&[&words[..], &["--pause-deadline", &deadline]].concat());
+        let limited = ["--pause-deadline", &deadline];
+        let mut kyb = self.node.command(&[&words[..], self.way.words, &limited].concat());
         let words = fs::File::create(self.words()).unwrap().into_parts().0;
         let mut kyb = kyb.stdout(Stdio::null()).stderr(words).spawn().unwrap();
         let program = self.program(victim, &what);
@@ -217,7 +248,7 @@ impl<'a> Place<'a> {
         let began = Instant::now();
         self.dumped = ended || self.dump.says("Dumping finished");
         // Before that, containerd may be there again in time.
-        let dumps = self.dump.file("work/dump.log").is_some();
+        let dumps = self.dump.criu_runs();
         let died = !ended && self.dies(victim, &program);
         self.dumped |= victim.is_criu() && (!died || self.dump.says("Dumping finished"));
         self.ticks(before, &what);
@@ -245,6 +276,7 @@ impl<'a> Place<'a> {
         assert!(clean, "{what}: before {}, now {}", self.besides, self.besides());
         let reference = self.scenario.reference(&format!("deaths/{}:next", self.node.name()));
         let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let words = [&words[..], self.way.words].concat();
         let next = self.scenario.kyb(self.node, &words).unwrap();
         self.ticks(self.dump.counter(), &what);
         self.runs_on(&what);
@@ -285,9 +317,9 @@ impl<'a> Place<'a> {
             Victim::ContainerdForGood | Victim::Containerd | Victim::HungContainerd => {
                 running(self.node, "containerd")
             }
-            Victim::Criu | Victim::HungCriu => {
+            Victim::Criu | Victim::HungCriu | Victim::OnlyHungCriu => {
                 // Not one of those that only say their version.
-                let begun = catch(|| MOMENTS[3].1(&self.dump));
+                let begun = catch(|| self.dump.criu_runs());
                 assert!(begun, "{what}: CRIU does not begin\n{}", self.told());
                 running(self.node, "criu")
             }
@@ -311,6 +343,7 @@ impl<'a> Place<'a> {
                 signal(program, Signal::KILL);
             }
             Victim::Kyb => signal(&running(self.node, "kyb"), Signal::KILL),
+            Victim::OnlyHungCriu => {}
             Victim::HungContainerd => signal(program, Signal::STOP),
         }
         // What had ended by then may be a success.
@@ -338,7 +371,7 @@ impl<'a> Place<'a> {
         let written = self.dump.written();
         holds
             && criu.iter().any(|process| process.runs())
-            && (victim == Victim::HungCriu
+            && (victim != Victim::Criu
                 || !self.dump.says("Dumping task (pid")
                 || (written > 0 && written < u64::from(MIB) << 20)
                 || self.dump.says("Unlock network"))
@@ -354,6 +387,14 @@ impl<'a> Place<'a> {
             Victim::HungContainerd => signal(program, Signal::CONT),
             _ => {}
         }
+    }
+
+    /// It runs in the end, and most of those who were to die did.
+    fn ends(&self) {
+        self.scenario.wait_for_ticks(self.node, "job").unwrap();
+        let (name, moments, missed) = (self.node.name(), self.moments, self.missed);
+        println!("{name}: nobody died at {missed} of {moments} moments");
+        assert!(missed * 4 <= moments, "nobody died at {missed} of {moments} moments");
     }
 
     fn start_agent(&mut self) {
@@ -405,12 +446,9 @@ impl<'a> Place<'a> {
 /// Runs `rounds` on both nodes at a time.
 fn on_both(mut scenario: Scenario, rounds: impl Fn(&mut Place<'_>) + Sync) {
     harness::on_both(&mut scenario, |scenario, node, agent| {
-        let mut place = Place::new(scenario, node, Some(agent));
+        let mut place = Place::new(scenario, node, Some(agent), Way::default());
         rounds(&mut place);
-        place.scenario.wait_for_ticks(node, "job").unwrap();
-        let Place { moments, missed, .. } = place;
-        println!("{}: nobody died at {missed} of {moments} moments", node.name());
-        assert!(missed * 4 <= moments, "nobody died at {missed} of {moments} moments");
+        place.ends();
     });
     scenario.end().unwrap();
 }
@@ -470,80 +508,11 @@ fn the_source_runs_on_whenever_containerd_dies() {
     });
 }
 
-impl Place<'_> {
-    /// Kills the agent and its guardian in the middle of a pause, so that nobody is left to end it.
-    fn abandoned(&mut self, tag: &str) {
-        let tag = format!("deaths/both:{tag}-{}", self.node.name());
-        let (reference, key) =
-            (self.scenario.reference(&tag), format!("node-{}", self.node.name()));
-        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let told = fs::File::create(self.words()).unwrap().into_parts().0;
-        let mut kyb = self.node.command(&words);
-        let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
-        assert!(catch(|| MOMENTS[6].1(&self.dump)), "no memory is written\n{}", self.told());
-        let guardians = processes(self.node, guards);
-        signal(&guardians, Signal::STOP);
-        self.agent.take().unwrap().kill();
-        signal(&guardians, Signal::KILL);
-        kyb.kill().unwrap();
-        kyb.wait().unwrap();
-        assert!(
-            !guardians.is_empty() && wait_until(SLACK, || processes(self.node, guards).is_empty())
-        );
-        // CRIU is not told of it, and ends.
-        assert!(wait_until(END_LIMIT, || running(self.node, "criu").is_empty()));
-        assert!(self.dump.froze(), "somebody was left\n{}", self.told());
-    }
-}
-
-#[test]
-fn a_source_whose_agent_and_guardian_died_together_is_the_first_thing_that_is_seen_to() {
-    let mut scenario = start();
-    harness::on_both(&mut scenario, |scenario, node, agent| {
-        let mut place = Place::new(scenario, node, Some(agent));
-        let rescue = || node.output(&["kybernate-agent", "rescue"]).unwrap();
-        // An agent that runs sees to everything itself.
-        assert!(rescue().status.success());
-
-        // Without any agent, and with a configuration that lets none start.
-        place.abandoned("alone");
-        let config = node.path("/etc/kybernate/agent.toml");
-        let good = fs::read_to_string(&config).unwrap();
-        fs::write(&config, format!("{good}\n[no such thing\n")).unwrap();
-        let before = place.dump.counter();
-        let rescued = rescue();
-        assert!(rescued.status.success(), "{}", said(&rescued));
-        assert!(said(&rescued).contains("while this container was paused"), "{}", said(&rescued));
-        place.ticks(before, "rescued");
-        assert!(is(node, "job", "RUNNING"), "containerd disagrees");
-        fs::write(&config, &good).unwrap();
-        place.start_agent();
-        place.runs_on("the next agent");
-        assert_eq!(place.dump.directory(), None, "a dump is left");
-
-        // By an agent that gets no further than that: a tier's directory is somebody's.
-        place.abandoned("first");
-        let thesis = "/var/lib/theses";
-        node.run(&["sh", "-c", &format!("mkdir {thesis}; touch {thesis}/mine.txt")]).unwrap();
-        let tier = format!("[staging.nvme]\ndirectory = \"{thesis}\"\nbudget = \"1GiB\"\n");
-        fs::write(&config, format!("{good}{tier}")).unwrap();
-        let before = place.dump.counter();
-        let failed = node.output(&["kybernate-agent", "serve"]).unwrap();
-        assert_eq!(failed.status.code(), Some(1), "{}", said(&failed));
-        assert!(said(&failed).contains("mine.txt"), "{}", said(&failed));
-        place.ticks(before, "first of all");
-        place.start_agent();
-        place.runs_on("the last agent");
-        assert_eq!(place.dump.directory(), None, "a dump is left");
-    });
-    scenario.end().unwrap();
-}
-
 #[test]
 fn kyb_does_not_wait_for_containerd_when_the_time_is_over() {
     let mut scenario = start();
     harness::on_both(&mut scenario, |scenario, node, agent| {
-        let place = Place::new(scenario, node, Some(agent));
+        let place = Place::new(scenario, node, Some(agent), Way::default());
         let reference = scenario.reference(&format!("deaths/late:{}", node.name()));
         let key = format!("node-{}", node.name());
         let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];

@@ -20,14 +20,17 @@ pub(crate) const END_LIMIT: Duration = Duration::from_mins(1);
 /// After a moment is seen, at most this passes before someone dies.
 const JITTER_MICROS: u64 = 4000;
 
-/// Waits for a moment as closely as this machine can. It may be far away on a loaded one.
+/// How often a moment is looked for: without a rest, those who are looked at wait for a processor.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// Waits for a moment closely. It may be far away on a loaded machine.
 pub(crate) fn catch(mut what: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + END_LIMIT;
     while !what() {
         if Instant::now() > end {
             return false;
         }
-        std::thread::yield_now();
+        std::thread::park_timeout(LOOK_EVERY);
     }
     true
 }

@@ -163,13 +163,14 @@ pub(crate) fn may_ask_others(node: &Node) -> bool {
     u64::from_str_radix(mask, 16).unwrap() & (1 << 24) != 0
 }
 
-/// Moves what is not root's, with the image pulled, where CRIU may ask for what belongs to others.
-/// Returns whether it may.
+/// Moves what is not root's, with the image pulled, where CRIU may ask for what belongs to others; in
+/// the end as a pod's container, on both nodes. Returns whether it may.
 pub(crate) fn another_user_moves(scenario: &Scenario, [a, b]: [&Node; 2]) -> bool {
     let user = WORKLOADS.iter().find(|workload| workload.id == "user").unwrap();
     let may = may_ask_others(a);
     if may {
         user.moves(scenario, &scenario.image(), [a, b], &|_| {});
+        user.goes_on_in_pods(scenario, [a, b]);
     }
     may
 }

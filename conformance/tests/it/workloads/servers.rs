@@ -126,7 +126,7 @@ fn servers_come_back_and_their_clients_too() {
 }
 
 /// Where the kernel still lets CRIU 4.1 take internet sockets, as the emulated machine's does
-/// (`tests/machines`). Elsewhere nothing is shown.
+/// (`emulated`). Elsewhere nothing is shown.
 #[test]
 fn servers_go_from_an_older_node_to_a_newer_one() {
     if is_refused_on_a() {
