@@ -56,6 +56,17 @@ impl Store {
         }
     }
 
+    /// Whether the repository has such a thing, in quarantine too.
+    pub(super) fn is_known(
+        &self,
+        repository: &RepositoryName,
+        kind: LinkKind,
+        digest: &Digest,
+    ) -> io::Result<bool> {
+        Ok(is_there(&self.live_link(repository, kind, digest))?
+            || is_there(&self.condemned_link(repository, kind, digest))?)
+    }
+
     pub(super) fn condemned_link(
         &self,
         repository: &RepositoryName,
@@ -261,7 +272,8 @@ impl Store {
         seen: &mut HashSet<(LinkKind, Digest)>,
     ) -> io::Result<u64> {
         let mut bytes = 0u64;
-        for blob in &references.blobs {
+        let (blobs, _) = self.parts(repository, references)?;
+        for blob in &blobs {
             if seen.insert((LinkKind::Blob, blob.clone()))
                 && !is_there(&self.live_link(repository, LinkKind::Blob, blob))?
                 && is_there(&self.condemned_link(repository, LinkKind::Blob, blob))?

@@ -150,6 +150,26 @@ impl Store {
         }
     }
 
+    /// Tells what a manifest refers to apart, as it is in the repository: an index may list blobs, as
+    /// containerd's of a checkpoint does (image specification, "Image Index": whatever a descriptor
+    /// points to). What is neither counts as a manifest.
+    pub(super) fn parts(
+        &self,
+        repository: &RepositoryName,
+        references: &References,
+    ) -> io::Result<(Vec<Digest>, Vec<Digest>)> {
+        let (mut blobs, mut manifests) = (references.blobs.clone(), Vec::new());
+        for part in &references.manifests {
+            let is = |kind| self.is_known(repository, kind, part);
+            if !is(LinkKind::Manifest)? && is(LinkKind::Blob)? {
+                blobs.push(part.clone());
+            } else {
+                manifests.push(part.clone());
+            }
+        }
+        Ok((blobs, manifests))
+    }
+
     /// Returns the references that the repository does not have. What is in quarantine is revived:
     /// the client may have been shown it before it was condemned.
     pub(super) fn missing(
@@ -159,7 +179,9 @@ impl Store {
         revival: &mut Revival,
     ) -> Result<Vec<Digest>, StoreError> {
         let mut missing = Vec::new();
-        for blob in &references.blobs {
+        let parts = self.parts(repository, references);
+        let (blobs, manifests) = parts.map_err(StoreError::during("look for what is named"))?;
+        for blob in &blobs {
             let revive = || self.revive_blob(repository, blob);
             if self.blob(repository, blob)?.is_none()
                 && !revive().map_err(StoreError::during("revive a blob"))?
@@ -167,7 +189,7 @@ impl Store {
                 missing.push(blob.clone());
             }
         }
-        for manifest in &references.manifests {
+        for manifest in &manifests {
             let mut revive = || self.revive_manifest(repository, manifest, revival);
             if self.manifest(repository, manifest)?.is_none()
                 && !revive().map_err(StoreError::during("revive a manifest"))?

@@ -69,9 +69,10 @@ impl Store {
         let Ok((_, references)) = References::parse(Some(&record.media_type), &content) else {
             return Ok(Vec::new());
         };
-        let blobs = references.blobs.into_iter();
+        let (blobs, manifests) = self.parts(repository, &references)?;
+        let blobs = blobs.into_iter();
         let blobs = blobs.map(|blob| (self.layout.blob_link(repository, &blob), blob));
-        let manifests = references.manifests.into_iter();
+        let manifests = manifests.into_iter();
         let manifests =
             manifests.map(|child| (self.layout.manifest_link(repository, &child), child));
         let mut missing = BTreeSet::new();

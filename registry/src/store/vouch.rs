@@ -23,8 +23,9 @@ impl Store {
         let links = |digest: &Digest| self.layout.blob_links(repository, digest.algorithm());
         let manifest_links =
             |digest: &Digest| self.layout.manifest_links(repository, digest.algorithm());
-        let blobs = references.blobs.iter().map(|digest| (digest, links(digest)));
-        let manifests = references.manifests.iter().map(|digest| (digest, manifest_links(digest)));
+        let (blobs, manifests) = self.parts(repository, references)?;
+        let blobs = blobs.iter().map(|digest| (digest, links(digest)));
+        let manifests = manifests.iter().map(|digest| (digest, manifest_links(digest)));
         for (digest, links) in blobs.chain(manifests) {
             // It was seen before this: whoever put it there holds it until it is synced.
             let under_way = self.house.pins.is_held(digest);

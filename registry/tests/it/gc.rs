@@ -276,6 +276,37 @@ async fn the_command_tells_beforehand_exactly_what_it_does() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("no store"), "{output:?}");
 }
 
+/// As containerd's index of a checkpoint lists its dump.
+#[tokio::test]
+async fn blobs_that_an_index_lists_are_stored_with_it_and_kept() {
+    let registry = start(&Config::default()).await;
+    let index = |content: &[u8]| {
+        let listed = Descriptor::of("application/vnd.example.dump.tar", content);
+        let image = Descriptor::of(media_type::OCI_MANIFEST, &image(b"layer", None));
+        json!({ "schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": [image, listed] })
+            .to_string()
+    };
+    registry.push_image("a", "image", b"layer", None).await;
+    let put = async |content: &[u8]| {
+        registry.put_manifest("a", "dump", media_type::OCI_INDEX, index(content)).await
+    };
+    put(b"dump").await.refused(400, "MANIFEST_BLOB_UNKNOWN");
+    let [dump, stray] = [registry.push("a", b"dump").await, registry.push("a", b"stray").await];
+    assert_eq!(put(b"dump").await.status, 201);
+    let root = registry.stop().await;
+    let store = root.path().join("store");
+    for _ in 0..2 {
+        let (code, _) = run("gc", &store, &HASTY[4..]).await;
+        assert_eq!(code, 0);
+    }
+    let (code, lines) = run("scrub", &store, &[]).await;
+    assert_eq!(code, 0, "{lines:?}");
+    let registry = TestRegistry::start_in(root).await;
+    assert_eq!(registry.head_blob("a", &dump).await, 200);
+    assert_eq!(registry.head_blob("a", &stray).await, 404);
+    assert_eq!(registry.get("/v2/a/manifests/dump").await.status, 200);
+}
+
 #[tokio::test]
 async fn the_socket_answers_nonsense_and_outlives_it() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
