@@ -55,6 +55,8 @@ fn a_checkpoint(scenario: &Scenario, node: &Node) {
     assert!(wait_until(END_LIMIT, is_over));
 
     let reason = "it was not to be restored after";
+    let output = scenario.kyb(node, &["compat", &reference, "--plain-http"]).unwrap();
+    assert!(output.status.code() == Some(2) && said(&output).contains(reason), "{}", said(&output));
     costs_no_payload(scenario, node, &path, digest, reason);
     let pinned = format!("{reference}@{digest}");
     node.run(&["ctr", "image", "pull", "--plain-http", &pinned]).unwrap();

@@ -5,10 +5,12 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use jiff::Timestamp;
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::{
     self, Finding, Outcome, Report, Severity, Subject, Target, Verdict, examine,
 };
+use kybernate_packager::policy::in_time;
 use kybernate_spec::checkpoint::{CONFIG_BYTES_MAX, NodeFacts};
 use kybernate_spec::{Digest, Location, document};
 use serde_json::json;
@@ -23,7 +25,7 @@ use crate::terminal::Terminal;
 const UNKNOWN: u8 = 3;
 
 const AFTER: &str = "\
-Exit codes: 0 it is compatible, 2 it is not, 3 a fact that decides is not known, 1 and 64 as ever.
+Exit codes: 0 it is compatible, 2 it is not, or its time is over, 3 a fact that decides is not known, 1 and 64 as ever.
 
 Example:
   kyb compat registry.example.com/team/job:v1
@@ -73,13 +75,19 @@ impl Compat {
         let target = Target { node: &node, image: self.image.as_ref(), offer };
         let report = examine(&Subject::of(&checkpoint), &target);
         let verdict = report.verdict();
+        let expired = in_time(&checkpoint.config, Timestamp::now()).err();
         let facts = json!({
             "digest": checkpoint.stored.descriptor.digest,
             "verdict": verdict,
+            "expired": expired.as_ref().map(ToString::to_string),
             "rules": report.findings,
             "gpuPairs": report.gpu_pairs,
         });
-        terminal.print(&facts, &text(&report)).map_err(Failure::failed)?;
+        let over = expired.as_ref().map_or_else(String::new, |over| format!("expired: {over}\n"));
+        terminal.print(&facts, &(over + &text(&report))).map_err(Failure::failed)?;
+        if expired.is_some() {
+            return Err(Failure::Answered(2, "expired".into()));
+        }
         match verdict {
             Verdict::Compatible => Ok(()),
             Verdict::Incompatible => Err(Failure::Answered(2, "incompatible".into())),
