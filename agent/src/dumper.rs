@@ -89,16 +89,16 @@ fn look(criu: u32, freezer: &Freezer) -> io::Result<Moment> {
     let stopped = state(&format!("/proc/{criu}")).is_none_or(|state| "TtZX".contains(state));
     let mut worst = if stopped { Moment::Good } else { Moment::Restless };
     for pid in freezer.processes()? {
-        let Ok(maps) = fs::read_to_string(format!("/proc/{pid}/maps")) else { continue };
+        let Ok(maps) = process::read(format!("/proc/{pid}/maps")) else { continue };
         let foreign = foreign(&maps);
         let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
         for thread in threads.filter_map(Result::ok) {
             let thread = thread.path().display().to_string();
-            let status = fs::read_to_string(format!("{thread}/status")).unwrap_or_default();
+            let status = process::read(format!("{thread}/status")).unwrap_or_default();
             if field(&status, "TracerPid:").and_then(|pid| pid.parse().ok()) != Some(criu) {
                 continue;
             }
-            let at = fs::read_to_string(format!("{thread}/syscall")).unwrap_or_default();
+            let at = process::read(format!("{thread}/syscall")).unwrap_or_default();
             worst = worst.max(judge(state(&thread), program_counter(&at), &foreign));
         }
     }
@@ -143,7 +143,7 @@ fn program_counter(syscall: &str) -> Option<u64> {
 }
 
 fn state(process: &str) -> Option<char> {
-    let status = fs::read_to_string(format!("{process}/status")).ok()?;
+    let status = process::read(format!("{process}/status")).ok()?;
     field(&status, "State:")?.chars().next()
 }
 

@@ -26,7 +26,7 @@ use self::rules::{Context, judge};
 pub(crate) use self::rules::{Policy, TcpPolicy};
 use self::view::View;
 use crate::gpu::Gpus;
-use crate::process::field;
+use crate::process::{self, field};
 
 /// First kernel that refuses socket options which CRIU asks every socket for, and the first CRIU
 /// that does without.
@@ -94,6 +94,7 @@ pub(crate) fn look(subject: &Subject) -> Looked {
         bound: subject.bound.clone(),
         captured: subject.captured.iter().map(|(place, _)| place.clone()).collect(),
         no_limits: lacks(proc, shim, CAP_SYS_RESOURCE),
+        waits_for_stopped: !kybernate_packager::node::is_cgroup_v2(),
         no_internet: subject.kernel.as_slice() >= STRICT_KERNEL.as_slice()
             && subject.criu.as_slice() < LENIENT_CRIU.as_slice(),
         unsaved: gpu::unsaved(&subject.gpus),
@@ -105,7 +106,7 @@ pub(crate) fn look(subject: &Subject) -> Looked {
 
 /// Whether a process lacks a capability. What cannot be looked at lacks none.
 fn lacks(proc: &Path, pid: u32, capability: u32) -> bool {
-    let status = fs_err::read_to_string(proc.join(pid.to_string()).join("status"));
+    let status = process::read(proc.join(pid.to_string()).join("status"));
     let effective =
         status.ok().and_then(|status| u64::from_str_radix(field(&status, "CapEff:")?, 16).ok());
     effective.is_some_and(|effective| effective & (1 << capability) == 0)

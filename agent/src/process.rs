@@ -58,20 +58,17 @@ pub(crate) fn own_program() -> PathBuf {
 /// memory, swapped out or not. Mapped files are not dumped; memory shared between the processes
 /// is counted more than once, so this errs on the large side.
 pub(crate) fn memory_bytes(pids: &[u32]) -> u64 {
-    pids.iter().filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok()).fold(
-        0,
-        |sum, status| {
-            ["RssAnon:", "RssShmem:", "VmSwap:"]
-                .iter()
-                .filter_map(|key| kibibytes(&status, key))
-                .fold(sum, u64::saturating_add)
-        },
-    )
+    pids.iter().filter_map(|pid| read(format!("/proc/{pid}/status")).ok()).fold(0, |sum, status| {
+        ["RssAnon:", "RssShmem:", "VmSwap:"]
+            .iter()
+            .filter_map(|key| kibibytes(&status, key))
+            .fold(sum, u64::saturating_add)
+    })
 }
 
 /// Returns how much memory can be had without swapping.
 pub(crate) fn memory_available() -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
+    let text = read("/proc/meminfo")?;
     kibibytes(&text, "MemAvailable:").ok_or_else(|| io::Error::other("no MemAvailable in meminfo"))
 }
 
@@ -86,7 +83,7 @@ pub(crate) fn dumper(pid: u32, directory: &Path) -> Option<u32> {
 /// Returns the process that traces `pid` or one of its threads.
 pub(crate) fn tracer(pid: u32) -> Option<u32> {
     threads(pid).ok()?.into_iter().find_map(|thread| {
-        let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
+        let status = read(format!("/proc/{pid}/task/{thread}/status")).ok()?;
         let tracer = field(&status, "TracerPid:")?.parse().ok()?;
         (tracer != 0).then_some(tracer)
     })
@@ -155,6 +152,12 @@ impl Program {
     }
 }
 
+/// Reads a file of /proc. A process's name and those of its files are whatever bytes it chose; nobody
+/// is to be kept from letting it run by them.
+pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<String> {
+    fs::read(path.as_ref()).map(|text| String::from_utf8_lossy(&text).into_owned())
+}
+
 /// Whether a command line has a word.
 pub(crate) fn has_word(line: &[u8], word: &[u8]) -> bool {
     line.split(|byte| *byte == 0).any(|found| found == word)
@@ -171,7 +174,7 @@ pub(crate) fn is_infected(maps: &str) -> bool {
 /// Whether a process sleeps in a system call of its own, and nobody traces it: one that was restored
 /// has run, then.
 pub(crate) fn sleeps(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = read(format!("/proc/{pid}/status")).unwrap_or_default();
     let is = |key, value: &str| field(&status, key).is_some_and(|text| text.starts_with(value));
     is("State:", "S") && field(&status, "TracerPid:") == Some("0")
 }
@@ -187,7 +190,7 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 
 /// Whether a thread has ended, whether or not anybody has asked how.
 pub(crate) fn has_ended(thread: u32) -> io::Result<bool> {
-    match fs::read_to_string(format!("/proc/{thread}/status")) {
+    match read(format!("/proc/{thread}/status")) {
         Ok(status) => Ok(field(&status, "State:").is_none_or(|is| is.starts_with(['Z', 'X']))),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
@@ -202,7 +205,7 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Whether a process is to die of SIGKILL as soon as it runs: one that is frozen does not before.
 pub(crate) fn is_killed(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = read(format!("/proc/{pid}/status")).unwrap_or_default();
     let kill = 1_u64 << (Signal::KILL.as_raw() - 1);
     let pends = |key| u64::from_str_radix(field(&status, key)?, 16).ok();
     ["SigPnd:", "ShdPnd:"].iter().filter_map(|key| pends(key)).any(|pending| pending & kill != 0)
@@ -210,7 +213,7 @@ pub(crate) fn is_killed(pid: u32) -> bool {
 
 /// Whether a process runs under a seccomp filter (`proc_pid_status(5)`).
 pub(crate) fn is_filtered(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = read(format!("/proc/{pid}/status")).unwrap_or_default();
     field(&status, "Seccomp:") == Some("2")
 }
 
@@ -226,12 +229,12 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
 
 /// Returns the parent of a process.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
-    field(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "PPid:")?.parse().ok()
+    field(&read(format!("/proc/{pid}/status")).ok()?, "PPid:")?.parse().ok()
 }
 
 /// Returns a process's id in its innermost namespace (`NSpid`); `None` when it has ended.
 pub(crate) fn inner(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().last()?.parse().ok()
 }
@@ -266,9 +269,9 @@ pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
 /// CRIU works on has).
 pub(crate) fn has_dead_criu(proc: &Path, runtime: u32) -> io::Result<bool> {
     for thread in fs::read_dir(proc.join(runtime.to_string()).join("task"))? {
-        let children = fs::read_to_string(thread?.path().join("children"))?;
+        let children = read(thread?.path().join("children"))?;
         let is_dead = |child: &str| {
-            let status = fs::read_to_string(proc.join(child).join("status")).unwrap_or_default();
+            let status = read(proc.join(child).join("status")).unwrap_or_default();
             let is = |key, value: &str| field(&status, key).is_some_and(|is| is.starts_with(value));
             is("State:", "Z") && is("Name:", CRIU)
         };

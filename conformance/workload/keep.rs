@@ -6,6 +6,7 @@
 //! written. What is once wrong stays wrong in `DIR/keep`:
 //! `{"boot":N,"count":N,"threads":N,"wrong":"…"}`.
 
+mod ended;
 mod events;
 mod huge;
 mod linked;
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use self::ended::Ended;
 use self::events::Events;
 use self::huge::Huge;
 use self::linked::Linked;
@@ -52,6 +54,7 @@ pub(crate) fn keep(options: &Options) -> Result<(), Failure> {
         boot: boot()?,
         count: 0,
         peer,
+        ended: Ended::new()?,
         events: Events::new()?,
         deleted: Deleted::new(state)?,
         linked: links.then(Linked::new).transpose()?,
@@ -68,6 +71,7 @@ struct Keeper {
     boot: u64,
     count: u64,
     peer: Peer,
+    ended: Ended,
     events: Events,
     deleted: Deleted,
     linked: Option<Linked>,
@@ -106,6 +110,7 @@ impl Keeper {
 
     fn tick(&mut self) -> Result<(), Failure> {
         self.peer.tick(self.count)?;
+        self.ended.tick()?;
         self.events.tick(self.count)?;
         self.deleted.tick(self.count)?;
         if let Some(linked) = &self.linked {

@@ -317,7 +317,11 @@ impl Builder {
         let leaders: BTreeSet<u32> = tree.iter().map(|process| process.pid).collect();
         for process in tree {
             threads.insert(process.pid);
-            threads.extend(&process.threads);
+            // CRIU lists as many threads of a dead process as the kernel does, with whatever numbers
+            // were in its memory, and restores none of them (4.1.1, 4.2.1).
+            if !self.is_dead(process.pid) {
+                threads.extend(&process.threads);
+            }
             bounded(threads.len(), "threads")?;
         }
         if leaders.len() != tree.len() {
@@ -340,7 +344,9 @@ impl Builder {
             let leader = self.cores.get(&process.pid).and_then(|core| core.process.clone());
             let leader = leader.unwrap_or_default();
             let shared = self.is_shared(process.pid);
-            for tid in process.threads.iter().chain([&process.pid]) {
+            let is_dead = self.is_dead(process.pid);
+            let threads = process.threads.iter().filter(|_| !is_dead);
+            for tid in threads.chain([&process.pid]) {
                 let thread = self.cores.get(tid).and_then(|core| core.thread.clone());
                 let thread = thread.unwrap_or_default();
                 if let Some(credentials) = &thread.credentials {
@@ -348,7 +354,7 @@ impl Builder {
                     identity.seccomp |= shared;
                     self.summary.identities.insert(identity);
                     bounded(self.summary.identities.len(), "identities")?;
-                } else if leader.state != DEAD && leader.state != ZOMBIE {
+                } else if !is_dead {
                     return contradiction(format!("thread {tid} has no credentials"));
                 }
             }

@@ -342,7 +342,8 @@ fn the_tree_and_the_cores_must_name_the_same_threads() {
 #[test]
 fn a_zombie_needs_no_credentials() {
     let passed = check(|dump, _| {
-        dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![2] });
+        // As CRIU has it: its thread's number is whatever was in memory.
+        dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![3_108_758_720] });
         let process = Some(ProcessCore { state: 6, ..ProcessCore::default() });
         dump.cores.insert(2, Core { process, ids: None, thread: None });
     });

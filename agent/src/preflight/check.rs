@@ -32,6 +32,7 @@ pub(crate) enum Check {
     CriuCode,
     Traced,
     FirstThread,
+    StoppedProcess,
     OtherUser,
     UserNamespace,
     NestedPidNamespace,
@@ -51,6 +52,7 @@ pub(crate) enum Check {
     LinkedFile,
     LinkRemap,
     UnfitFile,
+    FileName,
     Inotify,
     Fanotify,
     IoUring,
@@ -178,7 +180,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 43] = [
+    pub(crate) const ALL: [Self; 45] = [
         Self::NotRunning,
         Self::Runtime,
         Self::SharedPidNamespace,
@@ -188,6 +190,7 @@ impl Check {
         Self::CriuCode,
         Self::Traced,
         Self::FirstThread,
+        Self::StoppedProcess,
         Self::OtherUser,
         Self::UserNamespace,
         Self::NestedPidNamespace,
@@ -207,6 +210,7 @@ impl Check {
         Self::LinkedFile,
         Self::LinkRemap,
         Self::UnfitFile,
+        Self::FileName,
         Self::Inotify,
         Self::Fanotify,
         Self::IoUring,
@@ -232,10 +236,6 @@ impl Check {
             | Self::Snapshotter
             | Self::Terminal
             | Self::ExecSession
-            | Self::CriuCode
-            | Self::Traced
-            | Self::FirstThread
-            | Self::OtherUser
             | Self::UserNamespace
             | Self::NestedPidNamespace
             | Self::TimeNamespace
@@ -243,6 +243,12 @@ impl Check {
             | Self::StagingRoom
             | Self::Memory
             | Self::Incomplete => self.container(),
+            Self::CriuCode
+            | Self::Traced
+            | Self::FirstThread
+            | Self::StoppedProcess
+            | Self::OtherUser => self.process(),
+            Self::Inotify | Self::Fanotify | Self::IoUring | Self::Descriptor => self.descriptor(),
             Self::TcpEstablished
             | Self::TcpInFlight
             | Self::TcpClose
@@ -258,6 +264,63 @@ impl Check {
             | Self::Mount
             | Self::HiddenMount => self.surroundings(),
             _ => self.file(),
+        }
+    }
+
+    const fn process(self) -> Words {
+        match self {
+            Self::CriuCode => refuse(
+                "criu-code",
+                "a CRIU that was killed left its code in a process, and no CRIU can dump that again",
+                "start the container anew",
+            ),
+            Self::Traced => refuse(
+                "traced",
+                "a process is traced, and only one can do that at a time",
+                "detach the debugger",
+            ),
+            Self::FirstThread => refuse(
+                "first-thread",
+                "the first thread of a process has ended while others go on, which CRIU does not dump",
+                "let it wait for the others",
+            ),
+            Self::StoppedProcess => refuse(
+                "stopped-process",
+                "a process is stopped (SIGSTOP), and with cgroups of version 1 CRIU waits for it until \
+                 the deadline",
+                "let it go on (SIGCONT)",
+            ),
+            _ => refuse(
+                "other-user",
+                "a process is not root's, and CRIU cannot read the limits of another user's without \
+                 CAP_SYS_RESOURCE, which containerd lacks here",
+                "give containerd that capability, or run the container as root",
+            ),
+        }
+    }
+
+    const fn descriptor(self) -> Words {
+        match self {
+            Self::Inotify => refuse(
+                "inotify",
+                "CRIU finds only what is watched on a tmpfs",
+                "watch a tmpfs, or set force-irmap in the CRIU configuration",
+            ),
+            Self::Fanotify => refuse(
+                "fanotify",
+                "it watches by fanotify, which reaches beyond a container, and no restore takes it back",
+                "close it, or watch a tmpfs by inotify",
+            ),
+            Self::IoUring => refuse(
+                "io-uring",
+                "CRIU cannot dump io_uring",
+                "forbid io_uring_setup by seccomp: programs then do without",
+            ),
+            _ => refuse(
+                "descriptor",
+                "CRIU cannot dump a descriptor of this kind, or no restore takes it back, as an eBPF map",
+                "close it",
+            ),
         }
     }
 
@@ -288,27 +351,6 @@ impl Check {
                 "exec-session",
                 "what was started in it from outside is no part of the checkpoint",
                 "start it again in the restored container",
-            ),
-            Self::CriuCode => refuse(
-                "criu-code",
-                "a CRIU that was killed left its code in a process, and no CRIU can dump that again",
-                "start the container anew",
-            ),
-            Self::Traced => refuse(
-                "traced",
-                "a process is traced, and only one can do that at a time",
-                "detach the debugger",
-            ),
-            Self::FirstThread => refuse(
-                "first-thread",
-                "the first thread of a process has ended while others go on, which CRIU does not dump",
-                "let it wait for the others",
-            ),
-            Self::OtherUser => refuse(
-                "other-user",
-                "a process is not root's, and CRIU cannot read the limits of another user's without \
-                 CAP_SYS_RESOURCE, which containerd lacks here",
-                "give containerd that capability, or run the container as root",
             ),
             Self::UserNamespace
             | Self::NestedPidNamespace
@@ -473,25 +515,11 @@ impl Check {
                 "it has written a file that a layer of a container image cannot hold",
                 "rename it, or have it on a mount from outside",
             ),
-            Self::Inotify => refuse(
-                "inotify",
-                "CRIU finds only what is watched on a tmpfs",
-                "watch a tmpfs, or set force-irmap in the CRIU configuration",
-            ),
-            Self::Fanotify => refuse(
-                "fanotify",
-                "it watches by fanotify, which reaches beyond a container, and no restore takes it back",
-                "close it, or watch a tmpfs by inotify",
-            ),
-            Self::IoUring => refuse(
-                "io-uring",
-                "CRIU cannot dump io_uring",
-                "forbid io_uring_setup by seccomp: programs then do without",
-            ),
-            Self::Descriptor => refuse(
-                "descriptor",
-                "CRIU cannot dump a descriptor of this kind, or no restore takes it back, as an eBPF map",
-                "close it",
+            Self::FileName => refuse(
+                "file-name",
+                "a file is open, mapped or a working directory whose name is not UTF-8, and no restore \
+                 judges what has such names",
+                "rename it, or close it",
             ),
             Self::NamespaceFile => refuse(
                 "namespace-file",

@@ -121,6 +121,8 @@ pub(super) struct Context {
     pub(super) captured: Vec<String>,
     /// Whether CRIU is run without the capability to read limits of other users' processes.
     pub(super) no_limits: bool,
+    /// Whether CRIU never comes to an end with a process that is stopped: with cgroups of version 1.
+    pub(super) waits_for_stopped: bool,
     /// Whether CRIU cannot dump internet sockets with this kernel.
     pub(super) no_internet: bool,
     /// GPUs whose memory nobody saves.
@@ -210,6 +212,12 @@ fn of_process(
     }
     if process.headless {
         say(Check::FirstThread, name(process));
+    }
+    if process.stopped && context.waits_for_stopped {
+        say(Check::StoppedProcess, name(process));
+    }
+    for file in &process.odd {
+        say(Check::FileName, format!("{file} of {}", name(process)));
     }
     if process.secret {
         say(Check::SecretMemory, name(process));
@@ -321,6 +329,9 @@ fn of_file(
     }
     if is_namespace(&file.target) {
         say(Check::NamespaceFile, at());
+    }
+    if file.packets {
+        say(Check::Descriptor, at());
     }
     if file.is_device {
         return of_device(file, world, context, say, at);

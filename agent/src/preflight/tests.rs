@@ -1,5 +1,7 @@
 //! Each finding, over a made tree that looks like proc(5).
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 
 use fs_err as fs;
@@ -175,6 +177,52 @@ fn a_process_without_its_first_thread_is_found() {
     assert_eq!(tree.found(), [""; 0]);
     tree.process(11, 10, "State:\tZ (zombie)\nThreads:\t2\n");
     tree.finds("first-thread: process 11 \"job\"");
+}
+
+#[test]
+fn a_pipe_that_keeps_packets_apart_is_found() {
+    let tree = Tree::new();
+    let direct = rustix::fs::OFlags::DIRECT.bits();
+    tree.open(10, 5, "pipe:[7]", "pos:\t0\nflags:\t02000001\n");
+    assert_eq!(tree.found(), [""; 0]);
+    tree.open(10, 5, "pipe:[7]", &format!("pos:\t0\nflags:\t0{direct:o}\n"));
+    tree.finds("descriptor: descriptor 5 of process 10 \"job\": pipe:[7]");
+}
+
+#[test]
+fn a_stopped_process_is_found_where_criu_waits_for_it() {
+    let mut tree = Tree::new();
+    tree.process(11, 10, "State:\tT (stopped)\n");
+    assert_eq!(tree.found(), [""; 0]);
+    tree.subject.waits_for_stopped = true;
+    tree.finds("stopped-process: process 11 \"job\"");
+    tree.process(11, 10, "State:\tt (tracing stop)\n");
+    assert_eq!(tree.found(), [""; 0]);
+}
+
+#[test]
+fn names_that_no_gate_reads_are_found() {
+    let odd = OsStr::from_bytes(b"/tmp/\xe9t\xe9");
+    let in_words = "\"/tmp/\\xe9t\\xe9\" of process 10 \"job\"";
+    let tree = Tree::new();
+    // A process may call itself what it wants.
+    let status = tree.directory.path().join("10/status");
+    let text = fs::read_to_string(&status).unwrap();
+    fs::write(&status, [b"Name:\tjob\xff\n", text.as_bytes()].concat()).unwrap();
+    assert_eq!(tree.found(), [""; 0]);
+    fs::write(&status, text).unwrap();
+    for link in ["cwd", "exe", "fd/7"] {
+        let link = tree.directory.path().join("10").join(link);
+        symlink(odd, &link).unwrap();
+        tree.finds(&format!("file-name: {in_words}"));
+        fs::remove_file(&link).unwrap();
+    }
+    let maps = tree.directory.path().join("10/maps");
+    let line = [b"7000-8000 r--p 0 00:32 1 ", odd.as_bytes()].concat();
+    fs::write(&maps, [&line[..], b"\n"].concat()).unwrap();
+    tree.finds(&format!("file-name: {in_words}"));
+    fs::write(&maps, line).unwrap();
+    assert_eq!(tree.found(), [""; 0], "a line that was cut off");
 }
 
 #[test]

@@ -2,10 +2,13 @@
 //! away while it is looked at is passed over: a process that has ended is in nobody's way.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use rustix::fs::OFlags;
 
 use super::socket::{self, Sockets};
 use crate::links::{self, Held};
@@ -52,6 +55,10 @@ pub(super) struct Process {
     pub(super) traced: bool,
     /// Whether its first thread has ended and others have not.
     pub(super) headless: bool,
+    /// Whether a signal has stopped it.
+    pub(super) stopped: bool,
+    /// Files that it has, by names that are not UTF-8.
+    pub(super) odd: Vec<String>,
     /// Whether a mapping is of `memfd_secret(2)`.
     pub(super) secret: bool,
     /// Whether it has the code of a killed CRIU.
@@ -70,6 +77,8 @@ pub(super) struct OpenFile {
     /// What its link says: a path in the container, or `socket:[5]` and the like.
     pub(super) target: String,
     pub(super) is_device: bool,
+    /// Whether it is a pipe that keeps what was written at once together (`O_DIRECT`, pipe(2)).
+    pub(super) packets: bool,
     /// Mount it was opened on.
     pub(super) mount: Option<u64>,
     /// Its lines in `fdinfo`, as far as a check looks at them.
@@ -101,7 +110,8 @@ impl View {
             let directory = proc.join(pid.to_string());
             let Ok(mut process) = Process::of(&directory, pid) else { continue };
             if files < FILES_MAX {
-                process.files = open_files(&directory.join("fd"), &directory, &mut files);
+                process.files =
+                    open_files(&directory.join("fd"), &directory, &mut files, &mut process.odd);
                 process.held = links::held(&directory);
             } else {
                 view.missed.push(format!("the descriptors of process {pid}"));
@@ -158,7 +168,13 @@ impl View {
 impl Process {
     fn of(directory: &Path, pid: u32) -> io::Result<Self> {
         let status = read(&directory.join("status"))?;
-        let maps = read(&directory.join("maps")).unwrap_or_default();
+        let maps = read_bytes(&directory.join("maps")).unwrap_or_default();
+        let links = ["cwd", "root", "exe"].map(|link| fs::read_link(directory.join(link)));
+        let mut odd: Vec<String> =
+            links.iter().flatten().filter_map(|link| odd_name(link)).collect();
+        let mapped = maps.split_inclusive(|byte| *byte == b'\n');
+        odd.extend(mapped.filter_map(|line| odd_mapping(line.strip_suffix(b"\n")?)));
+        let maps = String::from_utf8_lossy(&maps);
         let text = |key| field(&status, key).unwrap_or_default();
         let namespace = |kind: &'static str| {
             let link = fs::read_link(directory.join("ns").join(kind)).ok()?;
@@ -176,6 +192,8 @@ impl Process {
             traced: !matches!(text("TracerPid:"), "" | "0"),
             headless: text("State:").starts_with('Z')
                 && text("Threads:").parse().is_ok_and(|threads: u64| threads > 1),
+            stopped: text("State:").starts_with('T'),
+            odd,
             secret: maps.lines().any(|line| line.contains(" /secretmem")),
             infected: crate::process::is_infected(&maps),
             mounts: Vec::new(),
@@ -190,7 +208,13 @@ fn is_foreign(ids: &str) -> bool {
     ids.split_whitespace().take(3).any(|id| id != "0")
 }
 
-fn open_files(links: &Path, process: &Path, counted: &mut usize) -> Vec<OpenFile> {
+/// `odd` gets those whose names are not UTF-8.
+fn open_files(
+    links: &Path,
+    process: &Path,
+    counted: &mut usize,
+    odd: &mut Vec<String>,
+) -> Vec<OpenFile> {
     let Ok(entries) = fs::read_dir(links) else { return Vec::new() };
     let mut files = Vec::new();
     for entry in entries.filter_map(Result::ok) {
@@ -201,6 +225,7 @@ fn open_files(links: &Path, process: &Path, counted: &mut usize) -> Vec<OpenFile
         let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
         let link = fs::read_link(entry.path());
         if let (Some(number), Ok(target)) = (number, link) {
+            odd.extend(odd_name(&target));
             let target = target.to_string_lossy().into_owned();
             files.push(open_file(number, target, &entry.path(), process));
         }
@@ -229,6 +254,10 @@ fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFi
         mount: field(&info, "mnt_id:").and_then(|id| id.parse().ok()),
         locks: lines("lock:").count(),
         watches: lines("inotify ").filter_map(watched).collect(),
+        packets: target.starts_with("pipe:[")
+            && field(&info, "flags:")
+                .and_then(|flags| u32::from_str_radix(flags, 8).ok())
+                .is_some_and(|flags| flags & OFlags::DIRECT.bits() != 0),
         protocol,
         target,
     }
@@ -250,8 +279,24 @@ fn mounts(process: &Path, left: &mut usize) -> Vec<Mount> {
 
 /// Reads the beginning of a file of /proc.
 pub(super) fn read(path: &Path) -> io::Result<String> {
+    read_bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file: PathBuf = path.to_owned();
     fs::File::open(file)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
+}
+
+/// Returns a name that is not UTF-8, as it can be told.
+fn odd_name(name: &Path) -> Option<String> {
+    let told = || format!("\"{}\"", name.as_os_str().as_bytes().escape_ascii());
+    name.to_str().is_none().then(told)
+}
+
+/// Returns the name of what a line of `proc_pid_maps(5)` maps, when that is not UTF-8.
+fn odd_mapping(line: &[u8]) -> Option<String> {
+    let begin = line.iter().position(|byte| *byte == b'/')?;
+    odd_name(Path::new(OsStr::from_bytes(line.get(begin..)?)))
 }

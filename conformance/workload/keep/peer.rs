@@ -1,7 +1,7 @@
 //! The other process, and everything that two processes talk by.
 
 use std::ffi::c_int;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -33,6 +33,9 @@ pub(super) struct Peer {
     datagrams: UnixDatagram,
 }
 
+/// What the other process calls itself: a name may be any bytes.
+const NAME: &[u8] = b"pe\xffer";
+
 struct Child {
     links: Links,
     to: File,
@@ -58,6 +61,7 @@ impl Peer {
         let (stream, child_stream) = UnixStream::pair()?;
         let (datagrams, child_datagrams) = UnixDatagram::pair()?;
         if sys::split()? {
+            fs::write("/proc/self/comm", NAME)?;
             drop((requests, reply, stream, datagrams));
             let mut child = Child {
                 links,
@@ -128,6 +132,9 @@ impl Child {
     }
 
     fn tick(&mut self) -> io::Result<()> {
+        if fs::read("/proc/self/comm")?.strip_suffix(b"\n") != Some(NAME) {
+            return Err(io::Error::other("it has another name"));
+        }
         let Links { shared, system, posix } = &self.links;
         sys::change(*system, -1)?;
         // Where it is not the same everywhere, the other one sees that there is no answer.

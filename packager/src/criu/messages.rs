@@ -70,9 +70,9 @@ pub struct ProcessCore {
     /// What a dead one ended with.
     #[prost(uint32, tag = "2")]
     pub exit_code: u32,
-    /// Its name.
-    #[prost(string, tag = "6")]
-    pub comm: String,
+    /// Its name: any bytes.
+    #[prost(bytes = "vec", tag = "6")]
+    pub comm: Vec<u8>,
     /// Signals sent to the process.
     #[prost(message, optional, tag = "10")]
     pub signals: Option<Signals>,
@@ -102,9 +102,9 @@ pub struct ThreadCore {
     /// Which filter of `seccomp.img`.
     #[prost(uint32, optional, tag = "12")]
     pub seccomp_filter: Option<u32>,
-    /// Its name.
-    #[prost(string, optional, tag = "13")]
-    pub comm: Option<String>,
+    /// Its name: any bytes.
+    #[prost(bytes = "vec", optional, tag = "13")]
+    pub comm: Option<Vec<u8>>,
     /// Which cgroups it is in.
     #[prost(uint32, optional, tag = "16")]
     pub cgroups: Option<u32>,

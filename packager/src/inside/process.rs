@@ -237,7 +237,7 @@ impl Tree {
             parent: entry.ppid,
             group: entry.pgid,
             session: entry.sid,
-            name: leader.comm.clone(),
+            name: text(&leader.comm),
             state,
             exit_status: (state == ProcessState::Zombie).then_some(leader.exit_code),
             executable: memory.executable.and_then(|id| files.path(id)),
@@ -261,12 +261,16 @@ impl Tree {
         };
         Thread {
             id: tid,
-            name: core.comm.unwrap_or_else(|| leader.comm.clone()),
+            name: text(core.comm.as_ref().unwrap_or(&leader.comm)),
             seccomp,
             credentials: core.credentials.as_ref().map(credentials),
             pending_signals: pending(core.signals.as_ref()),
         }
     }
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
 }
 
 /// Puts parents before their children. What has no parent here, or is its own ancestor, begins a

@@ -39,7 +39,7 @@ impl Scene {
 
     /// A living process with a name.
     fn core(&self, tid: u32, name: &str) {
-        let process = ProcessCore { state: 1, comm: name.to_owned(), ..ProcessCore::default() };
+        let process = ProcessCore { state: 1, comm: name.into(), ..ProcessCore::default() };
         let thread = ThreadCore {
             seccomp_mode: Some(2),
             credentials: Some(Credentials {
@@ -49,7 +49,7 @@ impl Scene {
                 no_new_privs: Some(1),
                 ..Default::default()
             }),
-            comm: Some(format!("{name}-{tid}")),
+            comm: Some(format!("{name}-{tid}").into_bytes()),
             ..ThreadCore::default()
         };
         let core = Core { process: Some(process), ids: None, thread: Some(thread) };

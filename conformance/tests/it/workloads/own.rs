@@ -20,7 +20,8 @@ pub(crate) const WORKLOADS: &[Workload] = &[
         name: "what Linux gives to processes",
         proven: "two processes with semaphores and shared memory of System V and POSIX, memfd, \
                  pipes, unix sockets, a deleted file that is open, locks (flock, POSIX, of open \
-                 files), timers (timerfd, itimer, POSIX), epoll, eventfd, signalfd",
+                 files), timers (timerfd, itimer, POSIX), epoll, eventfd, signalfd, a child \
+                 that has ended (zombie), a name that is not UTF-8",
         options: &[],
         command: KEEP,
         state: "/state/keep",
