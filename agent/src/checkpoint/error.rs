@@ -82,6 +82,13 @@ pub(crate) enum CheckpointError {
          stopped: take a longer --pause-deadline", humantime::format_duration(*.0)
     )]
     NotStored(Duration),
+    #[error("failed to look at the container's freezer")]
+    Freezer(#[source] io::Error),
+    #[error(
+        "somebody else let the container run while its checkpoint was taken: try again, and leave it \
+         paused meanwhile"
+    )]
+    LetRun,
     #[error("the capture stopped before its end")]
     CaptureInterrupted,
     #[error(transparent)]
@@ -110,7 +117,7 @@ pub(crate) enum CheckpointError {
     Cancelled(#[from] Cancelled),
     #[error(transparent)]
     Stopped(#[from] Stopped),
-    #[error("the container was started anew just now, and is another one: try again")]
+    #[error("the container has just ended, or was started anew and is another one: try again")]
     StartedAnew,
 }
 

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 mod early;
 mod keep;
 mod linked;
+mod stop;
 
 use self::early::COPY_LIMIT;
 use super::away::Away;
@@ -34,7 +35,7 @@ use crate::gpu::Held;
 use crate::guardian::{Charge, Guardian, GuardianError};
 use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, Sizes, TagState};
 use crate::process;
-use crate::revive::{Paused, Revived};
+use crate::revive::Paused;
 use crate::runtime::{TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
@@ -179,7 +180,7 @@ impl Taking<'_> {
 
     /// Starts who brings the source back when we cannot. What is suspended needs nobody: it is not
     /// to come back.
-    async fn guard(&self) -> Result<Guardian, GuardianError> {
+    async fn guard(&self) -> Result<Guardian, CheckpointError> {
         let charge = Charge {
             containerd: self.app.config.containerd.clone(),
             namespace: self.order.namespace.clone(),
@@ -190,7 +191,12 @@ impl Taking<'_> {
             gpu: self.gpu().clone(),
             gpus: self.app.config.gpu.clone(),
         };
-        Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await
+        let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await;
+        // It has nobody to bring back when the container has just ended.
+        guardian.map_err(|error| match process::started(self.source.pid) {
+            Some(born) if born == self.source.born => error.into(),
+            _ => CheckpointError::StartedAnew,
+        })
     }
 
     /// Makes sure, before anything is touched, that there is a place for everything.
@@ -256,6 +262,7 @@ impl Taking<'_> {
             self.forget_round().await;
         }
         self.order.hooks.while_paused(self.driver, self.source.pid).await?;
+        self.stands_still().await?;
         if self.order.after == After::LeaveRunning {
             self.driver.step("resume");
             if !self.source.suspended {
@@ -298,18 +305,6 @@ impl Taking<'_> {
             }
         }
         packed
-    }
-
-    async fn publish_and_stop(
-        &mut self,
-        store: &Store,
-        captured: Captured,
-    ) -> Result<Packed, CheckpointError> {
-        let packed = self.publish(store, captured).await?;
-        self.driver.step("stop");
-        self.end_source().await?;
-        self.order.hooks.after(self.driver).await;
-        Ok(packed)
     }
 
     /// Returns whose GPU memory the agent itself moves.
@@ -540,6 +535,9 @@ impl Taking<'_> {
             self.driver.step("sign");
             sign(store, &packed.index, &key.key).await?;
         }
+        if stops {
+            self.stands_still().await?;
+        }
         self.driver.commit(COMMITTED)?;
         // A source that is to be stopped must not come back between the tag and its end.
         if let Some(guardian) = self.guardian.as_mut().filter(|_| stops) {
@@ -572,21 +570,5 @@ impl Taking<'_> {
             }
             done => done,
         }
-    }
-
-    /// Kills the source. It is frozen, so nothing of it runs between the dump and its end.
-    async fn end_source(&mut self) -> Result<(), CheckpointError> {
-        let (namespace, container) = (&self.source.namespace, &self.order.container);
-        self.silence_connections().await;
-        namespace.kill(container).await?;
-        let revived = self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
-        if revived != Revived::Gone {
-            namespace.wait(container, END_LIMIT).await?;
-        }
-        self.running().await?;
-        if let Some(guardian) = self.guardian.take() {
-            guardian.dismiss().await?;
-        }
-        Ok(())
     }
 }

@@ -23,6 +23,7 @@ mod restores;
 mod room;
 mod short;
 mod slow;
+mod stops;
 mod suspends;
 pub(crate) mod victims;
 mod watching;
