@@ -573,6 +573,11 @@ impl Watched {
     }
 }
 
+/// Whether a name is one that an operation's directory can have.
+pub(crate) fn is_id(name: &str) -> bool {
+    name.len() == 20 && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// Ids sort by time.
 fn new_id(now: jiff::Timestamp) -> String {
     // Without randomness the time alone has to do; two operations never begin in one nanosecond.

@@ -51,6 +51,21 @@ pub(crate) fn claim(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Claims a directory that is to hold nothing but what is `ours`, by name. Where something else lies,
+/// nothing is changed: a slip in the configuration must not cost anybody his files.
+pub(crate) fn claim_own(directory: &Path, ours: impl Fn(&str) -> bool) -> io::Result<()> {
+    if fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir()) {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            if !entry.file_name().to_str().is_some_and(&ours) {
+                let told = "is not the agent's: give it a directory of its own";
+                return Err(wrong(&entry.path(), told));
+            }
+        }
+    }
+    claim(directory)
+}
+
 /// Claims a directory in which records lie. Those that others could have written are not believed,
 /// and nothing is changed then, so that somebody can look.
 pub(crate) fn claim_records(directory: &Path) -> io::Result<()> {
@@ -163,6 +178,21 @@ mod tests {
             claim(&open_one).unwrap();
             assert_eq!(mode(&open_one) & 0o077, 0, "{given:o}");
         }
+    }
+
+    #[test]
+    fn a_directory_with_what_is_somebody_elses_stays_as_it_is() {
+        let top = tempfile::tempdir().unwrap();
+        open(top.path(), 0o1777);
+        fs::create_dir(top.path().join("own")).unwrap();
+        fs::create_dir(top.path().join("app")).unwrap();
+        let own = |name: &str| name == "own";
+        refused(claim_own(top.path(), own), "/app is not the agent's");
+        assert_eq!(mode(top.path()), 0o1777);
+        fs::remove_dir(top.path().join("app")).unwrap();
+        claim_own(top.path(), own).unwrap();
+        assert_eq!(mode(top.path()), 0o700);
+        claim_own(&top.path().join("new/one"), own).unwrap();
     }
 
     #[test]

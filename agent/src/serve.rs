@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::config::Config;
 use crate::criu_config::{self, RESTORED};
 use crate::door::Door;
-use crate::operations::OperationsError;
+use crate::operations::{OperationsError, is_id};
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
 use crate::{health, metrics, private, reload, rescue, restore, stage, undo};
@@ -159,7 +159,7 @@ fn prepare(config: &Config) -> Result<[OwnedFd; 2], ServeError> {
         return Err(ServeError::Locked(config.socket.clone()));
     }
     for directory in [config.disk_stage(), config.staging.tmpfs.clone()] {
-        private::claim(&directory).map_err(wrong(&directory))?;
+        private::claim_own(&directory, is_id).map_err(wrong(&directory))?;
     }
     let yard = config.cgroup_yard();
     criu_config::make_yard(&yard).map_err(wrong(&yard))?;

@@ -18,7 +18,9 @@ use crate::criu_config;
 use crate::gpu::{GpuError, Gpus, Held};
 use crate::hooks::{Hook, Hooks};
 use crate::network;
-use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, SourceEnd, State};
+use crate::operations::{
+    Conclusion, Driver, Made, OperationsError, Record, SourceEnd, State, is_id,
+};
 use crate::orphan;
 use crate::patience::{Patience, Pauses};
 use crate::process;
@@ -557,7 +559,7 @@ fn remove(directory: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Removes what lies in a staging directory and belongs to no `open` operation.
+/// Removes the directories of operations that lie in a staging directory and are not `open`.
 fn empty(directory: &Path, open: &BTreeSet<String>) -> io::Result<()> {
     let entries = match fs_err::read_dir(directory) {
         Ok(entries) => entries,
@@ -567,7 +569,8 @@ fn empty(directory: &Path, open: &BTreeSet<String>) -> io::Result<()> {
     let mut emptied = Ok(());
     for entry in entries {
         let entry = entry?;
-        if !entry.file_name().to_str().is_some_and(|name| open.contains(name)) {
+        let name = entry.file_name();
+        if name.to_str().is_some_and(|name| is_id(name) && !open.contains(name)) {
             // One that cannot be removed does not keep the rest.
             emptied = emptied.and(remove(&entry.path()).map(drop));
         }

@@ -46,15 +46,8 @@ impl Shelf {
     /// Makes the directory when it is not there, removes what is not whole and returns the rest.
     pub(super) fn open(&self) -> io::Result<Vec<Record>> {
         let directory = &self.config.directory;
+        private::claim_own(directory, is_ours)?;
         self.prepare()?;
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            if !entry.file_name().to_str().is_some_and(is_ours) {
-                // A slip in the configuration must not cost anybody his files.
-                let text = format!("{} is not the agent's", entry.path().display());
-                return Err(io::Error::other(text));
-            }
-        }
         fs::set_permissions(directory, Permissions::from_mode(0o700))?;
         let mut found = Vec::new();
         for entry in fs::read_dir(directory)? {

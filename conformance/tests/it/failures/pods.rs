@@ -212,7 +212,7 @@ fn restores(pid: u32) -> bool {
 #[test]
 fn cgroups_that_a_killed_criu_has_mounted_stay() {
     let mut scenario = start();
-    let script = "set -e; yard=/var/lib/kybernate/stage/left/.criu.cgyard.x; mkdir -p $yard; \
+    let script = "set -e; yard=/var/lib/kybernate/stage/01a200000000deadbeef/.criu.cgyard.x; mkdir -p $yard; \
                   mount -t tmpfs none $yard; mount --make-private $yard; mkdir $yard/cgroups; \
                   if test -e /sys/fs/cgroup/cgroup.controllers; then \
                   mount -t cgroup2 none $yard/cgroups; else \
@@ -220,7 +220,7 @@ fn cgroups_that_a_killed_criu_has_mounted_stay() {
     at_once(&scenario, |node| drop(node.run(&["sh", "-c", script]).unwrap()));
     next_agents(&mut scenario, CONFIG);
     at_once(&scenario, |node| {
-        node.run(&["sh", "-c", "! ls -d /var/lib/kybernate/stage/left"]).unwrap();
+        node.run(&["sh", "-c", "! ls -d /var/lib/kybernate/stage/01a200000000deadbeef"]).unwrap();
         node.run(&["sh", "-c", "rmdir /sys/fs/cgroup/kept || rmdir /sys/fs/cgroup/freezer/kept"])
             .unwrap();
     });
