@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 mod about;
 mod tree;
 
+pub(crate) use self::about::is_attribute;
 use self::about::{About, Records};
 use self::tree::Tree;
 

@@ -144,7 +144,7 @@ pub(super) fn place(path: &[u8]) -> Option<PathBuf> {
 }
 
 /// Whether an attribute is one that a file of a container has, and not overlayfs.
-fn is_attribute(name: &str) -> bool {
+pub(crate) fn is_attribute(name: &str) -> bool {
     (name.starts_with("user.") && !name.starts_with("user.overlay."))
         || name == "security.capability"
         || name.starts_with("system.posix_acl_")

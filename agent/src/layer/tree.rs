@@ -2,9 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
@@ -35,6 +36,8 @@ pub(super) struct Tree<'a> {
     root: OwnedFd,
     open: Vec<Open>,
     buffer: Vec<u8>,
+    /// What a part of a file is compared with.
+    zeros: Vec<u8>,
     wanted: &'a CancellationToken,
 }
 
@@ -51,7 +54,8 @@ impl<'a> Tree<'a> {
     pub(super) fn open(upper: &Path, wanted: &'a CancellationToken) -> Result<Self, LayerError> {
         let root = rustix::fs::openat(CWD, upper, directory_flags(), Mode::empty());
         let root = root.map_err(|errno| failure(Path::new(""), errno))?;
-        Ok(Self { root, open: Vec::new(), buffer: vec![0; BUFFER_BYTES], wanted })
+        let [buffer, zeros] = [vec![0; BUFFER_BYTES], vec![0; BUFFER_BYTES]];
+        Ok(Self { root, open: Vec::new(), buffer, zeros, wanted })
     }
 
     /// Makes what an entry of the tar says.
@@ -142,7 +146,7 @@ impl<'a> Tree<'a> {
         let at = |errno| failure(&about.path, errno);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.here(), name, flags, Mode::RUSR | Mode::WUSR);
-        let mut file = File::from(file.map_err(at)?);
+        let file = File::from(file.map_err(at)?);
         let mut left = about.size;
         while left > 0 {
             if self.wanted.is_cancelled() {
@@ -151,10 +155,14 @@ impl<'a> Tree<'a> {
             let read = content.read(&mut self.buffer).map_err(LayerError::Read)?;
             let part = self.buffer.get(..read).unwrap_or_default();
             let length = u64::try_from(read).unwrap_or(u64::MAX);
+            let place = about.size - left;
             left = left.checked_sub(length).filter(|_| read > 0).ok_or_else(short)?;
-            file.write_all(part)
-                .map_err(|error| at(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+            // Where a file has nothing but zeros it takes no room, as it may not have in the source.
+            if self.zeros.get(..read) != Some(part) {
+                file.write_all_at(part, place).map_err(|error| at(errno(&error)))?;
+            }
         }
+        file.set_len(about.size).map_err(|error| at(errno(&error)))?;
         let file = OwnedFd::from(file);
         let described = describe_open(&file, about);
         described.and_then(|()| rustix::fs::futimens(&file, &times(about))).map_err(at)
@@ -236,6 +244,10 @@ fn describe_open(open: &OwnedFd, about: &About) -> rustix::io::Result<()> {
         rustix::fs::fsetxattr(open, &**name, value, XattrFlags::empty())?;
     }
     Ok(())
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 fn chown(directory: &OwnedFd, name: &OsStr, about: &About) -> rustix::io::Result<()> {
