@@ -82,7 +82,7 @@ pub(crate) enum Plan {
 #[derive(Debug, thiserror::Error)]
 pub enum SuspendError {
     /// There is nothing that runs.
-    #[error("container {container:?} is {status}: only what runs can be suspended")]
+    #[error("container {container:?} is {status}: only what runs can be suspended or resumed")]
     NotRunning {
         /// The container.
         container: String,

@@ -44,7 +44,10 @@ pub(super) fn captured(
         let invalid = |text: &str| {
             Err(Rejection::Invalid(format!("{destination:?} cannot be captured: {text}")))
         };
-        let Some(source) = spec.bound(destination) else {
+        // As shells complete the name of a directory.
+        let bound = [destination, destination.trim_end_matches('/')];
+        let bound = bound.into_iter().find_map(|place| Some((place, spec.bound(place)?)));
+        let Some((destination, source)) = bound else {
             return invalid("nothing of the node is mounted there in the container");
         };
         if !fs::symlink_metadata(source).is_ok_and(|found| found.is_dir()) {
