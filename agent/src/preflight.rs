@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 mod check;
 mod gpu;
+mod guards;
 mod linked;
 mod options;
 mod peers;
@@ -75,6 +76,9 @@ pub(crate) struct Looked {
 pub(crate) fn look(subject: &Subject) -> Looked {
     let proc = Path::new("/proc");
     let mut view = View::of(proc, subject.init, &subject.pids);
+    if subject.criu.as_slice() < guards::KNOWS.as_slice() {
+        guards::find(&mut view, proc);
+    }
     linked::find_names(&mut view, &subject.captured, subject.upper.as_deref());
     let net = proc.join(subject.init.to_string()).join("ns/net");
     let peers = peers::peers(&net).unwrap_or_else(|error: io::Error| {

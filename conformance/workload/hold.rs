@@ -23,6 +23,13 @@ const LINE: usize = 21;
 /// `PROT_READ | PROT_WRITE`, and `MAP_SHARED`.
 const READ_WRITE: c_int = 3;
 const SHARED: c_int = 1;
+/// `MAP_PRIVATE | MAP_ANONYMOUS`.
+const OWN: c_int = 0x22;
+/// `MADV_GUARD_INSTALL`, since Linux 6.13.
+const GUARD_INSTALL: c_int = 102;
+/// Bytes that are held with a guard in the middle, and of that.
+const GUARDED: usize = 1 << 20;
+const GUARD: usize = 64 << 10;
 
 unsafe extern "C" {
     fn mmap(
@@ -33,6 +40,7 @@ unsafe extern "C" {
         file: c_int,
         offset: i64,
     ) -> *mut c_void;
+    fn madvise(place: *mut c_void, length: usize, advice: c_int) -> c_int;
     fn inotify_init() -> c_int;
     fn inotify_add_watch(inotify: c_int, path: *const c_char, mask: c_uint) -> c_int;
     fn syscall(number: c_long, entries: c_uint, parameters: *mut c_void) -> c_long;
@@ -57,6 +65,7 @@ pub(crate) fn hold(kind: &str, argument: Option<&str>) -> Result<(), Failure> {
         }
         "device" => sleep(OpenOptions::new().read(true).write(true).open(path()?)?),
         "map" => map(path()?),
+        "guard" => guard(),
         "deleted" => {
             let mut file = OpenOptions::new().create(true).append(true).open("/hold.deleted")?;
             file.write_all(&vec![1; 2 << 20])?;
@@ -99,6 +108,20 @@ fn map(path: &str) -> Result<(), Failure> {
         bytes.copy_within(LINE..2 * LINE, 2 * LINE);
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Fills memory, and makes guards of some of its pages, as threads of glibc 2.42 do.
+fn guard() -> Result<(), Failure> {
+    // SAFETY: a new mapping that nothing else knows, and the guards are within it.
+    let made = unsafe {
+        let place = mmap(std::ptr::null_mut(), GUARDED, READ_WRITE, OWN, -1, 0);
+        if place.addr() == usize::MAX {
+            return Err(io::Error::last_os_error().into());
+        }
+        place.cast::<u8>().write_bytes(7, GUARDED);
+        madvise(place.byte_add(GUARDED / 2), GUARD, GUARD_INSTALL)
+    };
+    sleep(checked(made.into())?)
 }
 
 fn checked(result: c_long) -> io::Result<c_long> {

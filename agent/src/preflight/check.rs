@@ -33,6 +33,7 @@ pub(crate) enum Check {
     Traced,
     FirstThread,
     StoppedProcess,
+    GuardPages,
     OtherUser,
     UserNamespace,
     NestedPidNamespace,
@@ -180,7 +181,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 45] = [
+    pub(crate) const ALL: [Self; 46] = [
         Self::NotRunning,
         Self::Runtime,
         Self::SharedPidNamespace,
@@ -191,6 +192,7 @@ impl Check {
         Self::Traced,
         Self::FirstThread,
         Self::StoppedProcess,
+        Self::GuardPages,
         Self::OtherUser,
         Self::UserNamespace,
         Self::NestedPidNamespace,
@@ -247,6 +249,7 @@ impl Check {
             | Self::Traced
             | Self::FirstThread
             | Self::StoppedProcess
+            | Self::GuardPages
             | Self::OtherUser => self.process(),
             Self::Inotify | Self::Fanotify | Self::IoUring | Self::Descriptor => self.descriptor(),
             Self::TcpEstablished
@@ -289,6 +292,12 @@ impl Check {
                 "a process is stopped (SIGSTOP), and with cgroups of version 1 CRIU waits for it until \
                  the deadline",
                 "let it go on (SIGCONT)",
+            ),
+            Self::GuardPages => refuse(
+                "guard-pages",
+                "a process has guard pages, as threads have with glibc 2.42, and CRIU before 4.2 fails to \
+                 read them",
+                "install CRIU 4.2 on the node",
             ),
             _ => refuse(
                 "other-user",

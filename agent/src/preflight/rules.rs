@@ -222,6 +222,9 @@ fn of_process(
     if process.secret {
         say(Check::SecretMemory, name(process));
     }
+    if process.guarded {
+        say(Check::GuardPages, name(process));
+    }
     if process.foreign && context.no_limits {
         say(Check::OtherUser, name(process));
     }

@@ -63,6 +63,8 @@ pub(super) struct Process {
     pub(super) secret: bool,
     /// Whether it has the code of a killed CRIU.
     pub(super) infected: bool,
+    /// Whether it has guard pages that its CRIU does not know.
+    pub(super) guarded: bool,
     /// Those of its mount namespace, with the first process that is in it.
     pub(super) mounts: Vec<Mount>,
     pub(super) files: Vec<OpenFile>,
@@ -196,6 +198,7 @@ impl Process {
             odd,
             secret: maps.lines().any(|line| line.contains(" /secretmem")),
             infected: crate::process::is_infected(&maps),
+            guarded: false,
             mounts: Vec::new(),
             files: Vec::new(),
             held: Vec::new(),

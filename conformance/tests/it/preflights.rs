@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fs_err as fs;
+use fs_err::os::unix::fs::FileExt as _;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
 use crate::harness::{at_once, checkpoint, restore, said, start};
-use crate::workloads::servers::is_refused_on_a;
+use crate::workloads::servers::{is_refused_on_a, kernel_is};
 
 /// How long a container may take to have what it is to hold.
 const HOLD_LIMIT: Duration = Duration::from_mins(1);
@@ -323,5 +324,51 @@ fn an_old_criu_on_a_new_kernel_takes_no_internet_sockets() {
     watch_events(a);
     hold(&scenario, a, &[], &["listen", "127.0.0.1:4000"]);
     refuses(&scenario, a, "inet-socket", &[]);
+    scenario.end().unwrap();
+}
+
+/// Returns how many pages of a container's first process are guards.
+fn guards(node: &Node) -> usize {
+    let tasks = node.run(&["ctr", "task", "ls"]).unwrap();
+    let task = tasks.lines().find(|line| line.starts_with("odd ")).unwrap();
+    let process = node.path(&format!("/proc/{}", task.split_whitespace().nth(1).unwrap()));
+    let maps = fs::read_to_string(process.join("maps")).unwrap();
+    let pagemap = fs::File::open(process.join("pagemap")).unwrap();
+    let page = |address: &str| u64::from_str_radix(address, 16).unwrap() / 4096;
+    let ranges = maps.lines().filter(|line| line.contains(" rw-p ") && !line.contains("[v"));
+    let entries = ranges.flat_map(|line| {
+        let (begin, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let (begin, end) = (page(begin), page(end));
+        let mut entries = vec![0; usize::try_from((end - begin) * 8).unwrap()];
+        pagemap.read_exact_at(&mut entries, begin * 8).unwrap();
+        entries.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect::<Vec<_>>()
+    });
+    entries.filter(|entry| entry & (1 << 58) != 0).count()
+}
+
+/// Threads have them with glibc 2.42 and later.
+#[test]
+fn guard_pages_are_taken_by_a_criu_that_knows_them() {
+    if !kernel_is((6, 15)) {
+        println!("SKIPPED: before Linux 6.15 there are none, or nobody can see them");
+        return;
+    }
+    let scenario = start();
+    at_once(&scenario, |node| {
+        watch_events(node);
+        hold(&scenario, node, &[], &["guard"]);
+        assert_eq!(guards(node), 16, "on {}", node.name());
+        if node.name() == "a" {
+            refuses(&scenario, node, "guard-pages", &[]);
+            // Nothing is refused that CRIU would take.
+            let output = node.output(&["ctr", "task", "checkpoint", "odd"]).unwrap();
+            assert!(!output.status.success(), "{}", said(&output));
+        } else {
+            takes(&scenario, node, &[], &[]);
+            assert_eq!(guards(node), 16, "when restored");
+            takes(&scenario, node, &[], &[]);
+        }
+        remove(&scenario, node);
+    });
     scenario.end().unwrap();
 }

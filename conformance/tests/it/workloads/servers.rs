@@ -103,9 +103,14 @@ impl Server {
 
 /// Whether Linux changed its netlink interface for sockets since CRIU 4.1.
 pub(crate) fn is_refused_on_a() -> bool {
+    kernel_is((6, 16))
+}
+
+/// Whether this machine's kernel is such a one, or a later one.
+pub(crate) fn kernel_is(least: (u32, u32)) -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(16))
+    (numbers.next(), numbers.next()) >= (Some(least.0), Some(least.1))
 }
 
 #[test]
