@@ -4,6 +4,7 @@
 //! new container's runtime specification, [`image`] gives containerd its root file system,
 //! [`launch`] makes and starts it. [`provide`] leaves the last of it to containerd's own restore.
 
+use std::num::{NonZeroU32, NonZeroU64};
 use std::str::FromStr as _;
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ pub(crate) struct Order {
     /// Name of the new container; the source's when absent.
     pub(crate) container: Option<String>,
     allow: Allowances,
+    limits: Limits,
     plain_http: bool,
     unsigned: bool,
     keys: Vec<PublicKey>,
@@ -102,6 +104,18 @@ struct AllowedMount {
     read_only: bool,
 }
 
+/// How much of the node the new container may use.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    memory_bytes: Option<NonZeroU64>,
+    cpu_millis: Option<NonZeroU32>,
+}
+
+/// Less cannot hold what the runtime itself needs in a container's cgroup.
+const MEMORY_LIMIT_MIN: u64 = 4 << 20;
+/// The kernel's shortest quota, 1 ms, in a period of 100 ms (`sched_cfs_bandwidth`).
+const CPU_MILLIS_MIN: u32 = 10;
+
 impl From<&AllowedMount> for Bind {
     fn from(mount: &AllowedMount) -> Self {
         let AllowedMount { source, destination, read_only } = mount;
@@ -131,6 +145,7 @@ impl Order {
             namespace: namespace_or_default(request.containerd_namespace)?,
             container,
             allow: Allowances::parse(request.allow.unwrap_or_default())?,
+            limits: Limits::parse(request.limits.unwrap_or_default())?,
             plain_http: request.plain_http,
             unsigned: request.insecure_no_signature,
             keys,
@@ -199,6 +214,25 @@ impl Allowances {
             no_seccomp: allow.no_seccomp,
             new_privileges: allow.new_privileges,
             unknown_facts: allow.unknown_facts,
+        })
+    }
+}
+
+impl Limits {
+    fn parse(limits: api::Limits) -> Result<Self, Rejection> {
+        let api::Limits { memory_bytes, cpu_millis } = limits;
+        if (1..MEMORY_LIMIT_MIN).contains(&memory_bytes) {
+            let text =
+                format!("a memory limit of {memory_bytes} bytes is too small: 4 MiB at least");
+            return Err(Rejection::Invalid(text));
+        }
+        if (1..CPU_MILLIS_MIN).contains(&cpu_millis) {
+            let text = format!("{cpu_millis} thousandths of a processor are too few: 10 at least");
+            return Err(Rejection::Invalid(text));
+        }
+        Ok(Self {
+            memory_bytes: NonZeroU64::new(memory_bytes),
+            cpu_millis: NonZeroU32::new(cpu_millis),
         })
     }
 }

@@ -34,7 +34,7 @@ use super::live::{Here, Live};
 use super::pod::{Pod, PodError, Restart};
 use super::rules::Refusal;
 use super::volume::{self, Tars, VolumeError};
-use super::{Order, Purpose, spec};
+use super::{Limits, Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
 use crate::gate::{self, Expected, GateError, Summary};
@@ -398,6 +398,8 @@ impl Claim {
             namespace: pod.namespace().to_owned(),
             container: Some(self.container.clone()),
             allow: self.live.allowances(),
+            // Its pod's, which are the runtime's to set.
+            limits: Limits::default(),
             unsigned: false,
             keys: Vec::new(),
             time_out: None,

@@ -364,6 +364,7 @@ impl Providing<'_> {
             user: &user,
             allow: &order.allow,
             devices: &devices,
+            limits: order.limits,
             volumes: &[],
             has_cgroups: seen.has_cgroups,
             masked: &seen.masked,

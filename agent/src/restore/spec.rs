@@ -10,11 +10,11 @@ use std::path::Path;
 
 use fs_err as fs;
 use kybernate_packager::runtime_spec::{ImageRun, defaults};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::live::Here;
 use super::user::User;
-use super::{Allowances, AllowedMount};
+use super::{Allowances, AllowedMount, Limits};
 use crate::config::Config;
 use crate::gate::{self, APPARMOR, Expected, SELINUX};
 use crate::rootfs::Names;
@@ -39,6 +39,7 @@ pub(super) struct Ingredients<'a> {
     pub(super) user: &'a User,
     pub(super) allow: &'a Allowances,
     pub(super) devices: &'a [Device],
+    pub(super) limits: Limits,
     /// Mounts that the agent itself provides.
     pub(super) volumes: &'a [AllowedMount],
     /// Whether the container sees its cgroups of version 1.
@@ -53,6 +54,9 @@ pub(super) struct Ingredients<'a> {
     /// The agent's own options for CRIU, where it is the agent that restores.
     pub(super) criu_config: Option<&'a Path>,
 }
+
+/// The kernel's usual one.
+const CPU_PERIOD_MICROSECONDS: u64 = 100_000;
 
 /// Builds the specification.
 pub(super) fn build(from: &Ingredients<'_>) -> Value {
@@ -90,7 +94,7 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
         "mounts": mounts(from),
         "annotations": annotations,
         "linux": {
-            "resources": { "devices": device_rules(from.devices) },
+            "resources": resources(from),
             "cgroupsPath": from.cgroup,
             "namespaces": namespaces.collect::<Vec<_>>(),
             "devices": from.devices.iter().map(Device::node).collect::<Vec<_>>(),
@@ -98,6 +102,21 @@ pub(super) fn build(from: &Ingredients<'_>) -> Value {
             "readonlyPaths": defaults::READ_ONLY,
         },
     })
+}
+
+/// Returns what the new container may use.
+fn resources(from: &Ingredients<'_>) -> Value {
+    let mut resources = Map::new();
+    resources.insert("devices".to_owned(), device_rules(from.devices).into());
+    if let Some(bytes) = from.limits.memory_bytes {
+        resources.insert("memory".to_owned(), json!({ "limit": bytes }));
+    }
+    if let Some(millis) = from.limits.cpu_millis {
+        let quota = u64::from(millis.get()) * CPU_PERIOD_MICROSECONDS / 1000;
+        let cpu = json!({ "quota": quota, "period": CPU_PERIOD_MICROSECONDS });
+        resources.insert("cpu".to_owned(), cpu);
+    }
+    resources.into()
 }
 
 /// Returns what is hidden in the new container: what is in every one, and these.
@@ -250,6 +269,8 @@ fn mounts(from: &Ingredients<'_>) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::{NonZeroU32, NonZeroU64};
+
     use super::*;
 
     fn check(allow: &Allowances, devices: &[Device]) -> Value {
@@ -264,6 +285,10 @@ mod tests {
             user: &user,
             allow,
             devices,
+            limits: Limits {
+                memory_bytes: NonZeroU64::new(64 << 20),
+                cpu_millis: NonZeroU32::new(1500),
+            },
             volumes: &[],
             has_cgroups: false,
             masked: &["/proc/interrupts".to_owned(), "/proc/keys".to_owned()],
@@ -287,6 +312,8 @@ mod tests {
         assert_eq!(bounding.len(), defaults::CAPABILITIES.len());
         assert_eq!(at(&spec, "/linux/namespaces").as_array().unwrap().len(), 6);
         assert_eq!(at(&spec, "/linux/devices"), &json!([]));
+        assert_eq!(at(&spec, "/linux/resources/memory"), &json!({ "limit": 64 << 20 }));
+        assert_eq!(at(&spec, "/linux/resources/cpu/quota"), 150_000);
         let masked = at(&spec, "/linux/maskedPaths").as_array().unwrap();
         let count = |path: &str| masked.iter().filter(|masked| *masked == path).count();
         assert_eq!(["/proc/interrupts", "/proc/keys", "/proc/kcore"].map(count), [1, 1, 1]);

@@ -305,6 +305,7 @@ impl Restoring<'_> {
             user: &user,
             allow: &order.allow,
             devices: &devices,
+            limits: order.limits,
             volumes: &volumes,
             has_cgroups: summary.has_cgroups(),
             masked: &summary.masked(),

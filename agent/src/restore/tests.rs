@@ -39,6 +39,12 @@ fn what_makes_no_sense_is_told() {
         let told = allow(|a| a.host_namespaces = names).unwrap_err();
         assert!(told.contains(reason), "{told}");
     }
+    for limits in [
+        api::Limits { memory_bytes: 4096, cpu_millis: 0 },
+        api::Limits { memory_bytes: 0, cpu_millis: 1 },
+    ] {
+        assert!(check(|r| r.limits = Some(limits)).unwrap_err().contains("at least"));
+    }
     let mount = api::Mount { source: "etc".to_owned(), ..api::Mount::default() };
     assert!(allow(|a| a.mounts.push(mount)).unwrap_err().contains("absolute"));
 }

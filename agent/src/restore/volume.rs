@@ -276,7 +276,9 @@ fn list(top: &Path) -> io::Result<Vec<(String, String, PathBuf)>> {
     let mut found = Vec::new();
     for namespace in fs::read_dir(top)? {
         let namespace = namespace?;
-        for container in fs::read_dir(namespace.path())? {
+        // What somebody has put there by hand keeps nothing else.
+        let Ok(containers) = fs::read_dir(namespace.path()) else { continue };
+        for container in containers {
             let container = container?;
             let name = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
             found.push((name(&namespace), name(&container), container.path()));

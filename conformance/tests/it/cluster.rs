@@ -21,16 +21,10 @@ use self::generations::Second;
 use self::pod::{Wanted, secret};
 use self::policies::References;
 use self::story::Story;
+use crate::harness::{MEMORY, limit};
 
 /// From which node to which the counting process moves.
 pub(crate) const WAY: [&str; 2] = ["a", "b"];
-
-/// Returns what limits a container's memory.
-fn memory_limit(node: &Node, id: &str) -> String {
-    let script = r#"cat $(find /sys/fs/cgroup -path "*$1/memory.limit_in_bytes" \
-                    -o -path "*$1/memory.max")"#;
-    node.run(&["sh", "-c", script, "sh", id]).unwrap().trim().to_owned()
-}
 
 /// The process of the source, in a pod of another node: everything around it is the new pod's.
 fn it_goes_on(story: &Story, began: Instant) {
@@ -55,7 +49,7 @@ fn what_is_around_it_is_the_pods(story: &Story, name: &str, node: &Node) {
     // Whoever was in the source from outside is not in here.
     let programs = story.programs_of(name);
     assert!(!programs.contains(&"tail".to_owned()), "{programs:?}");
-    assert_eq!(memory_limit(node, &story.container(name)), (256 << 20).to_string());
+    assert_eq!(limit(node, &story.container(name), MEMORY), (256 << 20).to_string());
 
     // Its standard output is the new container's: it begins where the old one ended.
     let log = story.cluster.kubectl(&["logs", name]).unwrap();

@@ -75,6 +75,16 @@ pub(crate) fn restore(
     scenario.kyb(node, &[&words[..], more].concat()).unwrap()
 }
 
+/// Files of a cgroup that limit it: of version 1, and of version 2.
+pub(crate) const MEMORY: [&str; 2] = ["memory.limit_in_bytes", "memory.max"];
+pub(crate) const CPU: [&str; 2] = ["cpu.cfs_quota_us", "cpu.max"];
+
+/// Returns what limits a container.
+pub(crate) fn limit(node: &Node, id: &str, [older, newer]: [&str; 2]) -> String {
+    let script = r#"cat $(find /sys/fs/cgroup -path "*$1*/$2" -o -path "*$1*/$3")"#;
+    node.run(&["sh", "-c", script, "sh", id, older, newer]).unwrap().trim().to_owned()
+}
+
 /// Expects that a command was refused for `reason`.
 pub(crate) fn refused_here(output: &Output, reason: &str) {
     let text = said(output);

@@ -6,7 +6,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::Value;
 
-use crate::harness::{bin, checkpoint, refused, restore, said, start};
+use crate::harness::{CPU, MEMORY, bin, checkpoint, limit, refused, restore, said, start};
 
 /// What the table of workloads calls what moves here.
 pub(crate) const COUNTER: &str = "a process that counts";
@@ -71,9 +71,13 @@ fn a_container_moves_to_a_newer_node_and_to_its_own() {
         let reference = scenario.reference(&format!("journey/{name}:v2"));
         checkpoint(&scenario, to, &name, &reference);
         let again = format!("{name}-again");
-        let output = restore(&scenario, to, &reference, &again, &[]);
+        let limits = ["--memory-limit", "256MiB", "--cpus", "1.5"];
+        let output = restore(&scenario, to, &reference, &again, &limits);
         assert!(output.status.success(), "{}", said(&output));
         goes_on(&scenario, to, &again, &before);
+        assert_eq!(limit(to, &again, MEMORY), (256 << 20).to_string());
+        let quota = limit(to, &again, CPU);
+        assert!(["150000", "150000 100000"].contains(&&*quota), "{quota}");
     }
     scenario.end().unwrap();
 }

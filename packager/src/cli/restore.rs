@@ -1,7 +1,8 @@
 //! `kyb restore`
 
+use bytesize::ByteSize;
 use clap::Args;
-use kybernate_packager::agent_api::{Allowances, RestoreRequest};
+use kybernate_packager::agent_api::{Allowances, Limits, RestoreRequest};
 use kybernate_spec::Location;
 use serde_json::json;
 
@@ -34,7 +35,39 @@ pub(super) struct Restore {
     #[command(flatten)]
     bring: Bring,
     #[command(flatten)]
+    limits: Limit,
+    #[command(flatten)]
     allow: Allow,
+}
+
+/// What the restored container may use at most.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Limits")]
+pub(super) struct Limit {
+    /// Give it this much memory at most, as 512MiB.
+    #[arg(long, value_name = "SIZE")]
+    memory_limit: Option<ByteSize>,
+    /// Give it this many processors at most, as 1.5.
+    #[arg(long, value_name = "NUMBER", value_parser = cpu_millis)]
+    cpus: Option<u32>,
+}
+
+/// Reads a number of processors, in thousandths.
+fn cpu_millis(text: &str) -> Result<u32, &'static str> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let is_short = part.len() <= 3 && part.bytes().all(|byte| byte.is_ascii_digit());
+    let millis = format!("{whole}{part:0<3}").parse().ok().filter(|_| is_short);
+    let millis = millis.filter(|millis| (10..=4_096_000).contains(millis));
+    millis.ok_or("it must be a number from 0.01 to 4096, as 1.5, with three decimals at most")
+}
+
+impl From<Limit> for Limits {
+    fn from(limit: Limit) -> Self {
+        Self {
+            memory_bytes: limit.memory_limit.map_or(0, |size| size.as_u64()),
+            cpu_millis: limit.cpus.unwrap_or_default(),
+        }
+    }
 }
 
 /// What the restored container may have beyond the defaults.
@@ -79,6 +112,7 @@ impl Restore {
             containerd_namespace: self.namespace,
             name: self.name.unwrap_or_default(),
             allow: Some(self.allow.into()),
+            limits: Some(self.limits.into()),
             plain_http: asked.plain_http,
             insecure_no_signature: asked.insecure_no_signature,
             timeout_seconds: asked.timeout_seconds,
@@ -100,5 +134,20 @@ impl Restore {
             received_or_staged(&done),
         );
         terminal.print(&facts(&done, own), &text).map_err(Failure::failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_read_in_thousandths() {
+        for (text, millis) in [("1", 1000), ("1.5", 1500), ("0.01", 10), ("2.125", 2125)] {
+            assert_eq!(cpu_millis(text), Ok(millis));
+        }
+        for text in ["", "0", "0.001", "-1", "1.2345", "1.x", "99999", "1e3"] {
+            cpu_millis(text).unwrap_err();
+        }
     }
 }
