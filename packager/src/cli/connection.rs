@@ -38,8 +38,11 @@ impl FromStr for Plain {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.contains(['/', '@']) {
-            return Err("it must be HOST[:PORT], as registry.example.com:5000".to_owned());
+        // Switches are set to such words elsewhere.
+        let is_switch = ["0", "1", "true", "false", "yes", "no", "on", "off"].contains(&text);
+        if is_switch || text.contains(['/', '@']) {
+            let told = "it must be HOST[:PORT], as registry.example.com:5000, or * for all";
+            return Err(told.to_owned());
         }
         Ok(if text == "*" { Self::All } else { Self::Host(text.to_ascii_lowercase()) })
     }
@@ -124,7 +127,9 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for word in ["https://a.example.com", "me:hunter2@a.example.com", "a.example.com/team"] {
+        for word in
+            ["https://a.example.com", "me:hunter2@a.example.com", "a.example.com/team", "true"]
+        {
             let option = format!("--plain-http={word}");
             let told = <Line as clap::Parser>::try_parse_from(["kyb", &option, "r.example.com/a"]);
             assert!(told.unwrap_err().to_string().contains("HOST[:PORT]"), "{word}");

@@ -91,11 +91,16 @@ impl Ps {
             if !self.operations {
                 text.push('\n');
             }
-            text.push_str(&row(&["OPERATION", "CONTAINER", "STATE", "STEP", "REFERENCE"]));
+            let titles =
+                ["OPERATION", "STARTED", "KIND", "CONTAINER", "STATE", "STEP", "REFERENCE"];
+            text.push_str(&operation_row(&titles));
         }
         for one in &list.operations {
-            let (state, step) = (shown_state(one), step(one));
-            text.push_str(&row(&[&one.id, &one.container, &state, &step, &name_of(one)]));
+            let (kind, state, step) = (kind(one), shown_state(one), step(one));
+            // To the second.
+            let started = one.started_at.split('.').next().unwrap_or_default();
+            let cells = [&one.id, started, &kind, &one.container, &state, &step, &name_of(one)];
+            text.push_str(&operation_row(&cells));
         }
         terminal.print(&facts, &text).map_err(Failure::failed)
     }
@@ -199,4 +204,8 @@ pub(super) fn row(cells: &[&str; 5]) -> String {
     // Writing to a string does not fail.
     let _written = writeln!(text, "{first:<24} {second:<16} {third:<10} {fourth:<12} {last}");
     text
+}
+
+fn operation_row([id, started, kind, container, state, step, last]: &[&str; 7]) -> String {
+    format!("{id:<20} {started:<19} {kind:<10} {container:<16} {state:<10} {step:<12} {last}\n")
 }
