@@ -10,6 +10,9 @@ pub struct References {
     pub blobs: Vec<Digest>,
     /// Manifests that must be in the repository.
     pub manifests: Vec<Digest>,
+    /// What an index lists by a media type that is no manifest's, which must be in the repository, too:
+    /// as a blob, or as a manifest of a kind that is not read here (image specification, "Image Index").
+    pub others: Vec<Digest>,
     /// What the manifest is attached to; it need not be there.
     pub subject: Option<Digest>,
     /// The type shown and filtered by in lists of referrers.
@@ -73,7 +76,7 @@ impl References {
         let Some(header) = header else {
             let document = read(content)?;
             let media_type = document.media_type.clone().ok_or(ManifestError::NoMediaType)?;
-            let references = match kind(&media_type) {
+            let references = match kind_of(&media_type) {
                 Some(kind) => references(document, kind)?,
                 None => Self::default(),
             };
@@ -83,9 +86,9 @@ impl References {
             let (header, document) = (header.to_owned(), said.to_owned());
             Err(ManifestError::MediaType { header, document })
         };
-        let Some(kind) = kind(header) else {
+        let Some(kind) = kind_of(header) else {
             // What is one of ours must not be stored as something that refers to nothing.
-            return match said(content).filter(|said| kind(said).is_some()) {
+            return match said(content).filter(|said| kind_of(said).is_some()) {
                 Some(said) => differs(&said),
                 None => Ok((header.to_owned(), Self::default())),
             };
@@ -98,7 +101,7 @@ impl References {
     }
 }
 
-fn kind(media_type: &str) -> Option<Kind> {
+fn kind_of(media_type: &str) -> Option<Kind> {
     match media_type {
         media_type::OCI_MANIFEST | media_type::DOCKER_MANIFEST => Some(Kind::Image),
         media_type::OCI_INDEX | media_type::DOCKER_MANIFEST_LIST => Some(Kind::Index),
@@ -122,21 +125,22 @@ fn said(content: &[u8]) -> Option<String> {
 
 fn references(document: Document, kind: Kind) -> Result<References, ManifestError> {
     let Document { artifact_type, config, layers, manifests, subject, annotations, .. } = document;
-    let (blobs, manifests, fallback) = match (kind, config, layers, manifests) {
+    let (blobs, children, fallback) = match (kind, config, layers, manifests) {
         (Kind::Image, Some(config), layers, None) => {
             let stored = layers.unwrap_or_default().into_iter().filter(is_stored);
             let blobs = std::iter::once(config.digest).chain(stored.map(|layer| layer.digest));
             (blobs.collect(), Vec::new(), Some(config.media_type))
         }
-        (Kind::Index, None, None, manifests) => {
-            let children = manifests.unwrap_or_default().into_iter();
-            (Vec::new(), children.map(|child| child.digest).collect(), None)
-        }
+        (Kind::Index, None, None, manifests) => (Vec::new(), manifests.unwrap_or_default(), None),
         _ => return Err(ManifestError::Ambiguous),
     };
+    let is_manifest = |child: &Target| kind_of(&child.media_type).is_some();
+    let (manifests, others): (Vec<_>, Vec<_>) = children.into_iter().partition(is_manifest);
+    let digests = |children: Vec<Target>| children.into_iter().map(|child| child.digest).collect();
     Ok(References {
         blobs,
-        manifests,
+        manifests: digests(manifests),
+        others: digests(others),
         subject: subject.map(|subject| subject.digest),
         // Distribution specification, "Listing Referrers": the config's type stands in.
         artifact_type: artifact_type.filter(|text| !text.is_empty()).or(fallback),

@@ -63,8 +63,9 @@ impl Store {
         kind: LinkKind,
         digest: &Digest,
     ) -> io::Result<bool> {
-        Ok(is_there(&self.live_link(repository, kind, digest))?
-            || is_there(&self.condemned_link(repository, kind, digest))?)
+        // In this order: what is revived meanwhile is seen in one of the places.
+        Ok(is_there(&self.condemned_link(repository, kind, digest))?
+            || is_there(&self.live_link(repository, kind, digest))?)
     }
 
     pub(super) fn condemned_link(
@@ -241,7 +242,8 @@ impl Store {
                 self.attached(repository, digest)?.into_iter().map(|it| (it, 0)).collect();
             let mut bytes = 0u64;
             bytes = bytes.saturating_add(self.revivable(repository, references, &mut seen)?);
-            next.extend(references.manifests.iter().map(|it| (it.clone(), 0)));
+            let children = references.manifests.iter().chain(&references.others);
+            next.extend(children.map(|it| (it.clone(), 0)));
             while let Some((manifest, depth)) = next.pop() {
                 let aside = self.condemned_link(repository, LinkKind::Manifest, &manifest);
                 if depth >= NESTING_MAX || !seen.insert((LinkKind::Manifest, manifest.clone())) {
@@ -256,7 +258,7 @@ impl Store {
                 let parsed = References::parse(Some(&record.media_type), &content);
                 let Ok((_, references)) = parsed else { continue };
                 bytes = bytes.saturating_add(self.revivable(repository, &references, &mut seen)?);
-                let children = references.manifests.into_iter();
+                let children = references.manifests.into_iter().chain(references.others);
                 let attached = self.attached(repository, &manifest)?.into_iter();
                 next.extend(children.chain(attached).map(|it| (it, depth + 1)));
             }

@@ -150,16 +150,16 @@ impl Store {
         }
     }
 
-    /// Tells what a manifest refers to apart, as it is in the repository: an index may list blobs, as
-    /// containerd's of a checkpoint does (image specification, "Image Index": whatever a descriptor
-    /// points to). What is neither counts as a manifest.
+    /// Returns blobs and manifests that a manifest refers to. What is said to be no manifest is what the
+    /// repository has, as the dump that containerd's index of a checkpoint lists is a blob; what it does
+    /// not have counts as a manifest.
     pub(super) fn parts(
         &self,
         repository: &RepositoryName,
         references: &References,
     ) -> io::Result<(Vec<Digest>, Vec<Digest>)> {
-        let (mut blobs, mut manifests) = (references.blobs.clone(), Vec::new());
-        for part in &references.manifests {
+        let (mut blobs, mut manifests) = (references.blobs.clone(), references.manifests.clone());
+        for part in &references.others {
             let is = |kind| self.is_known(repository, kind, part);
             if !is(LinkKind::Manifest)? && is(LinkKind::Blob)? {
                 blobs.push(part.clone());

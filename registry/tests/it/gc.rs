@@ -291,6 +291,16 @@ async fn blobs_that_an_index_lists_are_stored_with_it_and_kept() {
         registry.put_manifest("a", "dump", media_type::OCI_INDEX, index(content)).await
     };
     put(b"dump").await.refused(400, "MANIFEST_BLOB_UNKNOWN");
+    // What is said to be a manifest is none because somebody has uploaded it as a blob.
+    let hidden = image(b"other layer", None);
+    registry.push("a", &hidden).await;
+    let listed = Descriptor::of(media_type::OCI_MANIFEST, &hidden);
+    let wrong = json!({
+        "schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": [listed],
+    });
+    let put_wrong =
+        registry.put_manifest("a", "wrong", media_type::OCI_INDEX, wrong.to_string()).await;
+    put_wrong.refused(400, "MANIFEST_BLOB_UNKNOWN");
     let [dump, stray] = [registry.push("a", b"dump").await, registry.push("a", b"stray").await];
     assert_eq!(put(b"dump").await.status, 201);
     let root = registry.stop().await;
