@@ -150,37 +150,42 @@ impl Tree {
     /// say.
     pub(super) fn read(source: &mut Source) -> Self {
         let mut entries: Vec<TreeEntry> = Vec::new();
-        let (mut known, mut twice, mut many) = (BTreeSet::new(), false, false);
-        source.each("pstree.img", Magic::PSTREE, |mut entry: TreeEntry| {
-            many |= known.len() >= THREADS_MAX;
+        let (mut known, mut twice, mut many, mut listed) = (BTreeSet::new(), false, false, 0);
+        source.each("pstree.img", Magic::PSTREE, |entry: TreeEntry| {
+            listed += 1 + entry.threads.len();
+            many |= listed > 2 * THREADS_MAX || known.len() >= THREADS_MAX;
             if many || !known.insert(entry.pid) {
                 twice |= !many;
                 return;
             }
+            entries.push(entry);
+        });
+        let mut cores = BTreeMap::new();
+        for entry in &mut entries {
             let own = entry.pid;
+            let core = core(source, own);
+            // Of one that has ended CRIU lists numbers of no thread.
+            if core.as_ref().and_then(|core| core.process.as_ref()).is_some_and(is_dead) {
+                entry.threads.clear();
+            }
+            cores.extend(core.map(|core| (own, core)));
             entry.threads.retain(|thread| {
                 many |= known.len() >= THREADS_MAX;
                 let new = *thread != own && !many && known.insert(*thread);
                 twice |= *thread != own && !many && !new;
                 new
             });
-            entries.push(entry);
-        });
+        }
         if twice {
             source.problem("pstree.img", "it has a process or thread twice");
         }
         if many {
             source.problem("pstree.img", format!("it has more than {THREADS_MAX} threads"));
         }
-        let (mut cores, mut ids) = (BTreeMap::new(), BTreeMap::new());
-        for tid in known {
-            let image = format!("core-{tid}.img");
-            if let Some(core) = source.one::<Core>(&image, CORE)
-                && source.affords(&image, held_bytes(&core))
-            {
-                cores.insert(tid, core);
-            }
+        for tid in entries.iter().flat_map(|entry| &entry.threads) {
+            cores.extend(core(source, *tid).map(|core| (*tid, core)));
         }
+        let mut ids = BTreeMap::new();
         for entry in &entries {
             let pid = entry.pid;
             let there = source.one::<Ids>(&format!("ids-{pid}.img"), IDS);
@@ -267,6 +272,18 @@ impl Tree {
             pending_signals: pending(core.signals.as_ref()),
         }
     }
+}
+
+/// Reads what a thread was when it was dumped.
+fn core(source: &mut Source, tid: u32) -> Option<Core> {
+    let image = format!("core-{tid}.img");
+    let core = source.one::<Core>(&image, CORE)?;
+    source.affords(&image, held_bytes(&core)).then_some(core)
+}
+
+/// Whether a process had ended, and nobody had asked how (`TASK_DEAD`, `TASK_ZOMBIE` in CRIU's `core.proto`).
+const fn is_dead(process: &ProcessCore) -> bool {
+    matches!(process.state, 2 | 6)
 }
 
 fn text(name: &[u8]) -> String {
