@@ -115,6 +115,7 @@ struct Limits {
 const MEMORY_LIMIT_MIN: u64 = 4 << 20;
 /// The kernel's shortest quota, 1 ms, in a period of 100 ms (`sched_cfs_bandwidth`).
 const CPU_MILLIS_MIN: u32 = 10;
+const CPU_MILLIS_MAX: u32 = 4_096_000;
 
 impl From<&AllowedMount> for Bind {
     fn from(mount: &AllowedMount) -> Self {
@@ -224,6 +225,15 @@ impl Limits {
         if (1..MEMORY_LIMIT_MIN).contains(&memory_bytes) {
             let text =
                 format!("a memory limit of {memory_bytes} bytes is too small: 4 MiB at least");
+            return Err(Rejection::Invalid(text));
+        }
+        if i64::try_from(memory_bytes).is_err() {
+            let text = format!("a memory limit of {memory_bytes} bytes is more than there can be");
+            return Err(Rejection::Invalid(text));
+        }
+        if cpu_millis > CPU_MILLIS_MAX {
+            let text =
+                format!("{cpu_millis} thousandths of a processor are too many: 4,096,000 at most");
             return Err(Rejection::Invalid(text));
         }
         if (1..CPU_MILLIS_MIN).contains(&cpu_millis) {

@@ -45,6 +45,12 @@ fn what_makes_no_sense_is_told() {
     ] {
         assert!(check(|r| r.limits = Some(limits)).unwrap_err().contains("at least"));
     }
+    for limits in [
+        api::Limits { memory_bytes: u64::MAX, cpu_millis: 0 },
+        api::Limits { memory_bytes: 0, cpu_millis: u32::MAX },
+    ] {
+        check(|r| r.limits = Some(limits)).unwrap_err();
+    }
     let mount = api::Mount { source: "etc".to_owned(), ..api::Mount::default() };
     assert!(allow(|a| a.mounts.push(mount)).unwrap_err().contains("absolute"));
 }

@@ -39,7 +39,8 @@ impl FromStr for Plain {
 
     fn from_str(text: &str) -> Result<Self, String> {
         // Switches are set to such words elsewhere.
-        let is_switch = ["0", "1", "true", "false", "yes", "no", "on", "off"].contains(&text);
+        let is_switch = ["0", "1", "true", "false", "yes", "no", "on", "off"]
+            .contains(&&*text.to_ascii_lowercase());
         if is_switch || text.contains(['/', '@']) {
             let told = "it must be HOST[:PORT], as registry.example.com:5000, or * for all";
             return Err(told.to_owned());
@@ -128,7 +129,7 @@ mod tests {
     #[test]
     fn what_is_no_host_is_refused() {
         for word in
-            ["https://a.example.com", "me:hunter2@a.example.com", "a.example.com/team", "true"]
+            ["https://a.example.com", "me:hunter2@a.example.com", "a.example.com/team", "True"]
         {
             let option = format!("--plain-http={word}");
             let told = <Line as clap::Parser>::try_parse_from(["kyb", &option, "r.example.com/a"]);

@@ -45,11 +45,18 @@ pub(super) struct Restore {
 #[command(next_help_heading = "Limits")]
 pub(super) struct Limit {
     /// Give it this much memory at most, as 512MiB.
-    #[arg(long, value_name = "SIZE")]
-    memory_limit: Option<ByteSize>,
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory_limit: Option<u64>,
     /// Give it this many processors at most, as 1.5.
     #[arg(long, value_name = "NUMBER", value_parser = cpu_millis)]
     cpus: Option<u32>,
+}
+
+/// Reads how much memory, in bytes.
+fn memory(text: &str) -> Result<u64, &'static str> {
+    let bytes = text.parse::<ByteSize>().ok().map(|size| size.as_u64());
+    let bytes = bytes.filter(|bytes| *bytes >= 4 << 20 && i64::try_from(*bytes).is_ok());
+    bytes.ok_or("it must be a size of 4MiB at least, as 512MiB")
 }
 
 /// Reads a number of processors, in thousandths.
@@ -64,7 +71,7 @@ fn cpu_millis(text: &str) -> Result<u32, &'static str> {
 impl From<Limit> for Limits {
     fn from(limit: Limit) -> Self {
         Self {
-            memory_bytes: limit.memory_limit.map_or(0, |size| size.as_u64()),
+            memory_bytes: limit.memory_limit.unwrap_or_default(),
             cpu_millis: limit.cpus.unwrap_or_default(),
         }
     }
@@ -140,6 +147,14 @@ impl Restore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        assert_eq!((memory("4MiB"), memory("1GB")), (Ok(4 << 20), Ok(1_000_000_000)));
+        for text in ["", "0", "1MiB", "-1", "99999999TB", "much"] {
+            memory(text).unwrap_err();
+        }
+    }
 
     #[test]
     fn processors_are_read_in_thousandths() {
