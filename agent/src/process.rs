@@ -198,7 +198,7 @@ pub(crate) fn has_ended(thread: u32) -> io::Result<bool> {
 }
 
 /// Whether what /proc does not tell is for want of the process.
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     let no_such_process = rustix::io::Errno::SRCH.raw_os_error();
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(no_such_process)
 }

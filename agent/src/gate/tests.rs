@@ -344,7 +344,7 @@ fn a_zombie_needs_no_credentials() {
     let passed = check(|dump, _| {
         // As CRIU has it: its thread's number is whatever was in memory.
         dump.tree.push(Process { pid: 2, ppid: 1, threads: vec![3_108_758_720] });
-        let process = Some(ProcessCore { state: 6, ..ProcessCore::default() });
+        let process = Some(ProcessCore { state: 2, ..ProcessCore::default() });
         dump.cores.insert(2, Core { process, ids: None, thread: None });
     });
     assert_eq!(passed, "");

@@ -295,9 +295,9 @@ impl Check {
             ),
             Self::GuardPages => refuse(
                 "guard-pages",
-                "a process has guard pages, as threads have with glibc 2.42, and CRIU before 4.2 fails to \
-                 read them",
-                "install CRIU 4.2 on the node",
+                "a process has guard pages, as threads have with glibc 2.42, which CRIU before 4.2, or with a \
+                 kernel before 6.16, takes for others and fails to read",
+                "install CRIU 4.2 on the node, and Linux 6.16",
             ),
             _ => refuse(
                 "other-user",

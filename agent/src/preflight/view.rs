@@ -292,8 +292,14 @@ fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// How the kernel tells what `memfd_create(2)` made: CRIU has no path of that.
+const MEMORY_FILE: &[u8] = b"/memfd:";
+
 /// Returns a name that is not UTF-8, as it can be told.
 fn odd_name(name: &Path) -> Option<String> {
+    if name.as_os_str().as_bytes().starts_with(MEMORY_FILE) {
+        return None;
+    }
     let told = || format!("\"{}\"", name.as_os_str().as_bytes().escape_ascii());
     name.to_str().is_none().then(told)
 }

@@ -349,8 +349,8 @@ fn guards(node: &Node) -> usize {
 /// Threads have them with glibc 2.42 and later.
 #[test]
 fn guard_pages_are_taken_by_a_criu_that_knows_them() {
-    if !kernel_is((6, 15)) {
-        println!("SKIPPED: before Linux 6.15 there are none, or nobody can see them");
+    if !kernel_is((6, 16)) {
+        println!("SKIPPED: before Linux 6.16 there are none, or no CRIU can ask where");
         return;
     }
     let scenario = start();
