@@ -89,6 +89,21 @@ impl Freezer {
         })
     }
 
+    /// Whether processes are held back by it or by a cgroup around it: whoever pauses a container freezes
+    /// its topmost one, and its first process may be in one within. (v2: `cgroup.freeze` is what was
+    /// written to that cgroup alone; v1 tells what holds.)
+    pub(crate) fn is_held(&self) -> io::Result<bool> {
+        if self.version == Version::V1 || self.is_frozen()? {
+            return self.is_frozen();
+        }
+        let around = self.directory.ancestors().skip(1);
+        let mut asked = around.map_while(|directory| {
+            // The top has none.
+            fs::read_to_string(directory.join("cgroup.freeze")).ok()
+        });
+        Ok(asked.any(|text| text.trim() == "1"))
+    }
+
     /// Whether every process is held back by now: none of them is within a system call.
     pub(crate) fn holds(&self) -> io::Result<bool> {
         Ok(match self.version {

@@ -1,19 +1,24 @@
-//! The end of a source that is to be stopped: nothing of it may have run since the dump.
+//! The end of a source that is to be stopped: it is to have stood still since the dump.
 
 use std::io;
 use std::time::Duration;
 
 use kybernate_packager::pack::Packed;
 use kybernate_packager::store::Store;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{Captured, END_LIMIT, Taking};
 use crate::checkpoint::error::CheckpointError;
+use crate::patience::Patience;
+use crate::process;
 use crate::revive::Revived;
 use crate::undo::DUMP_PATIENCE;
 
 /// The guardian lets a source run before it says so.
 const TOLD_LATE: Duration = Duration::from_secs(1);
+
+/// How often it is looked meanwhile whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Taking<'_> {
     pub(super) async fn publish_and_stop(
@@ -28,20 +33,42 @@ impl Taking<'_> {
         Ok(packed)
     }
 
-    /// Makes sure that nobody has let the source run: what it has done since the dump would be lost, or
-    /// its files would be of another moment than its memory. One that has ended has not run.
+    /// Makes sure that nobody has let the source run, as far as a look can tell: what it has done since the
+    /// dump would be lost, or its files would be of another moment than its memory. One that has ended
+    /// meanwhile is no failure: its checkpoint is all that is left of it.
     pub(super) async fn stands_still(&self) -> Result<(), CheckpointError> {
-        let freezer = self.source.freezer.clone();
-        let frozen = tokio::task::spawn_blocking(move || freezer.is_frozen()).await;
-        match frozen.map_err(io::Error::other).and_then(|frozen| frozen) {
-            Ok(true) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(CheckpointError::Freezer(error)),
-            Ok(false) => match timeout(TOLD_LATE, self.expired()).await {
-                Ok(error) => Err(error),
-                Err(_elapsed) => Err(CheckpointError::LetRun),
-            },
+        if self.is_held().await? {
+            return Ok(());
         }
+        // Whoever ends a paused container lets it run into its end.
+        let over = async {
+            let mut looks = Patience::new(TOLD_LATE, LOOK_EVERY);
+            while looks.once_more().await {
+                if self.has_ended() {
+                    return Ok(());
+                }
+            }
+            Err(CheckpointError::LetRun)
+        };
+        tokio::select! {
+            over = over => over,
+            error = self.expired() => Err(error),
+        }
+    }
+
+    async fn is_held(&self) -> Result<bool, CheckpointError> {
+        let freezer = self.source.freezer.clone();
+        let held = tokio::task::spawn_blocking(move || freezer.is_held()).await;
+        match held.map_err(io::Error::other).and_then(|held| held) {
+            // The cgroup is gone, or goes just now.
+            Err(error) if is_gone(&error) => Ok(true),
+            held => held.map_err(CheckpointError::Freezer),
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        let there = process::started(self.source.pid) == Some(self.source.born);
+        !there || process::has_ended(self.source.pid).unwrap_or(false)
     }
 
     /// Kills the source. It is frozen, so nothing of it runs between the dump and its end.
@@ -49,16 +76,18 @@ impl Taking<'_> {
         let (namespace, container) = (&self.source.namespace, &self.order.container);
         self.stands_still().await?;
         self.silence_connections().await;
-        // Somebody else may have ended it, and another one may have its name by now.
-        if namespace.task(container).await?.is_some_and(|task| task.pid == self.source.pid) {
+        // Somebody else may have ended it, and another one may have its name by now. While its shim does
+        // not answer, containerd knows no process id.
+        let ours = [0, self.source.pid];
+        if namespace.task(container).await?.is_some_and(|task| ours.contains(&task.pid)) {
             match namespace.kill(container).await {
                 Err(error) if error.is_not_found() => {}
                 killed => killed?,
             }
-        }
-        let revived = self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
-        if revived != Revived::Gone {
-            namespace.wait(container, END_LIMIT).await?;
+            let revived = self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
+            if revived != Revived::Gone {
+                namespace.wait(container, END_LIMIT).await?;
+            }
         }
         self.running().await?;
         if let Some(guardian) = self.guardian.take() {
@@ -66,4 +95,9 @@ impl Taking<'_> {
         }
         Ok(())
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    let gone = Some(rustix::io::Errno::NODEV.raw_os_error());
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == gone
 }

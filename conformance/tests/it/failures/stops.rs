@@ -42,19 +42,25 @@ fn what_somebody_lets_run_is_neither_stored_nor_ended() {
     scenario.end().unwrap();
 }
 
+/// Whoever kills a paused container lets it run into its end, and may leave its cgroup.
 #[test]
 fn what_somebody_else_has_ended_meanwhile_is_stopped() {
     let scenario = start_holding();
     at_once(&scenario, |node| {
-        scenario.run_workload(node, "job", 32, &[]).unwrap();
-        let reference = scenario.reference(&format!("stops/ended:{}", node.name()));
-        let _kyb = hold(node, &reference, &["--stop"]);
-        node.run(&["ctr", "task", "rm", "-f", "job"]).unwrap();
-        let_go(node);
-        let last = ended(&scenario, node);
-        assert_eq!(last["state"], "done", "{last}");
-        assert!(has_tag(&scenario, &reference), "{last}");
-        node.run(&["ctr", "container", "rm", "job"]).unwrap();
+        for (how, words) in [
+            ("removed", &["ctr", "task", "rm", "-f", "job"][..]),
+            ("killed", &["ctr", "task", "kill", "-s", "KILL", "job"]),
+        ] {
+            scenario.run_workload(node, "job", 32, &[]).unwrap();
+            let reference = scenario.reference(&format!("stops/{how}:{}", node.name()));
+            let _kyb = hold(node, &reference, &["--stop"]);
+            node.run(words).unwrap();
+            let_go(node);
+            let last = ended(&scenario, node);
+            assert_eq!(last["state"], "done", "{how}: {last}");
+            assert!(has_tag(&scenario, &reference), "{how}: {last}");
+            scenario.remove(node, "job").unwrap();
+        }
     });
     scenario.end().unwrap();
 }
