@@ -51,13 +51,17 @@ pub(crate) fn claim(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// What is at the top of a file system of its own, as that of a disk for staging.
+const LOST_AND_FOUND: &str = "lost+found";
+
 /// Claims a directory that is to hold nothing but what is `ours`, by name. Where something else lies,
 /// nothing is changed: a slip in the configuration must not cost anybody his files.
 pub(crate) fn claim_own(directory: &Path, ours: impl Fn(&str) -> bool) -> io::Result<()> {
     if fs::symlink_metadata(directory).is_ok_and(|found| found.is_dir()) {
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            if !entry.file_name().to_str().is_some_and(&ours) {
+            let ours = |name: &str| name == LOST_AND_FOUND || ours(name);
+            if !entry.file_name().to_str().is_some_and(ours) {
                 let told = "is not the agent's: give it a directory of its own";
                 return Err(wrong(&entry.path(), told));
             }
@@ -185,6 +189,7 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         open(top.path(), 0o1777);
         fs::create_dir(top.path().join("own")).unwrap();
+        fs::create_dir(top.path().join("lost+found")).unwrap();
         fs::create_dir(top.path().join("app")).unwrap();
         let own = |name: &str| name == "own";
         refused(claim_own(top.path(), own), "/app is not the agent's");

@@ -80,6 +80,10 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     // Nothing of what follows is as urgent, and any of it may fail.
     rescue::first(&config.operations(), &config.containerd, rescue::FIRST_LIMIT).await;
     let staging = &config.staging;
+    for directory in [&config.disk_stage(), &staging.tmpfs] {
+        let claimed = private::claim_own(directory, is_id);
+        claimed.map_err(|error| ServeError::Prepare(directory.clone(), error))?;
+    }
     stage::mount(staging).map_err(|error| ServeError::Prepare(staging.tmpfs.clone(), error))?;
     let app = App::new(config)?;
     undo::recover(&app).await;
@@ -157,9 +161,6 @@ fn prepare(config: &Config) -> Result<[OwnedFd; 2], ServeError> {
     let beside = hold(directory, &volumes)?;
     if std::os::unix::net::UnixStream::connect(&config.socket).is_ok() {
         return Err(ServeError::Locked(config.socket.clone()));
-    }
-    for directory in [config.disk_stage(), config.staging.tmpfs.clone()] {
-        private::claim_own(&directory, is_id).map_err(wrong(&directory))?;
     }
     let yard = config.cgroup_yard();
     criu_config::make_yard(&yard).map_err(wrong(&yard))?;

@@ -186,6 +186,10 @@ impl Staging {
                     self.figures.hit(*tier);
                     return Some(found);
                 }
+                Err(error) if !is_changed(&error) => {
+                    tracing::warn!(error = %chain(&error), %digest, tier = tier.name(),
+                        "a staged checkpoint cannot be looked at");
+                }
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), %digest, tier = tier.name(),
                         "a staged checkpoint is not as it was, and is removed");
@@ -222,7 +226,7 @@ impl Staging {
                     let (staging, digest) = (Arc::clone(self), wish.digest.clone());
                     return Ok(Granted::Room(Reservation { staging, tier: wish.tier, digest }));
                 }
-                Room::Evict(victims) => self.remove_all(wish.tier, &victims).await?,
+                Room::Evict(victims) => self.remove_all(wish.tier, victims).await?,
                 // The sender is ours, so the wait ends with a change.
                 Room::Wait => changes.changed().await.unwrap_or_default(),
             }
@@ -231,7 +235,7 @@ impl Staging {
 
     /// Makes room for more than was thought.
     async fn enlarge(
-        &self,
+        self: &Arc<Self>,
         reservation: &Reservation,
         wish: &Wish,
         bytes: u64,
@@ -244,32 +248,48 @@ impl Staging {
             let larger = Wish { bytes, ..wish.clone() };
             match room.map_err(|pinned| self.crowded(&larger, pinned))? {
                 Room::Present | Room::Reserved => return Ok(()),
-                Room::Evict(victims) => self.remove_all(reservation.tier, &victims).await?,
+                Room::Evict(victims) => self.remove_all(reservation.tier, victims).await?,
                 Room::Wait => changes.changed().await.unwrap_or_default(),
             }
         }
     }
 
     /// Removes a checkpoint nobody uses, if it is there.
-    async fn drop_entry(&self, tier: Tier, digest: &Digest) -> Result<(), StagingError> {
+    async fn drop_entry(self: &Arc<Self>, tier: Tier, digest: &Digest) -> Result<(), StagingError> {
         let leaves = self.kept(tier)?.ledger().leave(digest);
-        if leaves { self.remove_all(tier, std::slice::from_ref(digest)).await } else { Ok(()) }
+        if leaves { self.remove_all(tier, vec![digest.clone()]).await } else { Ok(()) }
     }
 
-    /// Removes what the ledger has let go.
-    async fn remove_all(&self, tier: Tier, victims: &[Digest]) -> Result<(), StagingError> {
+    /// Removes what the ledger has let go: to the end, also when nobody waits for it any more. What was
+    /// neither removed nor given back would take its room for ever.
+    async fn remove_all(
+        self: &Arc<Self>,
+        tier: Tier,
+        victims: Vec<Digest>,
+    ) -> Result<(), StagingError> {
+        let staging = Arc::clone(self);
+        let removed = tokio::task::spawn_blocking(move || staging.remove_now(tier, &victims)).await;
+        let failed = |error| StagingError::Io("make room in", tier.name(), io::Error::other(error));
+        removed.map_err(failed)?
+    }
+
+    /// Does that now; the first error is told. Blocks.
+    fn remove_now(&self, tier: Tier, victims: &[Digest]) -> Result<(), StagingError> {
         let kept = self.kept(tier)?;
+        let mut all = Ok(());
         for digest in victims {
-            let (files, victim) = (Arc::clone(&kept.shelf), digest.clone());
-            let removed = tokio::task::spawn_blocking(move || files.remove(&victim)).await;
-            let removed = removed.map_err(io::Error::other).and_then(|removed| removed);
+            let removed = kept.shelf.remove(digest);
             kept.ledger().left(digest, removed.is_ok());
             self.changed(tier);
-            removed.map_err(|source| StagingError::Io("make room in", tier.name(), source))?;
-            self.figures.evicted(tier);
-            tracing::info!(%digest, tier = tier.name(), "a staged checkpoint was removed");
+            if removed.is_ok() {
+                self.figures.evicted(tier);
+                tracing::info!(%digest, tier = tier.name(), "a staged checkpoint was removed");
+            }
+            let removed =
+                removed.map_err(|source| StagingError::Io("make room in", tier.name(), source));
+            all = all.and(removed);
         }
-        Ok(())
+        all
     }
 
     /// Keeps by which name a checkpoint was asked for that was there.
@@ -370,6 +390,15 @@ fn in_use(pinned: &[String]) -> String {
         return String::new();
     }
     format!("; what is there is in use: {}", pinned.join(", "))
+}
+
+/// Whether a look has found something else than was staged, and not only failed, as for want of
+/// descriptors.
+fn is_changed(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    let changed = [Kind::Other, Kind::NotFound, Kind::InvalidData, Kind::UnexpectedEof];
+    changed.contains(&error.kind())
+        || matches!(error.kind(), Kind::NotADirectory | Kind::IsADirectory)
 }
 
 #[cfg(test)]

@@ -103,7 +103,8 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
                     if let Some(time) = time {
                         deadline = Instant::now() + Duration::from_millis(time);
                     }
-                    answers.write_all(b"extended\n").await?;
+                    // An agent that has died since has nobody to hear it, and closes the orders.
+                    answers.write_all(b"extended\n").await.unwrap_or_default();
                 }
                 None => {
                     tracing::warn!(container = args.container, "the agent is dead");

@@ -1,6 +1,7 @@
 //! `Evict`: taking a staged checkpoint away.
 
 use std::str::FromStr as _;
+use std::sync::Arc;
 
 use kybernate_packager::agent_api as api;
 use kybernate_spec::{Digest, Location};
@@ -78,7 +79,7 @@ impl std::fmt::Display for Wanted {
 impl Staging {
     /// Removes what is wanted and returns it. Nothing is removed when any of it is in use.
     pub(crate) async fn evict(
-        &self,
+        self: &Arc<Self>,
         wanted: &Wanted,
     ) -> Result<Vec<api::StagedCheckpoint>, EvictError> {
         let mut found = Vec::new();

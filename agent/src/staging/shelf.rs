@@ -11,6 +11,7 @@ use kybernate_spec::{Digest, chain};
 use super::Tier;
 use super::record::{Record, own};
 use crate::config::TierConfig;
+use crate::operations::is_id;
 use crate::{private, process, stage};
 
 /// Name of the directory with CRIU's images in a checkpoint's.
@@ -52,6 +53,9 @@ impl Shelf {
         let mut found = Vec::new();
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
+            if !entry.file_name().to_str().is_some_and(is_ours) {
+                continue;
+            }
             match find(&entry) {
                 Ok(record) => found.push(record),
                 Err(error) => {
@@ -182,8 +186,12 @@ fn find(entry: &fs::DirEntry) -> io::Result<Record> {
 
 /// Whether something in the directory has a name as we give them.
 fn is_ours(name: &str) -> bool {
-    let digest = || name.replacen('-', ":", 1).parse::<Digest>().is_ok();
-    name.starts_with(NEW) || name.starts_with(OLD) || digest()
+    // Of SHA-256 at least.
+    let is_hex = |name: &str| name.len() >= 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_digest = |name: &str| name.replacen('-', ":", 1).parse::<Digest>().is_ok();
+    is_digest(name)
+        || name.strip_prefix(NEW).is_some_and(is_id)
+        || name.strip_prefix(OLD).is_some_and(is_hex)
 }
 
 /// Removes what should not be there: a link, not what it leads to.

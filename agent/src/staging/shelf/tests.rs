@@ -73,13 +73,28 @@ fn the_last_use_outlives_the_agent() {
 #[test]
 fn what_was_not_finished_is_removed() {
     let fixture = Fixture::new();
-    stage::make(&fixture.shelf.temporary("dead").join(IMAGES)).unwrap();
-    stage::make(&fixture.shelf.directory().join("old-x")).unwrap();
+    stage::make(&fixture.shelf.temporary("01a200000000deadbeef").join(IMAGES)).unwrap();
+    let old = format!("old-{}", Digest::of(b"old").hex());
+    stage::make(&fixture.shelf.directory().join(old)).unwrap();
     let torn = Digest::of(b"torn");
     stage::make(&fixture.shelf.path(&torn).join(IMAGES)).unwrap();
     fs::write(fixture.shelf.path(&torn).join("record.json"), "{").unwrap();
     assert_eq!(fixture.found(), std::slice::from_ref(&fixture.digest));
     assert_eq!(fs::read_dir(fixture.shelf.directory()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_somebody_else_calls_so_is_left_alone() {
+    let fixture = Fixture::new();
+    let directory = fixture.shelf.directory().to_owned();
+    for name in ["new-photos", "old-backups"] {
+        stage::make(&directory.join(name)).unwrap();
+        assert!(shelf(fixture.top.path()).open().is_err(), "{name}");
+        fs::remove_dir(directory.join(name)).unwrap();
+    }
+    stage::make(&directory.join("lost+found")).unwrap();
+    assert_eq!(fixture.found(), std::slice::from_ref(&fixture.digest));
+    assert!(directory.join("lost+found").exists());
 }
 
 #[test]
