@@ -257,7 +257,7 @@ impl Agent for Service {
         request: Request<api::SettleRequest>,
     ) -> Result<Response<api::SettleResponse>, Status> {
         self.asker(&request, "Settle").must_be_root()?;
-        Ok(Response::new(restore::settle(&self.app, request.into_inner())?))
+        Ok(Response::new(restore::settle(&self.app, request.into_inner()).await?))
     }
 
     async fn report_tagged(

@@ -287,6 +287,27 @@ mod tests {
         assert_eq!(found.file(), Path::new("/sys/fs/cgroup/default/web/cgroup.freeze"));
     }
 
+    /// As of systemd in a container, whose cgroup is `init.scope` within the one that is frozen.
+    #[test]
+    fn what_is_within_a_frozen_cgroup_is_held() {
+        let top = tempfile::tempdir().unwrap();
+        let within = top.path().join("pods/web/init.scope");
+        fs::create_dir_all(&within).unwrap();
+        let write = |directory: &str, word: &str| {
+            fs::write(top.path().join(directory).join("cgroup.freeze"), word).unwrap();
+        };
+        for directory in ["pods", "pods/web", "pods/web/init.scope"] {
+            write(directory, "0\n");
+        }
+        let freezer = Freezer { directory: within, version: Version::V2 };
+        assert!(!freezer.is_held().unwrap());
+        write("pods/web", "1\n");
+        assert!(freezer.is_held().unwrap() && !freezer.is_frozen().unwrap());
+        write("pods/web", "0\n");
+        write("pods/web/init.scope", "1\n");
+        assert!(freezer.is_held().unwrap());
+    }
+
     #[test]
     fn a_cgroup_outside_the_mount_is_not_guessed() {
         assert_eq!(find("0::/other/web\n", &read(V2), Version::V2), None);

@@ -26,7 +26,9 @@ use tokio_util::sync::CancellationToken;
 mod about;
 mod tree;
 
-pub(crate) use self::about::is_attribute;
+pub(crate) use self::about::{
+    ATTRIBUTE_RECORD, DEFAULT_ACL, RECORDS_BYTES_MAX, is_attribute, read_records,
+};
 use self::about::{About, Records};
 use self::tree::Tree;
 

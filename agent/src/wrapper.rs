@@ -32,7 +32,7 @@ use self::bundle::{Bundle, OnFailure, Wish};
 use self::call::{Call, Create};
 #[cfg(test)]
 pub(crate) use self::claim::CLAIM_LIMIT;
-use self::claim::{Answer, ClaimError, Subject, claim, settle};
+use self::claim::{Answer, ClaimError, Dump, Subject, claim, settle};
 use self::mark::{Mark, State};
 use self::run::RunError;
 use self::settings::Settings;
@@ -65,8 +65,24 @@ enum WrapperError {
     Cancelled { reference: String, why: String },
     #[error("failed to prepare the restore")]
     Prepare(#[source] io::Error),
+    #[error("failed to tell the agent how the restore went")]
+    Settle(#[source] ClaimError),
     #[error("failed to end what an earlier restore has left")]
     Clean(#[source] io::Error),
+}
+
+impl WrapperError {
+    /// Whether a fresh start is no way around it, whatever the pod says of failures: nobody has vouched
+    /// for what it would start from, or the agent says so.
+    fn forbids_fresh(&self) -> bool {
+        match self {
+            Self::Claim { source: ClaimError::Refused { rule, .. }, .. } => {
+                rule == "signature" || rule == "integrity"
+            }
+            Self::Claim { source: ClaimError::Final(_), .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// Does what runc's command line says. Returns only when something failed or nothing is left to do.
@@ -154,12 +170,7 @@ impl Wrapper {
             }
             Outcome::Failed(error) => error,
         };
-        let is_refusal = matches!(
-            &error,
-            WrapperError::Claim { source: ClaimError::Refused { rule, .. }, .. }
-                if rule == "signature" || rule == "integrity"
-        );
-        if wish.on_failure == OnFailure::Cold && !is_refusal {
+        if wish.on_failure == OnFailure::Cold && !error.forbids_fresh() {
             tell(Some(call), &format!("kybernate-runc: started afresh: {}", chain(&error)));
             self.give_options(call, create, &mut bundle);
             return self.pass(words);
@@ -212,47 +223,85 @@ impl Wrapper {
                 return Ok(Outcome::Fresh);
             }
             Err(source) => {
-                return Ok(Outcome::Failed(WrapperError::Claim { reference, source }));
+                let is_late = matches!(source, ClaimError::Late(_));
+                let error = WrapperError::Claim { reference, source };
+                if is_late {
+                    // It takes away again what it has put into the pod by now.
+                    self.settle(subject, Some(&error))?;
+                }
+                return Ok(Outcome::Failed(error));
             }
         };
-        let begun = State { restored: false, cgroup: cgroup.clone(), network: bundle.network() };
-        mark.write(&begun).map_err(WrapperError::Prepare)?;
-        bundle.set_criu_config(&dump.criu_config).map_err(WrapperError::Prepare)?;
-        let permit = |mode| bundle.permit_root(mode).map_err(WrapperError::Prepare);
-        let had = dump.root_mode.map(permit).transpose()?;
-        let restored = run::restore(&self.runtime, call, create, &dump);
-        let restored = restored.map_err(|source| WrapperError::Run { reference, source });
-        let noted = restored.and_then(|()| {
-            let restored = State { restored: true, cgroup, network: None };
-            mark.write(&restored).map_err(WrapperError::Prepare)?;
-            dump.note_restored().map_err(WrapperError::Prepare)
-        });
-        let (problem, outcome) = match noted {
+        let network = bundle.network();
+        let begun = State { restored: false, cgroup: cgroup.clone(), network };
+        match self.run_restore((call, create), (bundle, &reference), (&dump, &mark, &begun)) {
             Ok(()) => {
-                if let Err(error) = hand_over(begun.cgroup.as_deref()) {
+                if let Err(error) = hand_over(cgroup.as_deref()) {
                     let text = "its TCP connections are still held";
                     tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
                 }
-                (String::new(), Outcome::Restored)
+                // The agent finds out by what we have noted, when it is asked again.
+                if let Err(error) = self.settle(subject, None) {
+                    tell(Some(call), &format!("kybernate-runc: {}", chain(&error)));
+                }
+                Ok(Outcome::Restored)
             }
             Err(error) => {
-                self.end(call, &create.id, &mark)?;
-                // What starts afresh is the image's.
-                had.map(permit).transpose()?;
-                let problem = chain(&error).to_string();
-                (problem, Outcome::Failed(error))
+                let ended = self.end(call, &create.id, &mark);
+                // Also where something of it is left, which the agent's end of it does not touch.
+                let why = self.settle(subject, Some(&error))?;
+                ended?;
+                let error = match why {
+                    Some(why) => WrapperError::Cancelled { reference, why },
+                    None => error,
+                };
+                Ok(Outcome::Failed(error))
             }
-        };
-        match settle(&self.settings, subject, &problem) {
-            Ok(Some(why)) => {
-                let reference = wish.reference.clone();
-                return Ok(Outcome::Failed(WrapperError::Cancelled { reference, why }));
-            }
-            Ok(None) => {}
-            // The agent finds out by what we have noted, when it is asked again.
-            Err(error) => tell(Some(call), &format!("kybernate-runc: {}", chain(&error))),
         }
-        Ok(outcome)
+    }
+
+    /// Has the runtime restore, and notes that it did.
+    fn run_restore(
+        &self,
+        (call, create): (&Call<'_>, &Create),
+        (bundle, reference): (&mut Bundle, &str),
+        (dump, mark, begun): (&Dump, &Mark, &State),
+    ) -> Result<(), WrapperError> {
+        mark.write(begun).map_err(WrapperError::Prepare)?;
+        bundle.set_criu_config(&dump.criu_config).map_err(WrapperError::Prepare)?;
+        let permit = |mode| bundle.permit_root(mode).map_err(WrapperError::Prepare);
+        let had = dump.root_mode.map(permit).transpose()?;
+        let restored = run::restore(&self.runtime, call, create, dump);
+        let reference = || reference.to_owned();
+        let restored =
+            restored.map_err(|source| WrapperError::Run { reference: reference(), source });
+        let noted = restored.and_then(|()| {
+            let restored = State { restored: true, cgroup: begun.cgroup.clone(), network: None };
+            mark.write(&restored).map_err(WrapperError::Prepare)?;
+            dump.note_restored().map_err(WrapperError::Prepare)
+        });
+        if noted.is_err() {
+            // What starts afresh is the image's.
+            had.map(permit).transpose()?;
+        }
+        noted
+    }
+
+    /// Tells the agent how it went. Where it does not say that all is gone that was prepared, nothing is
+    /// to start in its place; an agent that has ended says nothing, and the next one takes away what
+    /// nobody has.
+    fn settle(
+        &self,
+        subject: Subject<'_>,
+        problem: Option<&WrapperError>,
+    ) -> Result<Option<String>, WrapperError> {
+        let told = problem.map(|error| chain(error).to_string()).unwrap_or_default();
+        match settle(&self.settings, subject, &told) {
+            Ok(why) => Ok(why),
+            Err(late @ ClaimError::Late(_)) if problem.is_some() => Err(WrapperError::Settle(late)),
+            Err(error) if problem.is_none() => Err(WrapperError::Settle(error)),
+            Err(_unknown) => Ok(None),
+        }
     }
 
     /// Whether a container runs already, since it was restored.

@@ -7,6 +7,9 @@ pub const AGENT_SOCKET: &str = "/run/kybernate/agent.sock";
 /// Metadata of a status: the rule that refused a request, as `Operation.refused_by` names it.
 pub const REFUSED_BY: &str = "kybernate-refused-by";
 
+/// Metadata of a status: a container is not restored, and nor may it start afresh.
+pub const NEVER_FRESH: &str = "kybernate-never-fresh";
+
 pub use self::generated::*;
 
 #[expect(

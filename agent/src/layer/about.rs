@@ -9,10 +9,10 @@ use tar::{Entry, Header};
 use super::LayerError;
 
 /// Records of one entry that are read, as many as others read.
-const RECORDS_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const RECORDS_BYTES_MAX: u64 = 1 << 20;
 
 /// Records that hold an extended attribute begin so.
-const ATTRIBUTE_RECORD: &str = "SCHILY.xattr.";
+pub(crate) const ATTRIBUTE_RECORD: &str = "SCHILY.xattr.";
 
 /// What is made, and how.
 #[derive(Debug)]
@@ -46,10 +46,9 @@ impl Records {
         }
         let mut text = Vec::new();
         entry.read_to_end(&mut text).map_err(LayerError::Read)?;
-        let (mut records, mut rest) = (Self::default(), &*text);
-        while !rest.is_empty() {
-            let ((key, value), after) = record(rest).ok_or_else(|| LayerError::Read(strange()))?;
-            rest = after;
+        let mut records = Self::default();
+        for record in read_records(&text) {
+            let (key, value) = record.map_err(LayerError::Read)?;
             match key {
                 "path" => records.path = Some(value.to_vec()),
                 "linkpath" => records.target = Some(value.to_vec()),
@@ -67,6 +66,22 @@ impl Records {
 
 /// Key and value.
 type Record<'a> = (&'a str, &'a [u8]);
+
+/// Reads the content of an extended header, up to what is malformed.
+pub(crate) fn read_records(text: &[u8]) -> impl Iterator<Item = io::Result<Record<'_>>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let Some((read, after)) = record(rest) else {
+            rest = &[];
+            return Some(Err(strange()));
+        };
+        rest = after;
+        Some(Ok(read))
+    })
+}
 
 /// Reads the first record, as `LENGTH KEY=VALUE` and a line feed, and returns what is behind it. The
 /// library's reader ends a record at its first line feed, and a value may have one.
@@ -142,6 +157,9 @@ pub(super) fn place(path: &[u8]) -> Option<PathBuf> {
     }
     (!found.as_os_str().is_empty()).then_some(found)
 }
+
+/// What new files in a directory get: it is set when all that was in it is there.
+pub(crate) const DEFAULT_ACL: &str = "system.posix_acl_default";
 
 /// Whether an attribute is one that a file of a container has, and not overlayfs.
 pub(crate) fn is_attribute(name: &str) -> bool {

@@ -16,7 +16,7 @@ use tar::{Entry, EntryType, Header};
 use tokio_util::sync::CancellationToken;
 
 use super::LayerError;
-use super::about::About;
+use super::about::{About, DEFAULT_ACL};
 
 /// Directories within directories: each is held open.
 const DEPTH_MAX: usize = 128;
@@ -48,6 +48,8 @@ struct Open {
     directory: OwnedFd,
     /// Its own time, which counts when nothing is put in any more.
     time: Timestamps,
+    /// What is made in it from then on gets this: what was in it has its own.
+    default_acl: Option<Vec<u8>>,
 }
 
 impl<'a> Tree<'a> {
@@ -111,7 +113,10 @@ impl<'a> Tree<'a> {
     /// Ends directories, innermost first, up to one that is to stay.
     fn leave(&mut self, stays: impl Fn(&Path) -> bool) -> Result<(), LayerError> {
         while let Some(open) = self.open.pop_if(|open| !stays(&open.path)) {
-            let ended = rustix::fs::futimens(&open.directory, &open.time);
+            let acl = open.default_acl.as_ref().map_or(Ok(()), |value| {
+                rustix::fs::fsetxattr(&open.directory, DEFAULT_ACL, value, XattrFlags::empty())
+            });
+            let ended = acl.and_then(|()| rustix::fs::futimens(&open.directory, &open.time));
             ended.map_err(|errno| failure(&open.path, errno))?;
         }
         Ok(())
@@ -133,7 +138,11 @@ impl<'a> Tree<'a> {
             Ok(directory)
         };
         let directory = make().map_err(|errno| failure(&about.path, errno))?;
-        self.open.push(Open { path: about.path.clone(), directory, time: times(about) });
+        let mut attributes = about.attributes.iter();
+        let default_acl = attributes.find(|(name, _)| name == DEFAULT_ACL);
+        let default_acl = default_acl.map(|(_, value)| value.clone());
+        let time = times(about);
+        self.open.push(Open { path: about.path.clone(), directory, time, default_acl });
         Ok(())
     }
 
@@ -240,7 +249,7 @@ fn describe_open(open: &OwnedFd, about: &About) -> rustix::io::Result<()> {
     // In this order: a change of the owner takes some modes and attributes away.
     rustix::fs::fchown(open, Some(owner), Some(group))?;
     rustix::fs::fchmod(open, about.mode)?;
-    for (name, value) in &about.attributes {
+    for (name, value) in about.attributes.iter().filter(|(name, _)| name != DEFAULT_ACL) {
         rustix::fs::fsetxattr(open, &**name, value, XattrFlags::empty())?;
     }
     Ok(())

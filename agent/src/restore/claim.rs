@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kybernate_packager::agent_api as api;
-use kybernate_packager::agent_api::REFUSED_BY;
+use kybernate_packager::agent_api::{NEVER_FRESH, REFUSED_BY};
 use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::claim::Claimant;
 use kybernate_spec::{Digest, Location, chain};
@@ -23,11 +23,13 @@ mod fill;
 mod left;
 mod open;
 mod taken;
+mod uses;
 
 use self::drive::drive;
+use self::fill::Filled;
 pub(crate) use self::left::finish;
 pub(crate) use self::open::Claims;
-use self::open::Key;
+use self::open::{Key, Owner, Settled};
 use super::admission::{AdmissionError, Admitted, admit};
 use super::gpu::{self, GpuRestoreError};
 use super::live::{Here, Live};
@@ -106,9 +108,22 @@ impl ClaimError {
     }
 }
 
+impl ClaimError {
+    /// Whether a fresh start is no way around it, whatever the pod says of failures: the pod says so
+    /// elsewhere, or what it says cannot be understood, or another attempt is under way.
+    const fn forbids_fresh(&self) -> bool {
+        match self {
+            Self::Pod(error) => error.forbids_fresh(),
+            Self::Rejected(rejection) => matches!(rejection, Rejection::Busy(_)),
+            _ => false,
+        }
+    }
+}
+
 impl From<ClaimError> for tonic::Status {
     fn from(error: ClaimError) -> Self {
         let rule = error.refused_by();
+        let never_fresh = error.forbids_fresh();
         let mut status = match error {
             ClaimError::Rejected(rejection) => Self::from(rejection),
             ClaimError::ShuttingDown | ClaimError::Stopped(Stopped::AgentEnds) => {
@@ -118,6 +133,9 @@ impl From<ClaimError> for tonic::Status {
         };
         if let Some(rule) = rule {
             status.metadata_mut().insert(REFUSED_BY, MetadataValue::from_static(rule.name()));
+        }
+        if never_fresh {
+            status.metadata_mut().insert(NEVER_FRESH, MetadataValue::from_static("true"));
         }
         status
     }
@@ -142,7 +160,7 @@ struct Prepared {
     _staged: Use,
     sizes: Sizes,
     /// Directories of the pod that were filled.
-    filled: Vec<PathBuf>,
+    filled: Vec<Filled>,
     note: PathBuf,
 }
 
@@ -159,7 +177,7 @@ pub(crate) async fn claim(
     let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
     let policy = pod.policy(&claim.live)?;
     let claimant = pod.claimant(&claim.live, &app.config.node)?;
-    let alone = taken::alone(app, &pod, claimant.as_ref()).await?;
+    let alone = taken::alone(app, &pod, claimant.is_some()).await?;
     let looked = pod.clone();
     let restart = tokio::task::spawn_blocking(move || looked.restart(policy)).await;
     if let Restart::Fresh(fresh_because) =
@@ -178,8 +196,11 @@ pub(crate) async fn claim(
         };
         let ended = CancellationToken::new();
         let _ending = ended.clone().drop_guard();
-        let (open, settled) =
-            app.claims.open(claim.key(), driver.id(), pod.note().to_owned(), ended);
+        let owner = Owner { note: pod.note().to_owned(), caller: claim.caller };
+        let cleared = CancellationToken::new();
+        // What moves never starts afresh.
+        let waits_for = claimant.is_none().then(|| cleared.clone());
+        let (open, settled) = app.claims.open(claim.key(), driver.id(), owner, (ended, waits_for));
         let call = Driven {
             app: &app,
             driver: &driver,
@@ -187,7 +208,7 @@ pub(crate) async fn claim(
             pod: &pod,
             claimant: claimant.as_ref(),
         };
-        let conclusion = drive(call, (answer, settled), &cancel).await;
+        let conclusion = drive(call, (answer, settled), (cleared, &cancel)).await;
         // Who asks meanwhile waits for the end of this one.
         drop((busy, alone));
         driver.close(conclusion).await;
@@ -196,8 +217,9 @@ pub(crate) async fn claim(
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
 }
 
-/// Notes how a restore went. Tells why it was ended from here, when it was.
-pub(crate) fn settle(
+/// Notes how a restore went. Tells why it was ended from here, when it was. When this returns of one that
+/// failed, what starts afresh has the pod's directories as they were, and nobody takes anything from it.
+pub(crate) async fn settle(
     app: &App,
     request: api::SettleRequest,
 ) -> Result<api::SettleResponse, Rejection> {
@@ -207,9 +229,21 @@ pub(crate) fn settle(
     let settled = app.claims.settle(&key, request.problem);
     let container = key.1;
     let unknown = || Rejection::NoOperation(format!("restore of container {container}"));
-    let operation = settled.ok_or_else(unknown)?;
+    let Settled { operation, cleared } = settled.ok_or_else(unknown)?;
     let cancelled = app.operations.cancelled(&operation).filter(|_| failed);
-    Ok(api::SettleResponse { cancelled: cancelled.unwrap_or_default().to_owned() })
+    let cancelled = cancelled.unwrap_or_default().to_owned();
+    if let Some(cleared) = cleared.filter(|_| failed) {
+        cleared.cancelled().await;
+    }
+    Ok(api::SettleResponse { cancelled })
+}
+
+/// Whether a restore has said that its container runs. A pod's container that is restored again each
+/// time it ends has a note of the time before, with another operation in it; one without any is of a
+/// kybernate-runc that writes none.
+async fn is_noted(note: PathBuf, operation: &str) -> bool {
+    let read = tokio::task::spawn_blocking(move || fs_err::read_to_string(note)).await;
+    read.ok().and_then(Result::ok).is_some_and(|noted| noted.is_empty() || noted == operation)
 }
 
 /// What a claim is driven with.
@@ -243,11 +277,12 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let work = work(app, driver).await?;
     let root_mode = summary.root_mode;
     let criu_config = criu_config(app, driver, claim, summary).await?;
-    let targets = fill::targets(&checkpoint, &claim.live).await?;
-    let (note, filled) = (pod.note().to_owned(), fill::directories(&targets));
-    driver.will_make(Made::Claimed { note, filled }).await?;
     let tars = Tars { store: &store, staged: Some(&staged), driver };
-    let filled = fill::fill(tars, targets, &wanted).await?;
+    let targets = fill::targets(driven, &checkpoint, tars).await?;
+    let (note, filled) = (pod.note().to_owned(), fill::directories(&targets.all));
+    driver.will_make(Made::Claimed { note, filled }).await?;
+    fill::empty_all(targets.used).await;
+    let filled = fill::fill(tars, targets.all, &wanted).await?;
     if let Err(error) = claim.stands().await {
         fill::empty_again(filled).await;
         return Err(error);

@@ -83,6 +83,11 @@ impl PodError {
     pub(super) const fn is_refusal(&self) -> bool {
         matches!(self, Self::Name(..) | Self::Again)
     }
+
+    /// Whether the container must not start afresh either.
+    pub(super) const fn forbids_fresh(&self) -> bool {
+        matches!(self, Self::Name(..) | Self::Policy(..) | Self::As(..) | Self::Again)
+    }
 }
 
 impl Pod {
@@ -122,6 +127,11 @@ impl Pod {
         &self.namespace
     }
 
+    /// Returns what its container is called in the pod.
+    pub(super) fn name(&self) -> &str {
+        &self.container
+    }
+
     /// Returns the file that says that it was restored.
     pub(super) fn note(&self) -> &Path {
         &self.note
@@ -151,6 +161,13 @@ impl Pod {
             })),
             Some(other) => Err(PodError::As(key, other.to_owned())),
         }
+    }
+
+    /// Whether it was restored before in this pod.
+    pub(super) async fn was_restored(&self) -> bool {
+        let note = self.note.clone();
+        let looked = tokio::task::spawn_blocking(move || note.try_exists()).await;
+        self.starts_again && looked.ok().and_then(Result::ok).unwrap_or(false)
     }
 
     /// Decides whether it is restored, now that it is created. Blocks.

@@ -15,6 +15,7 @@ use kybernate_packager::store::{Store, StoreError, StoreErrorKind};
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::tree::Names;
 use self::tree::extract;
 use super::AllowedMount;
 use super::admission::Admitted;
@@ -190,7 +191,7 @@ pub(super) async fn unpack(
             SHARED_MEMORY => directories.memory.join("shm"),
             _ => directories.disk.join(number.to_string()),
         };
-        unpack_one(tars, (number, volume), &target, &wanted).await?;
+        unpack_one(tars, (number, volume), (&target, Names::default()), &wanted).await?;
         mounts.push(AllowedMount {
             source: target.display().to_string(),
             destination: volume.destination.clone(),
@@ -225,22 +226,34 @@ fn is_place(destination: &str) -> bool {
             && !KERNEL.iter().any(|top| path.starts_with(top)))
 }
 
-/// Unpacks a captured mount, and its number in the checkpoint, into a directory, which is there or not.
+/// Whether nothing was in a captured mount, as far as that is known here without asking a registry.
+pub(super) async fn is_bare(tars: Tars<'_>, number: usize) -> bool {
+    let Some(staged) = tars.file(number) else { return false };
+    let looked = tokio::task::spawn_blocking(move || {
+        tree::is_bare(io::BufReader::new(fs::File::open(staged)?))
+    });
+    looked.await.ok().and_then(Result::ok).unwrap_or(false)
+}
+
+/// Unpacks a captured mount, and its number in the checkpoint, into a directory, which is there or not,
+/// and tells what it makes at the top of it.
 /// Ends with an error when it is not wanted any more, and not before nobody writes there.
 pub(super) async fn unpack_one(
     tars: Tars<'_>,
     (number, volume): (usize, &Volume),
-    target: &Path,
+    (target, made): (&Path, Names),
     wanted: &CancellationToken,
 ) -> Result<(), VolumeError> {
     let staged = tars.file(number);
     let bytes = read(volume.read(tars.store), wanted);
     let (target, wanted) = (target.to_owned(), wanted.clone());
     let unpacked = tars.driver.spawn_blocking(move || match staged.map(fs::File::open) {
-        None => extract(bytes, &target),
+        None => extract(bytes, &target, &made),
         // An earlier agent has staged the dump alone.
-        Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => extract(bytes, &target),
-        Some(file) => extract(While { bytes: io::BufReader::new(file?), wanted }, &target),
+        Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+            extract(bytes, &target, &made)
+        }
+        Some(file) => extract(While { bytes: io::BufReader::new(file?), wanted }, &target, &made),
     });
     let unpacked = unpacked.await.map_err(io::Error::other).and_then(|unpacked| unpacked);
     unpacked.map_err(|error| of(error, |error| VolumeError::Unpack(place(volume), error)))
@@ -357,10 +370,12 @@ mod tests {
         header.set_path("large").unwrap();
         header.set_size(1 << 40);
         header.set_mode(0o600);
+        header.set_uid(0);
+        header.set_gid(0);
         header.set_cksum();
         let bytes = header.as_bytes().chain(Zeros(wanted.clone(), 0));
         let target = top.path().join("volume");
-        let error = extract(While { bytes, wanted }, &target).unwrap_err();
+        let error = extract(While { bytes, wanted }, &target, &Names::default()).unwrap_err();
         assert!(kybernate_spec::chain(&error).to_string().contains("nobody waits"), "{error}");
         assert!(fs::metadata(target.join("large")).unwrap().len() < 4 << 20);
     }

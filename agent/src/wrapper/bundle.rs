@@ -80,8 +80,10 @@ impl Bundle {
                 return Err(format!("the annotation {key} is {other:?}: it is fail or cold"));
             }
         };
-        // A fresh start beside a workload that was moved is what a pod that moves does not want.
-        let moves = self.annotation(&format!("{RESTORE_AS}{name}")) == Some("move");
+        // A fresh start beside a workload that was moved is what a pod that moves does not want, nor one
+        // whose word for it cannot be understood.
+        let how = self.annotation(&format!("{RESTORE_AS}{name}"));
+        let moves = how.is_some_and(|how| how != "clone");
         let on_failure = if moves { OnFailure::Fail } else { on_failure };
         Ok(Some(Wish { reference: reference.to_owned(), on_failure }))
     }

@@ -1,6 +1,7 @@
 //! Asks the node's agent for a checkpoint, and tells it how the restore went.
 
-use std::io;
+use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,8 +22,11 @@ use super::settings::Settings;
 /// from where they are staged. When we do not wait any more it takes them away again.
 pub(crate) const CLAIM_LIMIT: Duration = Duration::from_mins(1);
 
-/// How long it may take to note how a restore went.
+/// How long it may take to note that a container runs.
 const SETTLE_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long it may take to take away what was prepared for a restore that failed.
+const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the agent says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +54,11 @@ impl Dump {
     /// Notes, durably, that the container runs: a second start of it in the same pod is none of a
     /// checkpoint any more.
     pub(super) fn note_restored(&self) -> io::Result<()> {
-        fs::File::create(&self.note)?.sync_all()?;
+        // Of this operation, and of no restore before.
+        let operation = self.work.file_name().unwrap_or_default();
+        let mut note = fs::File::create(&self.note)?;
+        note.write_all(operation.as_bytes())?;
+        note.sync_all()?;
         let directory = self.note.parent().ok_or(io::ErrorKind::InvalidInput)?;
         fs::File::open(directory)?.sync_all()
     }
@@ -70,6 +78,12 @@ pub(super) enum ClaimError {
     /// It cannot be restored now.
     #[error("{0}")]
     Failed(String),
+    /// It cannot be restored, and nor is it to start afresh.
+    #[error(transparent)]
+    Final(Box<Self>),
+    /// There is no answer yet.
+    #[error("the agent did not answer within {} s", .0.as_secs())]
+    Late(Duration),
     /// The bundle has none.
     #[error("failed to find the root file system")]
     Root(#[source] io::Error),
@@ -113,8 +127,8 @@ pub(super) fn claim(
     })))
 }
 
-/// Tells how it went: `problem` is empty when the container runs. Returns why the agent has ended it, when
-/// it has.
+/// Tells how it went: `problem` is empty when the container runs; else nothing of the restore is left when
+/// this returns. Returns why the agent has ended it, when it has.
 pub(super) fn settle(
     settings: &Settings,
     subject: Subject<'_>,
@@ -125,7 +139,8 @@ pub(super) fn settle(
         container: subject.container.to_owned(),
         problem: problem.to_owned(),
     };
-    let answer = call(settings, SETTLE_LIMIT, async |mut agent| agent.settle(request).await)?;
+    let limit = if problem.is_empty() { SETTLE_LIMIT } else { END_LIMIT };
+    let answer = call(settings, limit, async |mut agent| agent.settle(request).await)?;
     Ok(Some(answer.cancelled).filter(|why| !why.is_empty()))
 }
 
@@ -154,20 +169,23 @@ fn call<T>(
         };
         tokio::time::timeout(limit, asked).await
     });
-    let late =
-        || ClaimError::Failed(format!("the agent did not answer within {} s", limit.as_secs()));
-    Ok(answered.map_err(|_elapsed| late())??.into_inner())
+    Ok(answered.map_err(|_elapsed| ClaimError::Late(limit))??.into_inner())
 }
 
 fn refused(status: &tonic::Status) -> ClaimError {
     let reason = status.message().to_owned();
-    match status.metadata().get(api::REFUSED_BY).and_then(|rule| rule.to_str().ok()) {
+    let error = match status.metadata().get(api::REFUSED_BY).and_then(|rule| rule.to_str().ok()) {
         Some(rule) => ClaimError::Refused { rule: rule.to_owned(), reason },
         None if status.code() == Code::Unimplemented => {
             ClaimError::Failed("the agent of this node is older than kybernate-runc".to_owned())
         }
         None if reason.is_empty() => ClaimError::Failed(chain(status).to_string()),
         None => ClaimError::Failed(reason),
+    };
+    if status.metadata().contains_key(api::NEVER_FRESH) {
+        ClaimError::Final(Box::new(error))
+    } else {
+        error
     }
 }
 

@@ -10,21 +10,17 @@ use kybernate_spec::chain;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use super::left::LOOK_EVERY;
-use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, prepare, taken};
-use crate::operations::{Cancelled, Conclusion, State, Stopped};
+use super::left::{ALONE_LOOKS, LOOK_EVERY};
+use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, is_noted, prepare, taken};
+use crate::operations::{Cancelled, Conclusion, Made, Record, State, Stopped};
 use crate::patience::Patience;
 use crate::process::{self, Known};
 use crate::restore::bring::is_temporary;
 use crate::undo::{Undoing, undo};
-use crate::{orphan, room};
+use crate::{orphan, room, stage};
 
 /// Why a restore is not cancelled any more.
 const COMMITTED: &str = "the container runs: end it instead";
-
-/// How often in a row nobody is seen to create the container before nobody does: who has just ended may
-/// have said how it went.
-const ALONE_LOOKS: u32 = 5;
 
 /// Takes the answer to a claim.
 type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
@@ -33,15 +29,19 @@ type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
 pub(super) async fn drive(
     driven: Driven<'_>,
     (mut answer, settled): (Answer, oneshot::Receiver<String>),
-    cancel: &CancellationToken,
+    (cleared, cancel): (CancellationToken, &CancellationToken),
 ) -> Option<Conclusion> {
     let Driven { app, driver, claim, .. } = driven;
+    // Whatever becomes of it.
+    let _cleared = cleared.clone().drop_guard();
     let stopped = driver.stopped(cancel.clone());
     let prepared = until_given_up(stopped, &mut answer, |wanted| prepare(driven, wanted)).await;
     let conclusion = match prepared {
         Err(error) => {
             let told = room::explained(app, &claim.namespace, &error).await;
             let conclusion = driver.ends(Conclusion::failed(told, error.refused_by()));
+            // It may start afresh now: the directories of its pod are as they were.
+            discard_options(driven).await;
             // Whoever asked may have gone.
             drop(answer.send(Err(error)));
             conclusion
@@ -56,7 +56,7 @@ pub(super) async fn drive(
                 // Whoever would say it is dead.
                 () = end_when_cancelled(driven, work, limit) => None,
             };
-            let conclusion = conclude(&prepared, problem).await;
+            let conclusion = conclude(prepared, driver.id(), problem).await;
             if conclusion.state == State::Done {
                 // Whoever was quicker has come too late all the same.
                 driver.commit(COMMITTED).unwrap_or_else(|Cancelled| {
@@ -75,11 +75,36 @@ pub(super) async fn drive(
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
     } else {
+        discard_options(driven).await;
+        // What is left to undo is the agent's own, and containerd may have to come back first.
+        cleared.cancel();
         taken::let_go(driven).await;
     }
     let Claim { namespace, container, .. } = claim;
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
+}
+
+/// Removes what CRIU was to be told: who starts afresh writes there what it is told of that container.
+async fn discard_options(Driven { driver, .. }: Driven<'_>) {
+    let mut given = driver.made().into_iter().filter_map(|made| match made {
+        Made::Volume(directory) => Some(directory),
+        _ => None,
+    });
+    let Some(directory) = given.next() else { return };
+    let removed = tokio::task::spawn_blocking(move || stage::remove(&directory)).await;
+    let removed = removed.map_err(io::Error::other).and_then(|removed| removed);
+    let forget = |record: &mut Record| {
+        record.made.retain(|made| !matches!(made, Made::Volume(_)));
+    };
+    // Where either fails, all of it goes at the end.
+    let forgotten = match removed {
+        Ok(()) => driver.update(forget).await.map_err(|error| chain(&error).to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = forgotten {
+        tracing::warn!(operation.id = driver.id(), error, "CRIU's options stay until the end");
+    }
 }
 
 /// Waits until the operation is cancelled, and ends the runc that restores, for as long as kybernate-runc
@@ -158,9 +183,8 @@ async fn said(told: bool, settled: oneshot::Receiver<String>, limit: Duration) -
 }
 
 /// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed.
-async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
-    let note = prepared.note.clone();
-    let noted = tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false);
+async fn conclude(prepared: Prepared, operation: &str, problem: Option<String>) -> Conclusion {
+    let noted = is_noted(prepared.note, operation).await;
     let problem = match problem {
         Some(problem) if problem.is_empty() => None,
         None if noted => None,
@@ -170,7 +194,7 @@ async fn conclude(prepared: &Prepared, problem: Option<String>) -> Conclusion {
     let Some(problem) = problem else {
         return Conclusion::done(prepared.sizes);
     };
-    fill::empty_again(prepared.filled.clone()).await;
+    fill::empty_again(prepared.filled).await;
     Conclusion::failed(problem, None)
 }
 

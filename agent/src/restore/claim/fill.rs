@@ -1,7 +1,10 @@
 //! Captured mounts of a pod's container: their content goes into what the new pod has there.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
 
 use fs_err as fs;
 use kybernate_packager::artifact::{Checkpoint, Volume};
@@ -9,22 +12,49 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::live::Live;
 use super::super::rules::Refusal;
-use super::super::volume::{self, SHARED_MEMORY, Tars};
-use super::ClaimError;
+use super::super::volume::{self, Names, SHARED_MEMORY, Tars};
+use super::{Claim, ClaimError, Driven, uses};
 use crate::container::is_empty_dir;
 use crate::operations::RefusedBy;
 
 /// A captured mount, its number in the checkpoint, and the directory of the node that it goes into.
 pub(super) type Target<'a> = ((usize, &'a Volume), PathBuf);
 
-/// Finds what is to be filled: the pod's shared memory and its emptyDirs, which must be empty. Where
-/// the new pod has another volume, that one is what it wants.
+/// A directory that was filled, and what has to go to make it what it was.
+#[derive(Debug)]
+pub(super) struct Filled {
+    directory: PathBuf,
+    /// What was put there. All else is somebody else's: the pod's other containers have it, too.
+    names: Names,
+    /// Its owner and permissions before.
+    had: Had,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Had {
+    user: u32,
+    group: u32,
+    mode: u32,
+}
+
+/// What is to be filled, and what has to be emptied before.
+#[derive(Debug, Default)]
+pub(super) struct Targets<'a> {
+    pub(super) all: Vec<Target<'a>>,
+    /// What an earlier restore of the same container, in the same pod, was given.
+    pub(super) used: Vec<PathBuf>,
+}
+
+/// Finds what is to be filled: the pod's shared memory and its emptyDirs, which must be empty, unless it
+/// is the container itself that had them. Where the new pod has another volume, that one is what it wants.
 pub(super) async fn targets<'a>(
+    driven: Driven<'_>,
     checkpoint: &'a Checkpoint,
-    live: &Live,
-) -> Result<Vec<Target<'a>>, ClaimError> {
+    tars: Tars<'_>,
+) -> Result<Targets<'a>, ClaimError> {
+    let Driven { app, claim: Claim { live, namespace, container, .. }, pod, .. } = driven;
     volume::check(checkpoint)?;
-    let mut targets = Vec::new();
+    let mut targets = Targets::default();
     for (number, volume) in checkpoint.volumes.iter().enumerate() {
         let place = &*volume.destination;
         let target = target(live, place).map_err(|reason| refuse(&reason))?;
@@ -35,9 +65,20 @@ pub(super) async fn targets<'a>(
         let looked = target.clone();
         let count = tokio::task::spawn_blocking(move || Ok(fs::read_dir(looked)?.count())).await;
         if count.map_err(io::Error::other).and_then(|count| count).map_err(ClaimError::Place)? > 0 {
-            return Err(refuse(&format!("the pod's {place} is in use already")).into());
+            if volume::is_bare(tars, number).await {
+                // Nothing is missing there.
+                continue;
+            }
+            let directory = [target.clone()];
+            let created = Some(&**container);
+            if !pod.was_restored().await
+                || uses::are_used(app, namespace, &directory, created).await?
+            {
+                return Err(refuse(&format!("the pod's {place} is in use already")).into());
+            }
+            targets.used.extend(directory);
         }
-        targets.push(((number, volume), target));
+        targets.all.push(((number, volume), target));
     }
     Ok(targets)
 }
@@ -53,11 +94,21 @@ pub(super) async fn fill(
     tars: Tars<'_>,
     targets: Vec<Target<'_>>,
     wanted: &CancellationToken,
-) -> Result<Vec<PathBuf>, ClaimError> {
+) -> Result<Vec<Filled>, ClaimError> {
     let mut filled = Vec::new();
-    for (volume, target) in targets {
-        filled.push(target.clone());
-        if let Err(error) = volume::unpack_one(tars, volume, &target, wanted).await {
+    for (volume, directory) in targets {
+        let names = Names::default();
+        let looked = directory.clone();
+        let had = tokio::task::spawn_blocking(move || Had::of(&looked)).await;
+        let had = match had.map_err(io::Error::other).and_then(|had| had) {
+            Ok(had) => had,
+            Err(error) => {
+                empty_again(filled).await;
+                return Err(ClaimError::Place(error));
+            }
+        };
+        filled.push(Filled { directory: directory.clone(), names: Arc::clone(&names), had });
+        if let Err(error) = volume::unpack_one(tars, volume, (&directory, names), wanted).await {
             empty_again(filled).await;
             return Err(error.into());
         }
@@ -83,26 +134,63 @@ fn refuse(reason: &str) -> Refusal {
     Refusal::one(RefusedBy::Policy, reason)
 }
 
-/// Takes away what directories were filled with: another attempt wants them empty.
-pub(super) async fn empty_again(filled: Vec<PathBuf>) {
-    let empty_all = move || filled.iter().try_for_each(|directory| empty(directory));
-    let emptied = tokio::task::spawn_blocking(empty_all).await;
+impl Had {
+    fn of(directory: &Path) -> io::Result<Self> {
+        let had = fs::metadata(directory)?;
+        Ok(Self { user: had.uid(), group: had.gid(), mode: had.mode() & 0o7777 })
+    }
+}
+
+impl Filled {
+    /// Makes it what it was.
+    fn empty(&self) -> io::Result<()> {
+        let names = std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner));
+        for name in names {
+            remove(&self.directory.join(name))?;
+        }
+        let Had { user, group, mode } = self.had;
+        std::os::unix::fs::chown(&self.directory, Some(user), Some(group))?;
+        fs::set_permissions(&self.directory, Permissions::from_mode(mode))
+    }
+}
+
+/// Takes away what directories were filled with: another attempt wants them empty, and who starts afresh
+/// wants them as they were.
+pub(super) async fn empty_again(filled: Vec<Filled>) {
+    in_background(move || filled.iter().try_for_each(Filled::empty)).await;
+}
+
+/// Takes away all that lies in directories that nobody has.
+pub(super) async fn empty_all(directories: Vec<PathBuf>) {
+    in_background(move || {
+        for directory in &directories {
+            for entry in fs::read_dir(directory)? {
+                remove(&entry?.path())?;
+            }
+        }
+        Ok(())
+    })
+    .await;
+}
+
+async fn in_background(empty: impl FnOnce() -> io::Result<()> + Send + 'static) {
+    let emptied = tokio::task::spawn_blocking(empty).await;
     if let Err(error) = emptied.map_err(io::Error::other).and_then(|emptied| emptied) {
         tracing::warn!(%error, "failed to empty what the pod's container was given");
     }
 }
 
-fn empty(directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let removed = if fs::symlink_metadata(&path)?.is_dir() {
-            fs::remove_dir_all(&path)
-        } else {
-            fs::remove_file(&path)
-        };
-        removed?;
+/// Removes something, and all below it. What is not there, or not any more, is removed.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -110,6 +198,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn what_others_have_put_there_stays() {
+        let top = tempfile::tempdir().unwrap();
+        let directory = top.path().join("shared");
+        fs::create_dir_all(directory.join("ours/deep")).unwrap();
+        fs::write(directory.join("theirs"), "").unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o750)).unwrap();
+        let had = Had { mode: 0o1777, ..Had::of(&directory).unwrap() };
+        let names = Names::default();
+        names.lock().unwrap().extend(["ours", "never-made"].map(Into::into));
+        empty_again(vec![Filled { directory: directory.clone(), names, had }]).await;
+        let left: Vec<_> =
+            fs::read_dir(&directory).unwrap().map(|one| one.unwrap().file_name()).collect();
+        assert_eq!(left, ["theirs"]);
+        assert_eq!(Had::of(&directory).unwrap().mode, 0o1777);
+    }
 
     fn bind(destination: &str, source: &str) -> serde_json::Value {
         json!({ "destination": destination, "type": "bind", "source": source })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kybernate_spec::chain;
 
-use super::{GRACE, fill, taken};
+use super::{GRACE, fill, taken, uses};
 use crate::app::App;
 use crate::operations::{Conclusion, Driver, Made, Record, Sizes};
 use crate::orphan;
@@ -17,9 +17,13 @@ use crate::restore::bring::is_temporary;
 /// How often it is looked whether it is still at it.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// How often in a row nobody is seen to create the container before nobody does: who has just ended may
+/// have said how it went, or containerd does not know yet that it runs.
+pub(super) const ALONE_LOOKS: u32 = 5;
+
 /// Waits until nobody works on what was claimed, and returns how the restore went when it succeeded:
 /// then what its container needs is kept. Else the pod's directories are emptied for the next one,
-/// unless the container runs in them, started afresh.
+/// unless a container runs that has them, started afresh or beside it.
 pub(crate) async fn finish(app: &Arc<App>, driver: &Driver, record: &Record) -> Option<Conclusion> {
     let finished = finish_claimed(app, driver, record).await;
     if finished.is_none() {
@@ -35,12 +39,14 @@ async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<C
     });
     let (note, filled) = claimed?;
     let mut looks = Patience::new(app.config.pods.restore_limit + GRACE, LOOK_EVERY);
-    while looks.once_more().await && is_created(record).await {
+    let mut alone = 0;
+    while alone < ALONE_LOOKS && looks.once_more().await {
+        alone = if is_created(record).await { 0 } else { alone + 1 };
         if driver.is_cancelled() {
             orphan::end_restore(&record.namespace, &record.container).await;
         }
     }
-    if tokio::task::spawn_blocking(move || note.exists()).await.unwrap_or(false) {
+    if super::is_noted(note, driver.id()).await {
         let conclusion = Conclusion::done(Sizes::default());
         let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
         if let Err(error) = kept {
@@ -63,11 +69,11 @@ async fn empty(app: &App, record: &Record, filled: Vec<PathBuf>) {
     if filled.is_empty() {
         return;
     }
-    match app.containerd.namespace(&record.namespace).task(&record.container).await {
-        Ok(None) => fill::empty_again(filled).await,
-        found => {
+    match uses::are_used(app, &record.namespace, &filled, None).await {
+        Ok(false) => fill::empty_all(filled).await,
+        used => {
             let container = &record.container;
-            tracing::warn!(?found, container, "what its pod was given stays: it may be in use");
+            tracing::warn!(?used, container, "what its pod was given stays: it may be in use");
         }
     }
 }

@@ -18,21 +18,18 @@ use crate::patience::Patience;
 use crate::restore::pod::Pod;
 
 /// In place of containerd's namespace: what is reserved is a pod's container, by its note.
-const PODS: &str = "pods that move:";
+const PODS: &str = "pods:";
 
 /// Makes sure that a pod's container is restored once at a time, under whatever id: a kubelet tries
 /// again with another one, and an attempt that has failed may be about to let go of what both call
-/// their own.
-pub(super) async fn alone(
-    app: &Arc<App>,
-    pod: &Pod,
-    claimant: Option<&Claimant>,
-) -> Result<Option<Busy>, Rejection> {
-    if claimant.is_none() {
-        return Ok(None);
-    }
-    app.claims.supersede_pods(pod.note()).await;
-    app.reserve(PODS, &pod.note().display().to_string()).map(Some)
+/// their own, or to empty the directories that both are given.
+pub(super) async fn alone(app: &Arc<App>, pod: &Pod, moves: bool) -> Result<Busy, Rejection> {
+    app.claims.supersede_pods(pod.note(), moves).await;
+    let reserved = app.reserve(PODS, &pod.note().display().to_string());
+    reserved.map_err(|rejection| match rejection {
+        Rejection::Busy(_) => Rejection::Busy(pod.name().to_owned()),
+        other => other,
+    })
 }
 
 /// Takes the checkpoint for a pod that wants nobody else to have it.

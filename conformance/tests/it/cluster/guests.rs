@@ -425,9 +425,9 @@ pub(super) fn go_on(story: &Story) {
         let before = source.begin();
         let pinned = source.take(story, "1");
         story.stage(b, &pinned);
+        say(&format!("{} taken and staged", source.guest.id));
         taken.lock().unwrap().insert(source.guest.id, (pinned, before));
     });
-    say("taken and staged");
     story.cluster.kubectl(&["delete", "pod", "--wait=false", "-l", "generation=1"]).unwrap();
     let mut taken = taken.into_inner().unwrap();
     let second = |guest: &Guest| Some(guest.pod("2", "b", &taken.get(guest.id)?.0, true));
@@ -442,8 +442,8 @@ pub(super) fn go_on(story: &Story) {
         let after = one.goes_on(before);
         one.take(story, "2");
         one.is_well(&after);
+        say(&format!("{} gone on and taken again", one.guest.id));
     });
-    say("taken again");
     story.cluster.kubectl(&["delete", "pod", "--wait=false", "-l", "generation=2"]).unwrap();
 }
 

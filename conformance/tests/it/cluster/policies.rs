@@ -112,7 +112,7 @@ pub(super) fn the_sick_are_restarted(story: &Story) {
     on_both(story, |&Names { sick, again, .. }| {
         for name in [sick, again] {
             story.goes_on(name, &story.before);
-            story.exec(name, &["sh", "-c", ": >/sick"]);
+            story.exec(name, &["sh", "-c", "echo changed >/dev/shm/note; : >/sick"]);
         }
         for name in [sick, again] {
             story.wait_restarted(name);
@@ -122,6 +122,7 @@ pub(super) fn the_sick_are_restarted(story: &Story) {
         // It went back to where the checkpoint was taken, and its files with it.
         story.goes_on(again, &story.before);
         story.exec(again, &["sh", "-c", "! test -e /sick"]);
+        assert_eq!(story.exec(again, &["cat", "/dev/shm/note"]), "kept\n");
         story.delete("default", &[sick, again]);
     });
 }

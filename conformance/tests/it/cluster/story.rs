@@ -75,7 +75,7 @@ impl Story {
         self.cluster.apply(&[secret("default", "old"), source.pod()]).unwrap();
         self.wait_ready("source");
         self.before = self.wait_for("source", |status| counter(status) > Some(5));
-        self.exec("source", &["sh", "-c", "echo left >/scratch/file"]);
+        self.exec("source", &["sh", "-c", "echo left >/scratch/file; echo kept >/dev/shm/note"]);
         self.take_with_scratch();
         let session = self.open_session("source");
         let began = Instant::now();

@@ -16,7 +16,9 @@ use super::halt::halt;
 use super::locks;
 use super::victims::{END_LIMIT, catch, processes, running, signal};
 use crate::harness::{at_once, next_agents, said, start};
-use crate::pods::{CONFIG, ROOT_MODE, Spot, WORKLOAD, root, stage_on_both, stage_on_both_of};
+use crate::pods::{
+    CONFIG, ROOT_MODE, Spot, Staged, WORKLOAD, make_ready, root, stage_on_both, stage_on_both_of,
+};
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
 
@@ -290,6 +292,68 @@ fn what_starts_cold_after_a_failed_restore_answers() {
         }
         is_clean(spot, "it started cold", &network);
         node.run(&["ip", "netns", "del", "pod"]).unwrap();
+    });
+    staged.scenario.end().unwrap();
+}
+
+/// An emptyDir of the pod, as a kubelet lays it out.
+const SCRATCH: &str = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/scratch";
+
+/// Takes a container with a file in an emptyDir, and stages that on both nodes.
+fn stage_with_scratch(options: &[&str]) -> Staged {
+    let mut scenario = start();
+    next_agents(&mut scenario, CONFIG);
+    at_once(&scenario, |node| drop(node.run(&["mkdir", "-p", SCRATCH]).unwrap()));
+    let a = &scenario.testbed.a;
+    scenario.run_workload(a, "job", 24, options).unwrap();
+    let before = scenario.wait_for_ticks(a, "job").unwrap();
+    a.run(&["chmod", ROOT_MODE, &root(a, "job")]).unwrap();
+    let captured = format!("{SCRATCH}/captured");
+    a.run(&["touch", &captured]).unwrap();
+    let reference = scenario.reference("pods/scratch:v1");
+    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+    let words = [&words[..], &["--capture-mount", "/scratch"]].concat();
+    let taken = scenario.kyb_json(a, &words).unwrap();
+    let pinned = format!("{reference}@{}", taken["digest"].as_str().unwrap());
+    scenario.remove(a, "job").unwrap();
+    a.run(&["rm", &captured]).unwrap();
+    at_once(&scenario, |node| make_ready(&scenario, node, &pinned));
+    Staged { scenario, at: "a", pinned, before }
+}
+
+/// The pod's other containers have what it is given, and so has it when it starts afresh: the agent takes
+/// away what it has put there, and not later.
+#[test]
+fn what_starts_cold_has_its_pods_directories_as_they_were() {
+    let mount = format!("type=bind,src={SCRATCH},dst=/scratch,options=rbind:rw");
+    let options = ["--mount", &*mount];
+    let staged = stage_with_scratch(&options);
+    staged.on_both(|spot| {
+        let node = spot.node;
+        let program = ["sh", "-c", "echo cold >/scratch/cold; exec busybox sleep 1000"];
+        let annotations = [&*spot.wish(), COLD];
+        let list = || node.run(&["ls", SCRATCH]).unwrap();
+        node.run(&["chmod", "0750", SCRATCH]).unwrap();
+        for hang in [hang_in, hang_late] {
+            let mut create =
+                spot.command_of([spot.pinned, "main"], &annotations, &options, &program);
+            let create = hang(node, &mut create);
+            assert_eq!(list(), "captured\n");
+            node.run(&["touch", &format!("{SCRATCH}/sidecar")]).unwrap();
+            let output = create.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", said(&output));
+            is_cold(spot);
+            assert!(wait_until(END_LIMIT, || list() == "cold\nsidecar\n"), "{}", list());
+            assert_eq!(node.run(&["stat", "-c", "%a", SCRATCH]).unwrap(), "750\n");
+            // Nor does the operation's end.
+            let ended = || newest(spot.scenario, node)["state"] == "failed";
+            assert!(wait_until(END_LIMIT, ended));
+            assert_eq!(list(), "cold\nsidecar\n");
+            spot.scenario.remove(node, "main").unwrap();
+            node.run(&["sh", "-c", &format!("rm {SCRATCH}/*")]).unwrap();
+        }
+        is_clean(spot, "it started cold", &options);
+        assert_eq!(list(), "captured\n");
     });
     staged.scenario.end().unwrap();
 }
