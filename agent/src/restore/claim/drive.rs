@@ -74,10 +74,12 @@ pub(super) async fn drive(
         if let Err(error) = kept {
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
-    } else {
+    } else if driven.claimant.is_none() {
         discard_options(driven).await;
         // What is left to undo is the agent's own, and containerd may have to come back first.
         cleared.cancel();
+    } else {
+        // It never starts afresh, and CRIU's options stay until nothing can start it any more.
         taken::let_go(driven).await;
     }
     let Claim { namespace, container, .. } = claim;

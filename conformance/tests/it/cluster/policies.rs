@@ -45,7 +45,8 @@ pub(super) fn begin(story: &Story, references: &References) {
         let pods = [
             Wanted::restored(names.sick, pinned).watched(),
             Wanted::restored(names.again, pinned).watched().with(restart, "restore"),
-            Wanted::restored(names.never, pinned).with(restart, "fail"),
+            // What one annotation forbids the other does not allow.
+            Wanted::restored(names.never, pinned).with(restart, "fail").with(failure, "cold"),
             Wanted { image: pinned, ..cold },
         ];
         pods.map(|pod| Wanted { node: names.node, ..pod })
