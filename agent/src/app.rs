@@ -70,6 +70,9 @@ pub enum Rejection {
     /// There is no such operation.
     #[error("there is no operation {0:?}")]
     NoOperation(String),
+    /// What a restore that failed was given is still there.
+    #[error("what the pod's container {0:?} was given to be restored is not taken away yet")]
+    NotCleared(String),
     /// An operation is not cancelled.
     #[error(transparent)]
     Cancel(#[from] CancelError),
@@ -415,7 +418,7 @@ impl From<Rejection> for tonic::Status {
             )
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
-            Rejection::Busy(_) => Code::Aborted,
+            Rejection::Busy(_) | Rejection::NotCleared(_) => Code::Aborted,
             Rejection::ShuttingDown | Rejection::Suspend(SuspendError::Stopped(_)) => {
                 Code::Unavailable
             }

@@ -82,7 +82,7 @@ impl Freezer {
 
     /// Whether processes are held back, or about to be.
     pub(crate) fn is_frozen(&self) -> io::Result<bool> {
-        let text = fs::read_to_string(self.file())?;
+        let text = process::read(self.file())?;
         Ok(match self.version {
             Version::V1 => text.trim() != "THAWED",
             Version::V2 => text.trim() == "1",

@@ -76,7 +76,7 @@ pub(crate) struct Looked {
 pub(crate) fn look(subject: &Subject) -> Looked {
     let proc = Path::new("/proc");
     let mut view = View::of(proc, subject.init, &subject.pids);
-    if !guards::are_known(&subject.criu, &subject.kernel) {
+    if guards::are_to_be_found(&subject.criu, &subject.kernel) {
         guards::find(&mut view, proc);
     }
     linked::find_names(&mut view, &subject.captured, subject.upper.as_deref());

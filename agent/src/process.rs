@@ -153,9 +153,13 @@ impl Program {
 }
 
 /// Reads a file of /proc. A process's name and those of its files are whatever bytes it chose; nobody
-/// is to be kept from letting it run by them.
+/// is to be kept from letting it run by them. An error in the middle is the kernel's own, which tells
+/// whether the process has gone.
 pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<String> {
-    fs::read(path.as_ref()).map(|text| String::from_utf8_lossy(&text).into_owned())
+    let (mut file, _path) = fs::File::open(path.as_ref())?.into_parts();
+    let mut text = Vec::new();
+    io::Read::read_to_end(&mut file, &mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Whether a command line has a word.

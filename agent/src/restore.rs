@@ -33,7 +33,7 @@ mod trust;
 mod user;
 pub(crate) mod volume;
 
-pub(crate) use self::claim::{Claims, claim, finish as finish_claim, settle};
+pub(crate) use self::claim::{Claims, claim, finish as finish_claim, reserve_claimed, settle};
 pub(crate) use self::steps::run;
 pub(crate) use self::volume::sweep;
 use crate::app::Rejection;

@@ -217,10 +217,11 @@ pub(crate) async fn recover(app: &Arc<App>) {
             "an earlier agent ended in the middle of an operation"
         );
         let busy = app.reserve(&record.namespace, &record.container).ok();
+        let alone = restore::reserve_claimed(app, &record);
         let (app, token) = (Arc::clone(app), recovered.token());
         app.tasks.clone().spawn(move |cancel| async move {
             let conclusion = recover_one(&app, &record, &driver, &cancel).await;
-            drop(busy);
+            drop((busy, alone));
             driver.close(conclusion).await;
             drop(token);
         });

@@ -65,8 +65,12 @@ enum WrapperError {
     Cancelled { reference: String, why: String },
     #[error("failed to prepare the restore")]
     Prepare(#[source] io::Error),
-    #[error("failed to tell the agent how the restore went")]
-    Settle(#[source] ClaimError),
+    #[error("{error}; what it was given for that may still be there, so it does not start afresh")]
+    Left {
+        error: String,
+        #[source]
+        why: ClaimError,
+    },
     #[error("failed to end what an earlier restore has left")]
     Clean(#[source] io::Error),
 }
@@ -226,8 +230,11 @@ impl Wrapper {
                 let is_late = matches!(source, ClaimError::Late(_));
                 let error = WrapperError::Claim { reference, source };
                 if is_late {
-                    // It takes away again what it has put into the pod by now.
-                    self.settle(subject, Some(&error))?;
+                    // It takes away again what it has put into the pod by now, if it had begun.
+                    match settle(&self.settings, subject, &chain(&error).to_string()) {
+                        Ok(_) | Err(ClaimError::Failed(_)) => {}
+                        Err(why) => return Err(left(&error, why)),
+                    }
                 }
                 return Ok(Outcome::Failed(error));
             }
@@ -241,7 +248,7 @@ impl Wrapper {
                     tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
                 }
                 // The agent finds out by what we have noted, when it is asked again.
-                if let Err(error) = self.settle(subject, None) {
+                if let Err(error) = settle(&self.settings, subject, "") {
                     tell(Some(call), &format!("kybernate-runc: {}", chain(&error)));
                 }
                 Ok(Outcome::Restored)
@@ -249,9 +256,9 @@ impl Wrapper {
             Err(error) => {
                 let ended = self.end(call, &create.id, &mark);
                 // Also where something of it is left, which the agent's end of it does not touch.
-                let why = self.settle(subject, Some(&error))?;
+                let settled = settle(&self.settings, subject, &chain(&error).to_string());
                 ended?;
-                let error = match why {
+                let error = match settled.map_err(|why| left(&error, why))? {
                     Some(why) => WrapperError::Cancelled { reference, why },
                     None => error,
                 };
@@ -287,23 +294,6 @@ impl Wrapper {
         noted
     }
 
-    /// Tells the agent how it went. Where it does not say that all is gone that was prepared, nothing is
-    /// to start in its place; an agent that has ended says nothing, and the next one takes away what
-    /// nobody has.
-    fn settle(
-        &self,
-        subject: Subject<'_>,
-        problem: Option<&WrapperError>,
-    ) -> Result<Option<String>, WrapperError> {
-        let told = problem.map(|error| chain(error).to_string()).unwrap_or_default();
-        match settle(&self.settings, subject, &told) {
-            Ok(why) => Ok(why),
-            Err(late @ ClaimError::Late(_)) if problem.is_some() => Err(WrapperError::Settle(late)),
-            Err(error) if problem.is_none() => Err(WrapperError::Settle(error)),
-            Err(_unknown) => Ok(None),
-        }
-    }
-
     /// Whether a container runs already, since it was restored.
     fn is_restored(&self, call: &Call<'_>, id: &str) -> bool {
         let state = Mark::of(&self.settings, call, id).read().ok().flatten();
@@ -336,6 +326,11 @@ impl Wrapper {
         run::clean(&self.runtime, call, id, &state).map_err(WrapperError::Clean)?;
         mark.remove().map_err(WrapperError::Clean)
     }
+}
+
+/// What the agent has put into a pod's directories is not known to be gone: nothing is to start in its place.
+fn left(error: &WrapperError, why: ClaimError) -> WrapperError {
+    WrapperError::Left { error: chain(error).to_string(), why }
 }
 
 /// Lets the connections go on that were held for a container.

@@ -17,9 +17,13 @@ use crate::process::is_gone;
 const CRIU: [u64; 2] = [4, 2];
 const KERNEL: [u64; 2] = [6, 16];
 
-/// Whether this CRIU finds them with this kernel.
-pub(super) fn are_known(criu: &[u64], kernel: &[u64]) -> bool {
-    criu >= CRIU.as_slice() && kernel >= KERNEL.as_slice()
+/// The first kernel that tells of them.
+const TELLS: [u64; 2] = [6, 15];
+
+/// Whether there may be some that this CRIU does not find with this kernel, and we do.
+pub(super) fn are_to_be_found(criu: &[u64], kernel: &[u64]) -> bool {
+    let is_known = criu >= CRIU.as_slice() && kernel >= KERNEL.as_slice();
+    kernel >= TELLS.as_slice() && !is_known
 }
 
 /// The bit of an entry of `/proc/PID/pagemap` that says so, since Linux 6.15
@@ -59,7 +63,7 @@ pub(super) fn find(view: &mut View, proc: &Path) {
         match found {
             Ok(found) => process.guarded = found,
             // What has ended meanwhile has none.
-            Err(error) if is_gone(&error) => {}
+            Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::UnexpectedEof => {}
             Err(error) => missed.push(format!("guard pages of process {}: {error}", process.pid)),
         }
     }

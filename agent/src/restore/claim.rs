@@ -30,6 +30,7 @@ use self::fill::Filled;
 pub(crate) use self::left::finish;
 pub(crate) use self::open::Claims;
 use self::open::{Key, Owner, Settled};
+pub(crate) use self::taken::reserve_claimed;
 use super::admission::{AdmissionError, Admitted, admit};
 use super::gpu::{self, GpuRestoreError};
 use super::live::{Here, Live};
@@ -229,11 +230,15 @@ pub(crate) async fn settle(
     let settled = app.claims.settle(&key, request.problem);
     let container = key.1;
     let unknown = || Rejection::NoOperation(format!("restore of container {container}"));
-    let Settled { operation, cleared } = settled.ok_or_else(unknown)?;
+    let Settled { operation, cleared, ended } = settled.ok_or_else(unknown)?;
     let cancelled = app.operations.cancelled(&operation).filter(|_| failed);
     let cancelled = cancelled.unwrap_or_default().to_owned();
     if let Some(cleared) = cleared.filter(|_| failed) {
-        cleared.cancelled().await;
+        tokio::select! {
+            biased;
+            () = cleared.cancelled() => {}
+            () = ended.cancelled() => return Err(Rejection::NotCleared(container)),
+        }
     }
     Ok(api::SettleResponse { cancelled })
 }
@@ -281,10 +286,13 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let targets = fill::targets(driven, &checkpoint, tars).await?;
     let (note, filled) = (pod.note().to_owned(), fill::directories(&targets.all));
     driver.will_make(Made::Claimed { note, filled }).await?;
-    fill::empty_all(targets.used).await;
+    if !fill::empty_all(targets.used).await {
+        let told = "failed to empty what this container had in its pod before";
+        return Err(ClaimError::Place(io::Error::other(told)));
+    }
     let filled = fill::fill(tars, targets.all, &wanted).await?;
     if let Err(error) = claim.stands().await {
-        fill::empty_again(filled).await;
+        let _logged = fill::empty_again(filled).await;
         return Err(error);
     }
     let sizes = Sizes::of(&checkpoint.config.sizes);

@@ -76,10 +76,14 @@ impl Taking<'_> {
         let (namespace, container) = (&self.source.namespace, &self.order.container);
         self.stands_still().await?;
         self.silence_connections().await;
-        // Somebody else may have ended it, and another one may have its name by now. While its shim does
-        // not answer, containerd knows no process id.
-        let ours = [0, self.source.pid];
-        if namespace.task(container).await?.is_some_and(|task| ours.contains(&task.pid)) {
+        // Somebody else may have ended it, and another one may have its name by now. While a shim does not
+        // answer, containerd knows no process id: it is ours as long as our process is there.
+        let task = namespace.task(container).await?;
+        let is_ours = task.is_some_and(|task| match task.pid {
+            0 => !self.has_ended(),
+            pid => pid == self.source.pid,
+        });
+        if is_ours {
             match namespace.kill(container).await {
                 Err(error) if error.is_not_found() => {}
                 killed => killed?,

@@ -22,6 +22,9 @@ use crate::{orphan, room, stage};
 /// Why a restore is not cancelled any more.
 const COMMITTED: &str = "the container runs: end it instead";
 
+/// How long a runc may take to end whose kybernate-runc was killed. The next attempt waits for it.
+const ORPHANS_LIMIT: Duration = Duration::from_secs(10);
+
 /// Takes the answer to a claim.
 type Answer = oneshot::Sender<Result<api::ClaimResponse, ClaimError>>;
 
@@ -32,8 +35,7 @@ pub(super) async fn drive(
     (cleared, cancel): (CancellationToken, &CancellationToken),
 ) -> Option<Conclusion> {
     let Driven { app, driver, claim, .. } = driven;
-    // Whatever becomes of it.
-    let _cleared = cleared.clone().drop_guard();
+    let mut is_clear = true;
     let stopped = driver.stopped(cancel.clone());
     let prepared = until_given_up(stopped, &mut answer, |wanted| prepare(driven, wanted)).await;
     let conclusion = match prepared {
@@ -41,7 +43,7 @@ pub(super) async fn drive(
             let told = room::explained(app, &claim.namespace, &error).await;
             let conclusion = driver.ends(Conclusion::failed(told, error.refused_by()));
             // It may start afresh now: the directories of its pod are as they were.
-            discard_options(driven).await;
+            forget_given(driven, false).await;
             // Whoever asked may have gone.
             drop(answer.send(Err(error)));
             conclusion
@@ -54,9 +56,15 @@ pub(super) async fn drive(
                 problem = said(told, settled, limit) => problem,
                 () = cancel.cancelled() => return None,
                 // Whoever would say it is dead.
-                () = end_when_cancelled(driven, work, limit) => None,
+                () = end_when_cancelled(driven, work.clone(), limit) => None,
             };
-            let conclusion = conclude(prepared, driver.id(), problem).await;
+            if problem.is_none() && driven.claimant.is_none() {
+                // A runc that whoever was killed has left would use what is taken away now.
+                let looks = Patience::new(ORPHANS_LIMIT, LOOK_EVERY);
+                until_alone(looks, true, || look(claim, work.clone())).await;
+            }
+            let conclusion;
+            (conclusion, is_clear) = conclude(prepared, driver.id(), problem).await;
             if conclusion.state == State::Done {
                 // Whoever was quicker has come too late all the same.
                 driver.commit(COMMITTED).unwrap_or_else(|Cancelled| {
@@ -75,9 +83,11 @@ pub(super) async fn drive(
             tracing::error!(error = %chain(&error), "failed to keep an operation");
         }
     } else if driven.claimant.is_none() {
-        discard_options(driven).await;
+        forget_given(driven, is_clear).await;
         // What is left to undo is the agent's own, and containerd may have to come back first.
-        cleared.cancel();
+        if is_clear {
+            cleared.cancel();
+        }
     } else {
         // It never starts afresh, and CRIU's options stay until nothing can start it any more.
         taken::let_go(driven).await;
@@ -88,7 +98,8 @@ pub(super) async fn drive(
 }
 
 /// Removes what CRIU was to be told: who starts afresh writes there what it is told of that container.
-async fn discard_options(Driven { driver, .. }: Driven<'_>) {
+/// Where the pod's directories `are_clear`, the next agent has nothing to take away there.
+async fn forget_given(Driven { driver, .. }: Driven<'_>, are_clear: bool) {
     let mut given = driver.made().into_iter().filter_map(|made| match made {
         Made::Volume(directory) => Some(directory),
         _ => None,
@@ -97,7 +108,11 @@ async fn discard_options(Driven { driver, .. }: Driven<'_>) {
     let removed = tokio::task::spawn_blocking(move || stage::remove(&directory)).await;
     let removed = removed.map_err(io::Error::other).and_then(|removed| removed);
     let forget = |record: &mut Record| {
-        record.made.retain(|made| !matches!(made, Made::Volume(_)));
+        record.made.retain(|made| match made {
+            Made::Volume(_) => false,
+            Made::Claimed { .. } => !are_clear,
+            _ => true,
+        });
     };
     // Where either fails, all of it goes at the end.
     let forgotten = match removed {
@@ -184,8 +199,13 @@ async fn said(told: bool, settled: oneshot::Receiver<String>, limit: Duration) -
     tokio::time::timeout(limit, settled).await.ok()?.ok()
 }
 
-/// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed.
-async fn conclude(prepared: Prepared, operation: &str, problem: Option<String>) -> Conclusion {
+/// Decides how it ended: `problem` is what kybernate-runc said, nothing when it was killed. Returns also
+/// whether the pod's directories are as they were, when it failed.
+async fn conclude(
+    prepared: Prepared,
+    operation: &str,
+    problem: Option<String>,
+) -> (Conclusion, bool) {
     let noted = is_noted(prepared.note, operation).await;
     let problem = match problem {
         Some(problem) if problem.is_empty() => None,
@@ -194,10 +214,10 @@ async fn conclude(prepared: Prepared, operation: &str, problem: Option<String>) 
         None => Some("kybernate-runc did not say how the restore went".to_owned()),
     };
     let Some(problem) = problem else {
-        return Conclusion::done(prepared.sizes);
+        return (Conclusion::done(prepared.sizes), true);
     };
-    fill::empty_again(prepared.filled).await;
-    Conclusion::failed(problem, None)
+    let is_clear = fill::empty_again(prepared.filled).await;
+    (Conclusion::failed(problem, None), is_clear)
 }
 
 #[cfg(test)]

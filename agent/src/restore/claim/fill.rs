@@ -62,6 +62,9 @@ pub(super) async fn targets<'a>(
             tracing::info!(place, "the new pod has a volume of its own there");
             continue;
         };
+        if target == Path::new(SHARED_MEMORY) && !volume::is_bare(tars, number).await {
+            return Err(refuse("the pod has its node's /dev/shm (hostIPC)").into());
+        }
         let looked = target.clone();
         let count = tokio::task::spawn_blocking(move || Ok(fs::read_dir(looked)?.count())).await;
         if count.map_err(io::Error::other).and_then(|count| count).map_err(ClaimError::Place)? > 0 {
@@ -103,13 +106,13 @@ pub(super) async fn fill(
         let had = match had.map_err(io::Error::other).and_then(|had| had) {
             Ok(had) => had,
             Err(error) => {
-                empty_again(filled).await;
+                let _logged = empty_again(filled).await;
                 return Err(ClaimError::Place(error));
             }
         };
         filled.push(Filled { directory: directory.clone(), names: Arc::clone(&names), had });
         if let Err(error) = volume::unpack_one(tars, volume, (&directory, names), wanted).await {
-            empty_again(filled).await;
+            let _logged = empty_again(filled).await;
             return Err(error.into());
         }
     }
@@ -142,26 +145,29 @@ impl Had {
 }
 
 impl Filled {
-    /// Makes it what it was.
+    /// Makes it what it was, as far as it can be.
     fn empty(&self) -> io::Result<()> {
         let names = std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut emptied = Ok(());
         for name in names {
-            remove(&self.directory.join(name))?;
+            emptied = emptied.and(remove(&self.directory.join(name)));
         }
         let Had { user, group, mode } = self.had;
-        std::os::unix::fs::chown(&self.directory, Some(user), Some(group))?;
-        fs::set_permissions(&self.directory, Permissions::from_mode(mode))
+        let owned = std::os::unix::fs::chown(&self.directory, Some(user), Some(group));
+        let permitted = fs::set_permissions(&self.directory, Permissions::from_mode(mode));
+        emptied.and(owned).and(permitted)
     }
 }
 
 /// Takes away what directories were filled with: another attempt wants them empty, and who starts afresh
-/// wants them as they were.
-pub(super) async fn empty_again(filled: Vec<Filled>) {
-    in_background(move || filled.iter().try_for_each(Filled::empty)).await;
+/// wants them as they were. Returns whether they are.
+pub(super) async fn empty_again(filled: Vec<Filled>) -> bool {
+    let empty = move || filled.iter().map(Filled::empty).fold(Ok(()), io::Result::and);
+    in_background(empty).await
 }
 
-/// Takes away all that lies in directories that nobody has.
-pub(super) async fn empty_all(directories: Vec<PathBuf>) {
+/// Takes away all that lies in directories that nobody has. Returns whether they are empty.
+pub(super) async fn empty_all(directories: Vec<PathBuf>) -> bool {
     in_background(move || {
         for directory in &directories {
             for entry in fs::read_dir(directory)? {
@@ -170,27 +176,37 @@ pub(super) async fn empty_all(directories: Vec<PathBuf>) {
         }
         Ok(())
     })
-    .await;
+    .await
 }
 
-async fn in_background(empty: impl FnOnce() -> io::Result<()> + Send + 'static) {
+async fn in_background(empty: impl FnOnce() -> io::Result<()> + Send + 'static) -> bool {
     let emptied = tokio::task::spawn_blocking(empty).await;
-    if let Err(error) = emptied.map_err(io::Error::other).and_then(|emptied| emptied) {
+    let emptied = emptied.map_err(io::Error::other).and_then(|emptied| emptied);
+    if let Err(error) = &emptied {
         tracing::warn!(%error, "failed to empty what the pod's container was given");
     }
+    emptied.is_ok()
 }
+
+/// How often a directory is removed into which somebody else writes meanwhile.
+const TRIES: u32 = 5;
 
 /// Removes something, and all below it. What is not there, or not any more, is removed.
 fn remove(path: &Path) -> io::Result<()> {
-    let removed = match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    };
-    match removed {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+    let mut removed = Ok(());
+    for _ in 0..TRIES {
+        removed = match fs::symlink_metadata(path) {
+            Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+            Ok(_) => fs::remove_file(path),
+            Err(error) => Err(error),
+        };
+        match &removed {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            _ => break,
+        }
     }
+    removed
 }
 
 #[cfg(test)]
@@ -209,7 +225,8 @@ mod tests {
         let had = Had { mode: 0o1777, ..Had::of(&directory).unwrap() };
         let names = Names::default();
         names.lock().unwrap().extend(["ours", "never-made"].map(Into::into));
-        empty_again(vec![Filled { directory: directory.clone(), names, had }]).await;
+        let emptied = empty_again(vec![Filled { directory: directory.clone(), names, had }]).await;
+        assert!(emptied);
         let left: Vec<_> =
             fs::read_dir(&directory).unwrap().map(|one| one.unwrap().file_name()).collect();
         assert_eq!(left, ["theirs"]);

@@ -70,7 +70,7 @@ async fn empty(app: &App, record: &Record, filled: Vec<PathBuf>) {
         return;
     }
     match uses::are_used(app, &record.namespace, &filled, None).await {
-        Ok(false) => fill::empty_all(filled).await,
+        Ok(false) => drop(fill::empty_all(filled).await),
         used => {
             let container = &record.container;
             tracing::warn!(?used, container, "what its pod was given stays: it may be in use");

@@ -32,6 +32,17 @@ pub(super) async fn alone(app: &Arc<App>, pod: &Pod, moves: bool) -> Result<Busy
     })
 }
 
+/// Does the same for what an earlier agent has left of a claim. What moves is let go of by who reserves it
+/// then ([`let_go_again`]).
+pub(crate) fn reserve_claimed(app: &Arc<App>, record: &Record) -> Option<Busy> {
+    let moves = record.made.iter().any(|made| matches!(made, Made::Taken { .. }));
+    let note = record.made.iter().find_map(|made| match made {
+        Made::Claimed { note, .. } if !moves => Some(note),
+        _ => None,
+    });
+    app.reserve(PODS, &note?.display().to_string()).ok()
+}
+
 /// Takes the checkpoint for a pod that wants nobody else to have it.
 pub(super) async fn take(driven: Driven<'_>, admitted: &Admitted) -> Result<(), ClaimError> {
     let Some(claimant) = driven.claimant else { return Ok(()) };

@@ -41,8 +41,20 @@ fn has_one(container: &Container, directories: &[PathBuf]) -> bool {
     }
     // One that cannot be read has what it has.
     let Ok(spec) = spec_of(container) else { return true };
-    let is_one = |source: &Path| directories.iter().any(|one| source.starts_with(one));
+    let is_one = |source: &Path| {
+        directories.iter().any(|one| {
+            source.starts_with(one) || sub_paths(one).is_some_and(|place| source.starts_with(place))
+        })
+    };
     spec.binds().any(|(_, source)| is_one(source))
+}
+
+/// Returns where a kubelet mounts parts of an emptyDir (`subPath`): of `PODS/UID/volumes/KIND/NAME` below
+/// `PODS/UID/volume-subpaths/NAME`.
+fn sub_paths(directory: &Path) -> Option<PathBuf> {
+    let pod =
+        directory.parent()?.parent().filter(|volumes| volumes.ends_with("volumes"))?.parent()?;
+    Some(pod.join("volume-subpaths").join(directory.file_name()?))
 }
 
 #[cfg(test)]
@@ -69,6 +81,9 @@ mod tests {
         assert!(has_one(&container("/pods/1/shm/sub", &[]), &directories));
         assert!(!has_one(&container("/pods/1/shm2", &[]), &directories));
         assert!(!has_one(&container("/pods/1/shm", &[KIND]), &directories));
+        let directories = [PathBuf::from("/pods/1/volumes/kubernetes.io~empty-dir/scratch")];
+        assert!(has_one(&container("/pods/1/volume-subpaths/scratch/side/0", &[]), &directories));
+        assert!(!has_one(&container("/pods/1/volume-subpaths/other/side/0", &[]), &directories));
         let odd = Container { spec: None, ..Container::default() };
         assert!(has_one(&odd, &directories));
     }

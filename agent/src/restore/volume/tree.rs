@@ -45,18 +45,18 @@ pub(super) fn extract(bytes: impl io::Read, target: &Path, made: &Names) -> io::
             // The next header is elsewhere.
             return Err(io::Error::other("a file is larger than its header can say"));
         }
+        if before.is_sparse {
+            return Err(io::Error::other("it has a file in GNU tar's form for sparse ones"));
+        }
         let path = before.path.unwrap_or_else(|| entry.path_bytes().into_owned());
         let Some(path) = below(&path) else { continue };
-        if let Some(Component::Normal(name)) = path.components().next() {
-            made.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
-        }
         let link = before.link.or_else(|| Some(entry.link_name_bytes()?.into_owned()));
         let said = Said::of(&entry, before.owner, before.attributes)?;
         if entry.header().entry_type().is_dir() {
             // What is put into it changes its time, and gets what it has for new files.
             directories.push((path.clone(), said.time.clone(), said.default_acl()));
         }
-        unpack(&root, &path, &mut entry, (&said, link))?;
+        unpack((&root, made), &path, &mut entry, (&said, link))?;
     }
     // To its end, where the digest is compared.
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
@@ -94,6 +94,7 @@ struct Before {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
+    is_sparse: bool,
     owner: [Option<u32>; 2],
     attributes: Vec<Attribute>,
 }
@@ -131,6 +132,7 @@ impl Before {
             "linkpath" => self.link = Some(value.to_vec()),
             "uid" => self.owner[0] = number(),
             "gid" => self.owner[1] = number(),
+            key if key.starts_with("GNU.sparse.") => self.is_sparse = true,
             "size" => {
                 self.size = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
             }
@@ -200,9 +202,31 @@ impl Said {
     }
 }
 
+/// Notes something that was just made. What somebody else has made is not ours to take away, nor to change.
+fn note(made: &Names, path: &Path) {
+    let mut names = path.components();
+    if let (Some(Component::Normal(name)), None) = (names.next(), names.next()) {
+        made.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    }
+}
+
+/// Makes a directory, or takes one that we have made.
+fn make_directory(parent: &OwnedFd, path: &Path, made: &Names) -> io::Result<()> {
+    let Some(name) = path.file_name() else { return Ok(()) };
+    let is_top = path.components().nth(1).is_none();
+    match rustix::fs::mkdirat(parent, name, Mode::RWXU | Mode::from_raw_mode(0o055)) {
+        Ok(()) => note(made, path),
+        Err(Errno::EXIST) if !is_top => {}
+        Err(Errno::EXIST) if made.lock().unwrap_or_else(PoisonError::into_inner).contains(name) => {
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
 /// Makes what an entry says.
 fn unpack(
-    root: &OwnedFd,
+    (root, made): (&OwnedFd, &Names),
     path: &Path,
     entry: &mut Entry<'_, impl io::Read>,
     (said, link): (&Said, Option<Vec<u8>>),
@@ -211,30 +235,32 @@ fn unpack(
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return if kind.is_dir() { said.finish(&open_directory(root, path)?) } else { Ok(()) };
     };
-    let parent = make_directories(root, parent)?;
+    let parent = make_directories((root, made), parent)?;
     if kind.is_dir() {
-        match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
-            Err(Errno::EXIST) => {}
-            made => made?,
-        }
+        make_directory(&parent, path, made)?;
         said.finish(&open_directory(root, path)?)
     } else if kind.is_symlink() {
         let Some(to) = link else { return Ok(()) };
         rustix::fs::symlinkat(OsStr::from_bytes(&to), &parent, name)?;
+        note(made, path);
         own_unopened(&parent, name, said)
     } else if kind.is_hard_link() {
         let Some(first) = link.and_then(|first| below(&first)) else { return Ok(()) };
         let (Some(place), Some(first)) = (first.parent(), first.file_name()) else { return Ok(()) };
         let place = open_directory(root, place)?;
-        Ok(rustix::fs::linkat(&place, first, &parent, name, AtFlags::empty())?)
+        rustix::fs::linkat(&place, first, &parent, name, AtFlags::empty())?;
+        note(made, path);
+        Ok(())
     } else if kind.is_fifo() {
         rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::empty(), 0)?;
+        note(made, path);
         own_unopened(&parent, name, said)?;
         permit_pipe(&parent, name, said.mode)
     } else if kind.is_file() || kind.is_contiguous() {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let made = rustix::fs::openat2(&parent, name, flags, Mode::RUSR | Mode::WUSR, WITHIN)?;
-        let mut file = std::fs::File::from(made);
+        let new = rustix::fs::openat2(&parent, name, flags, Mode::RUSR | Mode::WUSR, WITHIN)?;
+        note(made, path);
+        let mut file = std::fs::File::from(new);
         io::copy(entry, &mut file)?;
         said.finish(&file.into())
     } else if kind.is_gnu_sparse() {
@@ -276,20 +302,24 @@ fn below(path: &[u8]) -> Option<PathBuf> {
 }
 
 /// Opens a directory, and makes what is missing on the way: not every archive lists it.
-fn make_directories(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+fn make_directories((root, made): (&OwnedFd, &Names), path: &Path) -> io::Result<OwnedFd> {
     match open_directory(root, path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         opened => return opened,
     }
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return open_directory(root, path);
-    };
-    let parent = make_directories(root, parent)?;
-    match rustix::fs::mkdirat(&parent, name, Mode::RWXU | Mode::from_raw_mode(0o055)) {
-        Err(Errno::EXIST) => {}
-        made => made?,
+    let mut missing = PathBuf::new();
+    let mut parent = open_directory(root, &missing)?;
+    for name in path.components() {
+        missing.push(name);
+        match open_directory(root, &missing) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make_directory(&parent, &missing, made)?;
+                parent = open_directory(root, &missing)?;
+            }
+            opened => parent = opened?,
+        }
     }
-    open_directory(root, path)
+    Ok(parent)
 }
 
 fn open_directory(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
@@ -463,6 +493,25 @@ mod tests {
             assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "{kind:?} {path}");
             assert_eq!(fs::metadata(&outside).unwrap().mode() & 0o7777, 0o711);
             fs::remove_dir_all(target).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_has_made_is_not_taken_over() {
+        let top = tempfile::tempdir().unwrap();
+        for kind in [EntryType::Regular, EntryType::Directory, EntryType::Fifo] {
+            let target = top.path().join(format!("volume-{kind:?}"));
+            fs::create_dir_all(target.join("theirs")).unwrap();
+            fs::set_permissions(target.join("theirs"), std::fs::Permissions::from_mode(0o711))
+                .unwrap();
+            let mut tar = tar::Builder::new(Vec::new());
+            add(&mut tar, EntryType::Directory, "ours/", "");
+            add(&mut tar, EntryType::Directory, "ours/", "");
+            add(&mut tar, kind, "theirs", "user.own");
+            let made = Names::default();
+            extract(&*tar.into_inner().unwrap(), &target, &made).unwrap_err();
+            assert_eq!(*made.lock().unwrap(), [OsString::from("ours")].into(), "{kind:?}");
+            assert_eq!(fs::metadata(target.join("theirs")).unwrap().mode() & 0o7777, 0o711);
         }
     }
 
