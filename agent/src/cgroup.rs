@@ -93,8 +93,9 @@ impl Freezer {
     /// its topmost one, and its first process may be in one within. (v2: `cgroup.freeze` is what was
     /// written to that cgroup alone; v1 tells what holds.)
     pub(crate) fn is_held(&self) -> io::Result<bool> {
-        if self.version == Version::V1 || self.is_frozen()? {
-            return self.is_frozen();
+        let is_frozen = self.is_frozen()?;
+        if is_frozen || self.version == Version::V1 {
+            return Ok(is_frozen);
         }
         let around = self.directory.ancestors().skip(1);
         let mut asked = around.map_while(|directory| {

@@ -107,9 +107,7 @@ impl ClaimError {
             _ => None,
         }
     }
-}
 
-impl ClaimError {
     /// Whether a fresh start is no way around it, whatever the pod says of failures: the pod says so
     /// elsewhere, or what it says cannot be understood, or another attempt is under way.
     const fn forbids_fresh(&self) -> bool {

@@ -26,7 +26,7 @@ pub(super) async fn are_used(
     }
     let namespace = app.containerd.namespace(namespace);
     let containers = namespace.containers().await?;
-    // Whoever begins meanwhile is among these, or has the directories as they are left.
+    // One that is created between the two looks is not seen.
     let tasks: BTreeMap<String, TaskState> = namespace.all_tasks().await?.into_iter().collect();
     let runs = |container: &Container| {
         Some(&*container.id) != created
