@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
 use kybernate_packager::agent_api as api;
+use kybernate_spec::Location;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo, UdsConnectInfo};
@@ -17,6 +18,7 @@ use tonic::{Extensions, Status};
 pub use self::callers::Callers;
 pub(crate) use self::callers::Look;
 use crate::app::{App, bounded};
+use crate::config::Config;
 use crate::container::DEFAULT_NAMESPACE;
 use crate::door;
 use crate::metrics::Metrics;
@@ -36,8 +38,8 @@ pub enum Right {
     Suspend,
     /// Stage checkpoints. To evict them takes a rule for the namespace `*`: others may use them.
     Stage,
-    /// Let what is restored have mounts, devices, capabilities or namespaces of the host. That is as
-    /// good as root on this node.
+    /// Let what is restored have mounts, devices, capabilities or namespaces of the host, and name
+    /// directories of this node (`oci:`). That is as good as root on this node.
     Allow,
 }
 
@@ -189,6 +191,35 @@ impl Asker {
             Some(allow) if *allow != api::Allowances::default() => self.may(Right::Allow, place),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses who may not name a directory of this node: the agent reads and makes it as root, wherever it
+    /// is. What is no reference is refused elsewhere.
+    pub(crate) fn may_name(&self, reference: &str, place: Place<'_>) -> Result<(), Status> {
+        match reference.parse() {
+            Ok(Location::Layout(_)) => self.may(Right::Allow, place),
+            Ok(Location::Registry(_)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// The same, and refuses who may not have a registry reached by plain HTTP, unless it is this machine's
+    /// or the configuration says so: whoever is on the way would read this node's password for it.
+    pub(crate) fn may_reach(
+        &self,
+        (reference, plain_http): (&str, bool),
+        config: &Config,
+        place: Place<'_>,
+    ) -> Result<(), Status> {
+        self.may_name(reference, place)?;
+        let Ok(Location::Registry(named)) = reference.parse() else { return Ok(()) };
+        let is_own = named.is_loopback() || config.is_plain_http(&Location::Registry(named));
+        if !plain_http || is_own || self.has(Right::Allow, place) {
+            return Ok(());
+        }
+        Err(self.refuse(&bounded(format!(
+            "may not have {reference} reached by plain HTTP, which shows this node's password: name its \
+             host in [[registry]] with plain_http = true"
+        ))))
     }
 
     /// Refuses all but root of this machine.

@@ -60,7 +60,13 @@ impl Agent for Service {
         request: Request<api::CheckpointRequest>,
     ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request, "Checkpoint").may(Right::Checkpoint, place)?;
+        let asker = self.asker(&request, "Checkpoint");
+        asker.may(Right::Checkpoint, place)?;
+        let wanted = request.get_ref();
+        let named = [&wanted.reference, &wanted.base].into_iter().filter(|name| !name.is_empty());
+        for reference in named {
+            asker.may_reach((reference, wanted.plain_http), &self.app.config, place)?;
+        }
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -74,6 +80,7 @@ impl Agent for Service {
         let (asker, wanted) = (self.asker(&request, "Restore"), request.get_ref());
         let place = Place::Namespace(&wanted.containerd_namespace);
         asker.may_restore(wanted.allow.as_ref(), place)?;
+        asker.may_reach((&wanted.reference, wanted.plain_http), &self.app.config, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -85,7 +92,10 @@ impl Agent for Service {
         request: Request<api::StageRequest>,
     ) -> Result<Response<api::Operation>, Status> {
         let place = Place::Namespace(&request.get_ref().containerd_namespace);
-        self.asker(&request, "Stage").may(Right::Stage, place)?;
+        let asker = self.asker(&request, "Stage");
+        asker.may(Right::Stage, place)?;
+        let wanted = request.get_ref();
+        asker.may_reach((&wanted.reference, wanted.plain_http), &self.app.config, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);
@@ -99,6 +109,7 @@ impl Agent for Service {
         let (asker, wanted) = (self.asker(&request, "Provide"), request.get_ref());
         let place = Place::Namespace(&wanted.containerd_namespace);
         asker.may_restore(wanted.allow.as_ref(), place)?;
+        asker.may_reach((&wanted.reference, wanted.plain_http), &self.app.config, place)?;
         let (limit, trace) = (deadline(request.metadata())?, trace(request.metadata()));
         let mut request = request.into_inner();
         request.timeout_seconds = shorter(request.timeout_seconds, limit);

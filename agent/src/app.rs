@@ -414,6 +414,7 @@ impl From<Rejection> for tonic::Status {
                 SuspendError::NotRunning { .. }
                 | SuspendError::Foreign(_)
                 | SuspendError::Gpu(_)
+                | SuspendError::Away { .. }
                 | SuspendError::Unfit { .. },
             )
             | Rejection::Stage(_) => Code::FailedPrecondition,

@@ -1,9 +1,11 @@
 //! Control groups: how to thaw a container without containerd, and which processes are in it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use rustix::io::Errno;
 
 use crate::mounts::{self, Mount};
 use crate::process;
@@ -39,9 +41,18 @@ impl Version {
 }
 
 impl Freezer {
-    /// Finds the freezer of a process's cgroup. One that has ended, or is about to, is not found: in
-    /// version 1 the kernel has it at the top, with everybody else (`proc_cgroup_show`).
-    pub(crate) fn of(pid: u32) -> io::Result<Self> {
+    /// Finds the freezer of a container by its first process. That may be in a cgroup within the
+    /// container's, as systemd is, and others in others: `made` is the path of the one that the runtime
+    /// has made, where that is known. One that has ended, or is about to, is not found: in version 1 the
+    /// kernel has it at the top, with everybody else (`proc_cgroup_show`).
+    pub(crate) fn of(pid: u32, made: Option<&str>) -> io::Result<Self> {
+        let own = Self::of_process(pid)?;
+        // Whoever has moved a process elsewhere knows why.
+        let around = made.and_then(|path| Self::at(path).ok());
+        Ok(around.filter(|around| own.directory.starts_with(&around.directory)).unwrap_or(own))
+    }
+
+    fn of_process(pid: u32) -> io::Result<Self> {
         for thread in process::threads(pid)? {
             let membership = fs::read_to_string(format!("/proc/{pid}/task/{thread}/cgroup"));
             // Asked behind it: then it was not there by that.
@@ -89,8 +100,7 @@ impl Freezer {
         })
     }
 
-    /// Whether processes are held back by it or by a cgroup around it: whoever pauses a container freezes
-    /// its topmost one, and its first process may be in one within. (v2: `cgroup.freeze` is what was
+    /// Whether processes are held back by it or by a cgroup around it. (v2: `cgroup.freeze` is what was
     /// written to that cgroup alone; v1 tells what holds.)
     pub(crate) fn is_held(&self) -> io::Result<bool> {
         let is_frozen = self.is_frozen()?;
@@ -144,13 +154,21 @@ impl Freezer {
         fs::write(self.file(), word)
     }
 
-    /// Returns the processes in the cgroup itself; none when there is no such cgroup.
+    /// Returns the processes in the cgroup and in those within it; none when there is no such cgroup. One
+    /// that moves meanwhile may be missed, unless all are held back.
     pub(crate) fn processes(&self) -> io::Result<Vec<u32>> {
-        match fs::read_to_string(self.directory.join("cgroup.procs")) {
-            Ok(text) => Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error),
+        let mut found = BTreeSet::new();
+        for directory in within(&self.directory)? {
+            match process::read(directory.join("cgroup.procs")) {
+                Ok(text) => {
+                    found.extend(text.lines().filter_map(|line| line.trim().parse::<u32>().ok()));
+                }
+                // A cgroup of threads: their processes are told by one around it.
+                Err(error) if is_gone(&error) || is(&error, Errno::OPNOTSUPP) => {}
+                Err(error) => return Err(error),
+            }
         }
+        Ok(found.into_iter().collect())
     }
 
     /// Returns how many bytes its processes may get before a limit of it, or of a cgroup around it, is
@@ -194,16 +212,48 @@ pub(crate) fn path(named: &str) -> Option<String> {
     Some(format!("{found}/{unit}.scope"))
 }
 
-/// Removes a cgroup without processes from every hierarchy. What is in use, or was never made,
-/// stays.
+/// Removes a cgroup without processes from every hierarchy, with those within it. What is in use, or was
+/// never made, stays.
 pub(crate) fn remove(path: &str) -> io::Result<()> {
     for hierarchy in hierarchies()? {
-        if let Some(directory) = resolve(&hierarchy, path) {
+        let Some(directory) = resolve(&hierarchy, path) else { continue };
+        for directory in within(&directory)?.into_iter().rev() {
             // In use or never made: both are fine.
             fs::remove_dir(directory).unwrap_or_default();
         }
     }
     Ok(())
+}
+
+/// Returns a cgroup and all within it, each behind those around it.
+fn within(top: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = vec![top.to_owned()];
+    let mut looked = 0;
+    while let Some(directory) = found.get(looked).cloned() {
+        looked += 1;
+        let entries = match fs::read_dir(directory) {
+            Err(error) if is_gone(&error) => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            match entry.and_then(|entry| Ok((entry.file_type()?.is_dir(), entry.path()))) {
+                Ok((true, path)) => found.push(path),
+                Ok((false, _)) => {}
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether what was looked at has been removed.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || is(error, Errno::NODEV)
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
 }
 
 /// Moves this process or one of its children to the top of every hierarchy, so that whoever ends our
@@ -307,6 +357,21 @@ mod tests {
         write("pods/web", "0\n");
         write("pods/web/init.scope", "1\n");
         assert!(freezer.is_held().unwrap());
+    }
+
+    #[test]
+    fn who_is_in_cgroups_within_it_is_told() {
+        let top = tempfile::tempdir().unwrap();
+        let freezer = Freezer { directory: top.path().join("web"), version: Version::V2 };
+        assert_eq!(freezer.processes().unwrap(), [0; 0]);
+        for (place, pids) in
+            [("", ""), ("init.scope", "7\n"), ("system.slice/x.service", "12\n9\n")]
+        {
+            let directory = freezer.directory.join(place);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("cgroup.procs"), pids).unwrap();
+        }
+        assert_eq!(freezer.processes().unwrap(), [7, 9, 12]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod take;
 #[cfg(test)]
 pub(crate) use self::capture::{Tree, capture};
 pub(crate) use self::source::{Source, Wanted, examine};
-pub(crate) use self::take::run;
+pub(crate) use self::take::{STORED, run};
 use crate::app::Rejection;
 use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
 use crate::container::{named, namespace_or_default};

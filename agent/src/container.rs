@@ -6,7 +6,7 @@ use containerd_client::services::v1::Container;
 use kybernate_packager::runtime_spec::SourceSpec;
 
 use crate::app::Rejection;
-use crate::network;
+use crate::{cgroup, network};
 
 /// Of a pod: `restore-as.kybernate.io/CONTAINER: clone|move`.
 pub(crate) const RESTORE_AS: &str = "restore-as.kybernate.io/";
@@ -32,6 +32,13 @@ pub(crate) fn spec_of(container: &Container) -> Result<SourceSpec, serde_json::E
 pub(crate) fn network_of(container: &Container) -> Option<PathBuf> {
     let spec = container.spec.as_ref().map(|spec| &*spec.value)?;
     network::given(&serde_json::from_slice(spec).ok()?)
+}
+
+/// Returns the cgroup that the runtime has made for a container, as a path in the hierarchy.
+pub(crate) fn cgroup_of(container: &Container) -> Option<String> {
+    let spec = container.spec.as_ref().map(|spec| &*spec.value)?;
+    let spec: serde_json::Value = serde_json::from_slice(spec).ok()?;
+    cgroup::path(spec.pointer("/linux/cgroupsPath")?.as_str()?)
 }
 
 /// Whether a kubelet made it. Such a container's id is no other's, at any time.

@@ -26,15 +26,22 @@ mod cgroups;
 mod common;
 mod images;
 mod judge;
+mod memory;
 mod mounts;
+mod opened;
 mod pages;
+mod records;
 mod remaps;
 mod summary;
+mod tarball;
 
 use self::amend::amend;
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
-pub(crate) use self::judge::{APPARMOR, Expected, HANDED_OVER, Names, SELINUX, judge, judge_alone};
+pub(crate) use self::judge::{
+    APPARMOR, Expected, Fixed, HANDED_OVER, Names, SELINUX, judge, judge_alone,
+};
 pub(crate) use self::mounts::MountFact;
+pub(crate) use self::opened::{Memory, Paths, leads_out};
 pub(crate) use self::pages::lacking;
 pub(crate) use self::remaps::LinkFact;
 pub(crate) use self::summary::Summary;
@@ -44,11 +51,20 @@ use self::summary::{Builder, is_judged};
 /// length, since they are read entry by entry.
 const IMAGE_BYTES_MAX: u64 = 64 << 20;
 
+/// As much is judged of a file without a name: behind its first record is its content.
+const GHOST_HEAD_BYTES: u64 = 64 << 10;
+
 /// Largest summary accepted. Usual ones have a few KiB.
 const VERDICT_BYTES_MAX: u64 = 32 << 20;
 
 /// Decoding the images of the largest processes takes a second or two.
 const VERDICT_LIMIT: Duration = Duration::from_mins(1);
+
+/// As much compressed content of file systems in memory is read in a second at least.
+const MEMORY_BYTES_PER_SECOND: u64 = 8 << 20;
+
+/// As long as the process without privileges ever works, should nobody wait for it.
+const CPU_LIMIT: Duration = Duration::from_hours(1);
 
 /// User and group `nobody`.
 const NOBODY: u32 = 65534;
@@ -94,6 +110,9 @@ pub(crate) async fn amended(directory: &Path) -> Result<Summary, GateError> {
 
 /// Has a dump directory summed up by a process without privileges.
 pub(crate) async fn inspect(directory: &Path) -> Result<Summary, GateError> {
+    let measured = directory.to_owned();
+    let limit = tokio::task::spawn_blocking(move || limit(&measured)).await;
+    let limit = limit.map_err(io::Error::other).and_then(|limit| limit).map_err(GateError::Read)?;
     let mut child = command().spawn().map_err(GateError::Run)?;
     let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(GateError::Run(io::ErrorKind::BrokenPipe.into()));
@@ -106,7 +125,7 @@ pub(crate) async fn inspect(directory: &Path) -> Result<Summary, GateError> {
         stdout.take(VERDICT_BYTES_MAX).read_to_end(&mut answer).await?;
         child.wait().await
     };
-    let received = tokio::time::timeout(VERDICT_LIMIT, received).await;
+    let received = tokio::time::timeout(limit, received).await;
     let received = received
         .map_err(|_elapsed| GateError::Refused("decoding them takes too long".to_owned()))?;
     let status = received.map_err(GateError::Run)?;
@@ -168,7 +187,7 @@ fn confine() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     for (resource, limit) in [
         (Resource::As, 1 << 30),
-        (Resource::Cpu, VERDICT_LIMIT.as_secs()),
+        (Resource::Cpu, CPU_LIMIT.as_secs()),
         (Resource::Core, 0),
         (Resource::Fsize, 0),
         (Resource::Nproc, 0),
@@ -206,11 +225,13 @@ pub(crate) fn decode(input: impl io::Read) -> Result<Summary, String> {
     builder.finish().map_err(told)
 }
 
-/// Sends the names of all files, and the content of those that are judged.
+/// Sends the names of all files, and the content of those that are judged: last that of file systems in
+/// memory, of which only that matters to which others lead.
 fn send(directory: &Path, mut out: std::fs::File) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
+    let names = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name()));
+    let mut names = names.collect::<io::Result<Vec<_>>>()?;
+    names.sort_by_key(|name| name.to_str().is_some_and(is_last));
+    for name in names {
         let Some(name) = name.to_str() else {
             return Err(io::Error::other("a file name is no text"));
         };
@@ -223,9 +244,11 @@ fn send(directory: &Path, mut out: std::fs::File) -> io::Result<()> {
             out.write_all(&frame)?;
             continue;
         }
-        let mut file = fs::File::open(entry.path())?;
+        let mut file = fs::File::open(directory.join(name))?;
         let size = file.metadata()?.len();
-        if size > IMAGE_BYTES_MAX && !pages::is_pagemap(name) {
+        let is_ghost = remaps::ghost(name).is_some();
+        let size = if is_ghost { size.min(GHOST_HEAD_BYTES) } else { size };
+        if size > IMAGE_BYTES_MAX && !pages::is_pagemap(name) && !is_last(name) {
             return Err(io::Error::other(format!("{name} is larger than {IMAGE_BYTES_MAX} bytes")));
         }
         frame.push(1);
@@ -236,6 +259,23 @@ fn send(directory: &Path, mut out: std::fs::File) -> io::Result<()> {
         io::copy(&mut (&mut file).take(size), &mut out)?;
     }
     Ok(())
+}
+
+/// Returns how long it may take to decode a dump.
+fn limit(directory: &Path) -> io::Result<Duration> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_last) {
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(VERDICT_LIMIT + Duration::from_secs(bytes / MEMORY_BYTES_PER_SECOND))
+}
+
+/// Whether a file is the content of a file system in memory.
+fn is_last(name: &str) -> bool {
+    memory::is_content(name)
 }
 
 #[cfg(test)]

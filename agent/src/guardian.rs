@@ -44,6 +44,8 @@ pub(crate) struct Charge {
     pub(crate) namespace: String,
     pub(crate) container: String,
     pub(crate) pid: u32,
+    /// The cgroup that the runtime has made for it, where that is known.
+    pub(crate) cgroup: Option<String>,
     /// Where its dump and CRIU's log go.
     pub(crate) directory: PathBuf,
     pub(crate) deadline: Duration,
@@ -201,8 +203,11 @@ fn command(charge: &Charge, log: &Path) -> io::Result<Command> {
     let mut options = std::fs::OpenOptions::new();
     options.create(true).append(!fresh).write(true).truncate(fresh).mode(0o600);
     let mut command = std::process::Command::new(own_program());
+    command.arg("guardian");
+    if let Some(cgroup) = &charge.cgroup {
+        command.arg("--cgroup").arg(cgroup);
+    }
     command
-        .arg("guardian")
         .arg("--containerd")
         .arg(&charge.containerd)
         .args(["--namespace", &charge.namespace, "--container", &charge.container])

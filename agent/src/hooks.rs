@@ -128,14 +128,14 @@ impl Hooks {
         Self { chosen, container: container.to_owned(), namespace: namespace.to_owned() }
     }
 
-    /// Runs what comes before the pause, and notes first what is to run should it all fail.
+    /// Runs what comes before the pause, and notes first what is to run behind it, or should it all fail.
     pub(crate) async fn before(&self, driver: &Driver, pid: u32) -> Result<(), HookError> {
         if self.chosen.is_empty() {
             return Ok(());
         }
-        let undoing: Vec<Hook> = self.of(When::Failed).cloned().collect();
-        if !undoing.is_empty() {
-            driver.will_make(Made::Hooked(undoing)).await?;
+        let noted: Vec<Hook> = self.of(When::Failed).chain(self.of(When::After)).cloned().collect();
+        if !noted.is_empty() {
+            driver.will_make(Made::Hooked(noted)).await?;
         }
         self.each(When::Before, driver.id(), Some(pid)).await
     }
@@ -147,12 +147,19 @@ impl Hooks {
 
     /// Runs all of what is to run after the pause; what fails is told in the operation.
     pub(crate) async fn after(&self, driver: &Driver) {
-        self.every(When::After, driver).await;
+        for hook in self.of(When::After) {
+            self.run_and_tell(hook, driver).await;
+            if let Err(error) = driver.update(|record| record.ran(hook)).await {
+                tracing::error!(error = %chain(&error), "failed to keep an operation");
+            }
+        }
     }
 
     /// Runs all of what is to run after a failure; what fails is told in the operation.
     pub(crate) async fn after_failure(&self, driver: &Driver) {
-        self.every(When::Failed, driver).await;
+        for hook in self.of(When::Failed) {
+            self.run_and_tell(hook, driver).await;
+        }
     }
 
     /// Runs one after the other, up to the first that fails.
@@ -163,15 +170,13 @@ impl Hooks {
         Ok(())
     }
 
-    async fn every(&self, when: When, driver: &Driver) {
-        for hook in self.of(when) {
-            if let Err(error) = self.run(hook, driver.id(), None).await {
-                let told = chain(&error).to_string();
-                tracing::warn!(operation.id = driver.id(), error = told, "a hook failed");
-                let kept = driver.update(|record| record.warnings.push(told)).await;
-                if let Err(error) = kept {
-                    tracing::error!(error = %chain(&error), "failed to keep an operation");
-                }
+    async fn run_and_tell(&self, hook: &Hook, driver: &Driver) {
+        if let Err(error) = self.run(hook, driver.id(), None).await {
+            let told = chain(&error).to_string();
+            tracing::warn!(operation.id = driver.id(), error = told, "a hook failed");
+            let kept = driver.update(|record| record.warnings.push(told)).await;
+            if let Err(error) = kept {
+                tracing::error!(error = %chain(&error), "failed to keep an operation");
             }
         }
     }

@@ -65,6 +65,9 @@ pub(crate) enum LayerError {
     /// It may well be one, but has something that containerd has to unpack.
     #[error("it has {0}")]
     Unknown(&'static str),
+    /// Far more comes out of it than any layer of its size has.
+    #[error("much more comes out of the layer than out of any of its size")]
+    Swells,
     /// The layer ends early, or what is in it is nothing that a layer has.
     #[error("failed to read the layer")]
     Read(#[source] io::Error),
@@ -154,23 +157,24 @@ fn read_each<R: Read>(
         }
         each(&About::of(&entry, records.take())?, &mut entry)?;
     }
-    match records {
-        Some(_) => Err(LayerError::Unknown("records of nothing")),
-        None => end(&mut tar),
+    if records.is_some() {
+        return Err(LayerError::Unknown("records of nothing"));
     }
+    let is_end = is_at_its_end(&mut tar).map_err(LayerError::Read)?;
+    if is_end { Ok(()) } else { Err(LayerError::Unknown("something behind its end")) }
 }
 
-/// Reads what is behind the last entry: all of it has a part in the digest, and others may see more
-/// entries there.
-fn end(tar: &mut impl Read) -> Result<(), LayerError> {
+/// Reads what is behind the last entry of a tar, and returns whether it is nothing but zeros: all of it has
+/// a part in the digest, and others may see more entries there.
+pub(crate) fn is_at_its_end(tar: &mut impl Read) -> io::Result<bool> {
     let mut buffer = [0; 4096];
     loop {
-        let read = tar.read(&mut buffer).map_err(LayerError::Read)?;
+        let read = tar.read(&mut buffer)?;
         if read == 0 {
-            return Ok(());
+            return Ok(true);
         }
         if buffer.iter().take(read).any(|byte| *byte != 0) {
-            return Err(LayerError::Unknown("something behind its end"));
+            return Ok(false);
         }
     }
 }
@@ -196,7 +200,7 @@ fn decode(
             return Ok(());
         }
         let read = u64::try_from(read).unwrap_or(u64::MAX);
-        left = left.checked_sub(read).ok_or(LayerError::Unknown("much more than it seems"))?;
+        left = left.checked_sub(read).ok_or(LayerError::Swells)?;
         // Whoever writes has had enough, and says why.
         if sender.send(part).is_err() {
             return Ok(());

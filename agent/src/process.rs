@@ -76,8 +76,13 @@ pub(crate) fn memory_available() -> io::Result<u64> {
 /// until it ends. Near its end it traces nobody, and has yet to put the freezer back as it was and
 /// to write its last files.
 pub(crate) fn dumper(pid: u32, directory: &Path) -> Option<u32> {
+    dumping(pid).or_else(|| writer(directory))
+}
+
+/// Returns the CRIU that works on the process `pid`.
+pub(crate) fn dumping(pid: u32) -> Option<u32> {
     // Not a debugger, which is none of our business.
-    tracer(pid).filter(|tracer| is_criu(*tracer)).or_else(|| writer(directory))
+    tracer(pid).filter(|tracer| is_criu(*tracer))
 }
 
 /// Returns the process that traces `pid` or one of its threads.
@@ -306,7 +311,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!sleeps(child.id()) && has_ended(child.id()).unwrap());
-        let found = crate::cgroup::Freezer::of(child.id()).unwrap_err();
+        let found = crate::cgroup::Freezer::of(child.id(), None).unwrap_err();
         assert_eq!(found.kind(), io::ErrorKind::NotFound);
         child.wait().unwrap();
         assert!(!sleeps(child.id()) && has_ended(child.id()).unwrap());

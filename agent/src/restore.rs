@@ -23,6 +23,7 @@ mod layers;
 mod live;
 pub(crate) mod materialise;
 mod memory;
+pub(crate) mod noted;
 mod pod;
 pub(crate) mod provide;
 mod root;

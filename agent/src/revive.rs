@@ -36,6 +36,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// shim to notice.
 const REVIVE_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long it is tried to free the network of one that runs: others wait for that.
+const FREE_LIMIT: Duration = Duration::from_secs(3);
+
 /// A container that was paused.
 #[derive(Clone, Debug)]
 pub(crate) struct Paused {
@@ -45,6 +48,8 @@ pub(crate) struct Paused {
     pub(crate) freezer: Freezer,
     /// Where its dump and CRIU's log go.
     pub(crate) directory: PathBuf,
+    /// Whether a CRIU that has something open there may be dumping it.
+    pub(crate) is_looked_for: bool,
     /// Whether the dump may have been cut short, so that CRIU left something behind.
     pub(crate) cut_short: bool,
 }
@@ -100,6 +105,7 @@ impl Paused {
         let limit = patience.saturating_duration_since(Instant::now()) + REVIVE_LIMIT;
         let mut looks = Patience::new(limit, LOOK_EVERY);
         let mut locked = self.cut_short;
+        let (mut unfreed, mut free_until) = (None, None);
         // A pause that was asked for just now may still be on its way, and so may a CRIU.
         let mut ran_before = false;
         while looks.once_more().await {
@@ -107,17 +113,23 @@ impl Paused {
                 (locked, ran_before) = (self.cut_short, false);
                 continue;
             }
-            // Before it runs: it must not see that nothing can be sent.
-            if std::mem::take(&mut locked) {
-                let freed = connections::free(self.pid, &self.freezer, &self.directory).await;
-                if let Err(error) = freed {
-                    tracing::warn!(%error, "failed to free the container's network");
-                }
-                links::clear(&self.freezer).await;
+            // Before it runs: it must not see that nothing can be sent. What does not work is tried again,
+            // and keeps nobody from running.
+            if locked {
+                unfreed = self.free(unfreed.is_none()).await.err();
+                locked = unfreed.is_some();
             }
             match self.step(patience).await {
                 Ok(Step::Ended(revived)) => return Ok(revived),
-                Ok(Step::Runs) if ran_before || !self.cut_short => return Ok(Revived::Running),
+                Ok(Step::Runs) if ran_before || !self.cut_short => {
+                    let Some(error) = &unfreed else { return Ok(Revived::Running) };
+                    let until = *free_until.get_or_insert_with(|| Instant::now() + FREE_LIMIT);
+                    if Instant::now() >= until {
+                        let container = &self.container;
+                        tracing::error!(%error, container, "its network may still be locked");
+                        return Ok(Revived::Running);
+                    }
+                }
                 Ok(Step::Runs) => ran_before = true,
                 Ok(Step::Pending) => ran_before = false,
                 Err(error) => {
@@ -136,6 +148,18 @@ impl Paused {
         }
     }
 
+    /// Frees what a dump that was cut short has left locked.
+    async fn free(&self, tells: bool) -> io::Result<()> {
+        let freed = connections::free(self.pid, &self.freezer, &self.directory).await;
+        if let Err(error) = &freed
+            && tells
+        {
+            tracing::warn!(%error, container = self.container, "failed to free its network");
+        }
+        links::clear(&self.freezer).await;
+        freed
+    }
+
     /// Whether a CRIU is at work on the container: whatever is done to the freezer before it has
     /// ended, it may undo. One that has run out of patience is killed.
     async fn is_dumped(&self, patience: Instant) -> bool {
@@ -150,8 +174,11 @@ impl Paused {
     }
 
     async fn dumper(&self) -> Option<u32> {
-        let (pid, directory) = (self.pid, self.directory.clone());
-        let look = tokio::task::spawn_blocking(move || process::dumper(pid, &directory));
+        let (pid, directory, is_looked_for) =
+            (self.pid, self.directory.clone(), self.is_looked_for);
+        let look = tokio::task::spawn_blocking(move || {
+            if is_looked_for { process::dumper(pid, &directory) } else { process::dumping(pid) }
+        });
         look.await.unwrap_or_default()
     }
 

@@ -11,8 +11,12 @@ use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
 
+use crate::gate::{Paths, leads_out};
 use crate::mounts;
 use crate::runtime::Mount;
+
+mod made;
+mod opened;
 
 /// Where the runtime mounts what is no volume, and what hides files has its name.
 const RUNTIMES: [&str; 3] = ["/dev/", "/proc/", "/sys/"];
@@ -44,6 +48,9 @@ pub(crate) struct Others {
     pub(crate) devices: Vec<String>,
     /// Places of other mounts, which the runtime makes.
     pub(crate) mounts: Vec<String>,
+    /// By which CRIU goes here, or in binds, as root: no link is on the way to a file that it opens, but
+    /// there may be to a socket.
+    pub(crate) paths: Paths,
 }
 
 /// What the runtime does at a place before a restore.
@@ -131,6 +138,18 @@ impl Names {
             names.reasons.extend(walk.wrong_beside(device, Does::Nothing, &bound)?);
         }
         names.reasons.extend(hidden(&bound));
+        names.reasons.extend(opened::led_elsewhere(root, &bound, &others.paths.opened)?);
+        for place in &others.paths.made {
+            // What `..` leaves is passed by the kernel, too.
+            let is_led =
+                |walk: Walk| leads_out(&walk.name) || walk.left.iter().any(|left| leads_out(left));
+            let read = |here: &Path| made::link(here, root, &bound, &others.paths.memory);
+            if follow(place, read)?.map_or(true, is_led) {
+                names
+                    .reasons
+                    .insert(format!("a link leads {place:?}, which CRIU makes, elsewhere"));
+            }
+        }
         Ok(names)
     }
 
@@ -281,6 +300,14 @@ fn real(source: &Path, mounts: &[mounts::Mount]) -> (u64, PathBuf) {
 /// Follows a place through the links of a root file system, as runc's `SecureJoin` does: what is not
 /// there is no link. An inner error says why it leads nowhere.
 fn walk(root: &Path, place: &str) -> io::Result<Result<Walk, String>> {
+    follow(place, |here| fs::read_link(root.join(here)))
+}
+
+/// Does the same with whatever `read` says where a link leads, by its path from the root on.
+fn follow(
+    place: &str,
+    read: impl Fn(&Path) -> io::Result<PathBuf>,
+) -> io::Result<Result<Walk, String>> {
     let (mut links, mut left) = (Vec::new(), Vec::new());
     let (mut reached, mut to_come) = (PathBuf::new(), PathBuf::from(place));
     loop {
@@ -295,7 +322,7 @@ fn walk(root: &Path, place: &str) -> io::Result<Result<Walk, String>> {
             }
             Component::Normal(name) => {
                 let here = reached.join(name);
-                match fs::read_link(root.join(&here)) {
+                match read(&here) {
                     Ok(target) => {
                         let Some(link) = here.to_str() else { return Ok(Err(no_text(place))) };
                         links.push(format!("/{link}"));

@@ -12,6 +12,8 @@ use rustix::mount::UnmountFlags;
 
 mod tmpfs;
 
+pub(crate) use self::tmpfs::used;
+
 use crate::config::{Config, StagingConfig};
 use crate::mounts::{self, Mount};
 use crate::process::memory_available;
@@ -91,7 +93,7 @@ pub(crate) fn is_ours(directory: &Path) -> bool {
 pub(crate) fn mount_memory(directory: &Path, bytes: u64) -> io::Result<()> {
     let wanted = bytes.saturating_add(MARGIN_BYTES);
     if tmpfs::is_ours(directory)? {
-        let used = tmpfs::used(directory)?;
+        let used = used(directory)?;
         return tmpfs::resize(directory, &wanted.max(used).to_string());
     }
     if !is_mount_point(directory)? && fs::read_dir(directory)?.next().is_none() {

@@ -50,6 +50,8 @@ pub(crate) enum Tier {
 #[derive(Debug)]
 pub(crate) struct Staging {
     tiers: BTreeMap<Tier, Kept>,
+    /// Tiers on what could only be read when the agent started.
+    closed: BTreeMap<Tier, PathBuf>,
     /// Counts the changes, for whoever waits for one.
     changes: watch::Sender<u64>,
     figures: Figures,
@@ -69,6 +71,17 @@ pub enum StagingError {
     /// The node's configuration has no such tier.
     #[error("this node has no {0} tier: its configuration gives it no budget")]
     NoTier(&'static str),
+    /// Nothing can be written where the tier is.
+    #[error(
+        "the {tier} tier is closed: nothing could be written to {directory:?} when the agent started, \
+             whose file system is for reading only; start the agent anew when it is mended"
+    )]
+    Closed {
+        /// The tier.
+        tier: &'static str,
+        /// Where it is.
+        directory: PathBuf,
+    },
     /// It would never fit, or not as long as what is there is in use.
     #[error("the {tier} tier has a budget of {budget} bytes, and about {needed} are needed{}",
         in_use(.pinned))]
@@ -145,24 +158,34 @@ impl Tier {
 }
 
 impl Staging {
-    /// Prepares the directories, removes what was not finished, and finds the rest again. Blocks.
+    /// Prepares the directories, removes what was not finished, and finds the rest again. A tier whose file
+    /// system has become one for reading only, as the kernel makes one with a fault, is closed: all else
+    /// goes on without it. Blocks.
     pub(crate) fn open(
         config: &StagingConfig,
         figures: Figures,
     ) -> Result<Arc<Self>, StagingError> {
         let changes = watch::Sender::new(0);
-        let mut tiers = BTreeMap::new();
+        let (mut tiers, mut closed) = (BTreeMap::new(), BTreeMap::new());
         for (tier, config) in [(Tier::Ram, &config.ram), (Tier::Nvme, &config.nvme)] {
             let Some(config) = config else { continue };
             let shelf = Shelf::new(tier, config.clone());
             let wrong = |source| StagingError::Io("prepare", tier.name(), source);
-            let found = shelf.open().map_err(wrong)?;
+            let found = match shelf.open() {
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                    tracing::error!(error = %chain(&error), tier = tier.name(),
+                        "a tier is closed: its file system is for reading only");
+                    closed.insert(tier, config.directory.clone());
+                    continue;
+                }
+                found => found.map_err(wrong)?,
+            };
             figures.budget(tier, config.budget);
             let ledger = Ledger::new(config.budget, found);
             figures.bytes(tier, ledger.used());
             tiers.insert(tier, Kept { shelf: Arc::new(shelf), ledger: Mutex::new(ledger) });
         }
-        Ok(Arc::new(Self { tiers, changes, figures }))
+        Ok(Arc::new(Self { tiers, closed, changes, figures }))
     }
 
     /// Returns a staged checkpoint for `user` to read, from the quickest tier that has it whole.
@@ -254,10 +277,17 @@ impl Staging {
         }
     }
 
-    /// Removes a checkpoint nobody uses, if it is there.
-    async fn drop_entry(self: &Arc<Self>, tier: Tier, digest: &Digest) -> Result<(), StagingError> {
+    /// Removes a checkpoint nobody uses, if it is there; returns whether it was there so.
+    async fn drop_entry(
+        self: &Arc<Self>,
+        tier: Tier,
+        digest: &Digest,
+    ) -> Result<bool, StagingError> {
         let leaves = self.kept(tier)?.ledger().leave(digest);
-        if leaves { self.remove_all(tier, vec![digest.clone()]).await } else { Ok(()) }
+        if leaves {
+            self.remove_all(tier, vec![digest.clone()]).await?;
+        }
+        Ok(leaves)
     }
 
     /// Removes what the ledger has let go: to the end, also when nobody waits for it any more. What was
@@ -314,7 +344,12 @@ impl Staging {
     }
 
     fn kept(&self, tier: Tier) -> Result<&Kept, StagingError> {
-        self.tiers.get(&tier).ok_or(StagingError::NoTier(tier.name()))
+        self.tiers.get(&tier).ok_or_else(|| match self.closed.get(&tier) {
+            Some(directory) => {
+                StagingError::Closed { tier: tier.name(), directory: directory.clone() }
+            }
+            None => StagingError::NoTier(tier.name()),
+        })
     }
 
     /// Tells whoever waits that something about a tier has changed.

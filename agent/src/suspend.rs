@@ -25,7 +25,7 @@ pub(crate) use self::recover::recover;
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
 use crate::checkpoint::{gpu, time_out};
-use crate::container::{named, namespace_or_default};
+use crate::container::{cgroup_of, named, namespace_or_default};
 use crate::gpu::{GpuError, Held};
 use crate::operations::{Conclusion, Driver, Kind, Sizes, Stopped, Subject, Suspension};
 use crate::patience::Patience;
@@ -95,6 +95,15 @@ pub enum SuspendError {
     /// Its GPU memory stays where it is.
     #[error("the container's GPU memory cannot be moved")]
     Gpu(#[source] GpuError),
+    /// Nor does what was moved of it come back.
+    #[error("{error}; its GPU memory has not come back either, and `kyb resume` tries that again")]
+    Away {
+        /// Why it is not suspended.
+        error: String,
+        /// Why its memory is still away.
+        #[source]
+        source: GpuError,
+    },
     /// There is something about its GPU memory that can be known beforehand.
     #[error("container {container:?} cannot be suspended: {reason}")]
     Unfit {
@@ -123,7 +132,11 @@ pub enum SuspendError {
 /// How a container is, as far as suspending goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Found {
-    Runs(TaskState),
+    Runs {
+        task: TaskState,
+        /// The one that the runtime has made.
+        cgroup: Option<String>,
+    },
     /// By us.
     Suspended(Suspended),
     /// By somebody else.
@@ -187,15 +200,16 @@ impl Order {
             (Self::Suspend { .. }, Found::Suspended(known)) => {
                 Ok(Plan::Suspend { known, already: true })
             }
-            (Self::Suspend { wanted, .. }, Found::Runs(task)) => {
+            (Self::Suspend { wanted, .. }, Found::Runs { task, cgroup }) => {
                 let since = jiff::Timestamp::now();
                 let started = process::started(task.pid);
-                let gpu = gpu_of(app, &wanted, task.pid).await?;
-                let known = Suspended::new(&wanted, task.pid, started, since).with(gpu);
+                let gpu = gpu_of(app, &wanted, task.pid, cgroup.clone()).await?;
+                let known = Suspended::new(&wanted, task.pid, started, since);
+                let known = known.within(cgroup).with(gpu);
                 Ok(Plan::Suspend { known, already: false })
             }
             (Self::Resume { .. }, Found::Suspended(known)) => Ok(Plan::Resume(known)),
-            (Self::Resume { wanted }, Found::Runs(_)) => {
+            (Self::Resume { wanted }, Found::Runs { .. }) => {
                 let known = app.suspended.get(&wanted);
                 Ok(Plan::LetRun { wanted, known })
             }
@@ -334,12 +348,17 @@ async fn let_alone(
 }
 
 /// Finds whose GPU memory is to be moved.
-async fn gpu_of(app: &App, wanted: &Wanted, pid: u32) -> Result<Held, SuspendError> {
+async fn gpu_of(
+    app: &App,
+    wanted: &Wanted,
+    pid: u32,
+    cgroup: Option<String>,
+) -> Result<Held, SuspendError> {
     if !app.gpus.is_asked() {
         return Ok(Held::default());
     }
     let container = wanted.container.clone();
-    gpu::find(app, pid).await.map_err(|reason| SuspendError::Unfit { container, reason })
+    gpu::find(app, pid, cgroup).await.map_err(|reason| SuspendError::Unfit { container, reason })
 }
 
 /// Brings the end of a suspension to its end.
@@ -380,7 +399,7 @@ pub(crate) enum Settled {
 pub(crate) async fn settle(
     namespace: &Namespace,
     container: &str,
-    pid: u32,
+    (pid, cgroup): (u32, Option<&str>),
     directory: &Path,
     patience: Instant,
 ) -> io::Result<Settled> {
@@ -389,7 +408,7 @@ pub(crate) async fn settle(
     while looks.once_more().await {
         let place = directory.to_owned();
         let criu = tokio::task::spawn_blocking(move || process::dumper(pid, &place)).await;
-        let freezer = match Freezer::of(pid) {
+        let freezer = match Freezer::of(pid, cgroup) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Settled::Ended),
             found => found?,
         };
@@ -429,19 +448,22 @@ pub(crate) async fn settle(
 }
 
 async fn find(app: &App, namespace: &Namespace, wanted: &Wanted) -> Result<Found, SuspendError> {
-    namespace.container(&wanted.container).await?;
+    let cgroup = cgroup_of(&namespace.container(&wanted.container).await?);
     let Some(task) = namespace.task(&wanted.container).await? else {
         return Ok(Found::Other("not started"));
     };
-    let ours = app.suspended.get(wanted).filter(|known| known.is(task.pid));
+    // A shim that does not answer, as while somebody else has it dump, says nothing of the process either.
+    let is_silent = task.status == TaskStatus::Unknown;
+    let ours = app.suspended.get(wanted).filter(|known| is_silent || known.is(task.pid));
     // containerd does not know when it, or its runc, was killed after that had frozen the container.
-    let frozen = || Freezer::of(task.pid).and_then(|freezer| freezer.is_frozen()).unwrap_or(false);
+    let freezer = || Freezer::of(task.pid, cgroup.as_deref());
+    let frozen = || freezer().and_then(|freezer| freezer.is_frozen()).unwrap_or(false);
     Ok(match (task.status, ours) {
-        (TaskStatus::Paused, Some(known)) => Found::Suspended(known),
+        (TaskStatus::Paused | TaskStatus::Unknown, Some(known)) => Found::Suspended(known),
         (TaskStatus::Running, Some(known)) if frozen() => Found::Suspended(known),
         (TaskStatus::Paused, None) => Found::Paused,
         (TaskStatus::Running, None) if frozen() => Found::Paused,
-        (TaskStatus::Running, _) => Found::Runs(task),
+        (TaskStatus::Running, _) => Found::Runs { task, cgroup },
         (other, _) => Found::Other(other.name()),
     })
 }

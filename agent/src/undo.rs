@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +11,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+mod end;
+
+use self::end::{end_criu, end_processes, end_restore, end_task};
 use crate::app::App;
-use crate::cgroup::{self, Freezer};
+use crate::cgroup::Freezer;
+use crate::checkpoint::STORED;
 use crate::container;
 use crate::criu_config;
 use crate::gpu::{GpuError, Gpus, Held};
@@ -21,8 +25,7 @@ use crate::network;
 use crate::operations::{
     Conclusion, Driver, Made, OperationsError, Record, SourceEnd, State, is_id,
 };
-use crate::orphan;
-use crate::patience::{Patience, Pauses};
+use crate::patience::Pauses;
 use crate::process;
 use crate::restore::{self, OPERATION_LABEL};
 use crate::revive::{Paused, Revived};
@@ -30,9 +33,6 @@ use crate::runtime::{Collect, Namespace, RuntimeError, TaskState, TaskStatus};
 use crate::stage;
 use crate::suspend::{self, Settled};
 use crate::waiting;
-
-/// How long a killed task may take to end.
-const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a pause that was asked for just now may be on its way, before its source is brought back all
 /// the same: that must not wait for a containerd that hangs.
@@ -43,12 +43,6 @@ const END_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long containerd may take to hear that a process has ended.
 const HEARD_LIMIT: Duration = Duration::from_secs(2);
-
-/// How often CRIU is killed, and whom it makes meanwhile.
-const KILLS_MAX: u32 = 8;
-
-/// How often it is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// After this time, a dump that is still under way is cut short.
 pub(crate) const DUMP_PATIENCE: Duration = Duration::from_secs(5);
@@ -142,7 +136,7 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
                 return Ok(Undone::NotYet);
             }
             match &made {
-                Made::Hooked(hooks) => Ok(after_failure(hooks, driver, undoing).await),
+                Made::Hooked(hooks) => Ok(after_hooks(hooks, driver, undoing).await),
                 Made::Gpu(held) => bring_back(&app.gpus, held, driver).await,
                 Made::Lease(id) => {
                     // What a success wrote is referred to; what a failure wrote may be large.
@@ -186,13 +180,15 @@ async fn try_undo(app: &App, driver: &Driver, undoing: Undoing<'_>) -> bool {
     }
 }
 
-/// Runs the hooks of a checkpoint that failed. One that fails is told in the operation, and not run
-/// again.
-async fn after_failure(hooks: &[Hook], driver: &Driver, undoing: Undoing<'_>) -> Undone {
+/// Runs the hooks of a checkpoint that failed, or those behind one that is done which an earlier agent did
+/// not come to. One that fails is told in the operation, and not run again.
+async fn after_hooks(hooks: &[Hook], driver: &Driver, undoing: Undoing<'_>) -> Undone {
+    let hooks = Hooks::again(hooks.to_vec(), undoing.namespace, undoing.container);
     if undoing.conclusion.state == State::Done {
+        hooks.after(driver).await;
         return Undone::NeverWas;
     }
-    Hooks::again(hooks.to_vec(), undoing.namespace, undoing.container).after_failure(driver).await;
+    hooks.after_failure(driver).await;
     Undone::Gone
 }
 
@@ -246,7 +242,8 @@ async fn recover_one(
         known => known,
     };
     let conclusion = known.unwrap_or_else(|| {
-        let ended = "the agent ended in the middle of the operation".to_owned();
+        let told = if record.stored.is_some() { STORED } else { "" };
+        let ended = format!("the agent ended in the middle of the operation{told}");
         driver.ends(Conclusion::failed(ended, None))
     });
     let Record { namespace, container, .. } = record;
@@ -322,7 +319,7 @@ async fn undo_one(
             let removed = tokio::task::spawn_blocking(move || remove(&directory)).await??;
             return Ok(Undone::when(removed));
         }
-        Made::Paused { pid, born, directory } => {
+        Made::Paused { pid, born, cgroup, directory } => {
             let (pid, born) = (*pid, *born);
             let same = move || born == 0 || process::started(pid) == Some(born);
             if !tokio::task::spawn_blocking(same).await? {
@@ -330,11 +327,12 @@ async fn undo_one(
                 end_criu(directory.clone()).await?;
                 return Ok(Undone::Ended(end_of(namespace, container, pid).await));
             }
-            return revive(namespace, container, pid, directory).await;
+            return revive(namespace, container, (pid, cgroup.clone()), directory).await;
         }
-        Made::Dumped { pid, directory } => {
+        Made::Dumped { pid, cgroup, directory } => {
             let patience = Instant::now() + DUMP_PATIENCE;
-            let settled = suspend::settle(namespace, container, *pid, directory, patience).await?;
+            let first = (*pid, cgroup.as_deref());
+            let settled = suspend::settle(namespace, container, first, directory, patience).await?;
             return Ok(match settled {
                 Settled::Suspended => Undone::Gone,
                 // Whoever resumed it has said so.
@@ -356,7 +354,7 @@ async fn undo_one(
         Made::Claimed { .. } | Made::Taken { .. } => return Ok(Undone::NeverWas),
         Made::Image(name) => {
             let labels = found(namespace.image(name).await)?.map(|image| image.labels);
-            if !is_ours(labels.as_ref(), operation) {
+            if !is_ours(labels.as_ref(), operation) || is_used(namespace, name, operation).await? {
                 return Ok(Undone::NeverWas);
             }
             gone(namespace.delete_image(name).await)?;
@@ -401,12 +399,24 @@ fn found<T>(looked: Result<T, RuntimeError>) -> Result<Option<T>, RuntimeError> 
     }
 }
 
+/// Whether a container of anybody else's has an image, as one that was restored from the same checkpoint
+/// meanwhile.
+async fn is_used(
+    namespace: &Namespace,
+    image: &str,
+    operation: &str,
+) -> Result<bool, RuntimeError> {
+    let containers = namespace.containers().await?;
+    let mut having = containers.iter().filter(|container| container.image == image);
+    Ok(having.any(|container| !is_ours(Some(&container.labels), operation)))
+}
+
 /// Brings a source back. Done when containerd knows that it runs: one that was away still believes
 /// in the pause, and would call the source paused for ever.
 async fn revive(
     namespace: &Namespace,
     container: &str,
-    pid: u32,
+    (pid, cgroup): (u32, Option<String>),
     directory: &Path,
 ) -> Result<Undone, AnyError> {
     // After a restart of the machine the process id is somebody else's. While a dump goes on,
@@ -422,7 +432,8 @@ async fn revive(
         // Not known to be another one's: what the dump lies in must stay until CRIU has ended.
         Err(error) => tracing::warn!(error = %chain(&error), container, "reviving unasked"),
     }
-    let freezer = match tokio::task::spawn_blocking(move || Freezer::of(pid)).await? {
+    let found = tokio::task::spawn_blocking(move || Freezer::of(pid, cgroup.as_deref())).await?;
+    let freezer = match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             // Nothing is left to be dumped.
             end_criu(directory.to_owned()).await?;
@@ -436,6 +447,7 @@ async fn revive(
         pid,
         freezer,
         directory: directory.to_owned(),
+        is_looked_for: true,
         cut_short: true,
     };
     Ok(match paused.revive(Instant::now() + DUMP_PATIENCE).await? {
@@ -458,89 +470,6 @@ async fn end_of(namespace: &Namespace, container: &str, pid: u32) -> SourceEnd {
         Some(_) => namespace.wait(container, HEARD_LIMIT).await.ok(),
     };
     SourceEnd { status }
-}
-
-/// Ends every CRIU of a restore: one whose CRIU was killed as it began may stand still for ever, in no
-/// cgroup of the container's, and holds the runtime's socket.
-async fn end_restore(driver: &Driver) -> Result<(), AnyError> {
-    for made in driver.made() {
-        if let Made::Directory(directory) = made {
-            end_criu(directory).await?;
-        }
-    }
-    Ok(())
-}
-
-/// Ends every CRIU that works in a directory.
-async fn end_criu(directory: PathBuf) -> Result<(), AnyError> {
-    let ended = tokio::task::spawn_blocking(move || {
-        // One of them may make another meanwhile. What does not end at all is looked for again.
-        for _ in 0..KILLS_MAX {
-            let mut found = process::writers(&directory).peekable();
-            if found.peek().is_none() {
-                break;
-            }
-            found.try_for_each(process::kill)?;
-        }
-        Ok::<_, io::Error>(())
-    });
-    Ok(ended.await??)
-}
-
-/// Ends every process of a cgroup, and removes that.
-async fn end_processes(cgroup: &str) -> Result<(), AnyError> {
-    let mut looks = Patience::new(END_LIMIT, LOOK_EVERY);
-    while looks.once_more().await {
-        let cgroup = cgroup.to_owned();
-        if tokio::task::spawn_blocking(move || kill_all(&cgroup)).await?? {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Kills what is in a cgroup. Returns whether nobody was, and then removes it.
-fn kill_all(cgroup: &str) -> io::Result<bool> {
-    let freezer = Freezer::at(cgroup)?;
-    let processes = freezer.processes()?;
-    for pid in &processes {
-        process::kill(*pid)?;
-    }
-    if processes.is_empty() {
-        cgroup::remove(cgroup)?;
-    } else if freezer.is_frozen().unwrap_or(false) {
-        // Whoever is held back does not die before it may run. It may be gone by now, with its cgroup.
-        freezer.thaw().unwrap_or_else(|error| tracing::warn!(%error, cgroup, "not thawed"));
-    }
-    Ok(processes.is_empty())
-}
-
-/// Ends a task that may be half restored: CRIU can hang, and containerd answers nothing about the
-/// task until it ends. CRIU is in the task's cgroup, so that is emptied first.
-async fn end_task(namespace: &Namespace, container: &str, cgroup: &str) -> Result<(), AnyError> {
-    end_processes(cgroup).await?;
-    if namespace.task(container).await?.is_some() {
-        // A task that has ended cannot be killed, which is fine.
-        if let Err(error) = namespace.kill(container).await {
-            tracing::debug!(error = %chain(&error), "failed to kill the task");
-        }
-        let mut looks = Patience::new(END_LIMIT, LOOK_EVERY);
-        let mut deleted = Ok(());
-        while looks.once_more().await {
-            deleted = gone(namespace.delete_task(container).await);
-            if deleted.is_ok() {
-                break;
-            }
-        }
-        if deleted.is_err() {
-            // A shim that cannot be talked to: containerd clears up after one that is gone.
-            orphan::end_shims(namespace, container).await?;
-        }
-        deleted?;
-    }
-    orphan::remove(namespace, container).await?;
-    let cgroup = cgroup.to_owned();
-    Ok(tokio::task::spawn_blocking(move || cgroup::remove(&cgroup)).await??)
 }
 
 fn gone(done: Result<(), RuntimeError>) -> Result<(), RuntimeError> {

@@ -25,6 +25,7 @@ mod bundle;
 mod call;
 mod claim;
 mod mark;
+mod oom;
 mod run;
 mod settings;
 
@@ -33,9 +34,10 @@ use self::call::{Call, Create};
 #[cfg(test)]
 pub(crate) use self::claim::CLAIM_LIMIT;
 use self::claim::{Answer, ClaimError, Dump, Subject, claim, settle};
-use self::mark::{Mark, State};
+use self::mark::{Mark, Note, State};
 use self::run::RunError;
 use self::settings::Settings;
+use crate::restore::noted::AFRESH;
 use crate::{connections, criu_config};
 
 /// Why a container was not created.
@@ -73,6 +75,8 @@ enum WrapperError {
     },
     #[error("failed to end what an earlier restore has left")]
     Clean(#[source] io::Error),
+    #[error("failed to note that the container begins afresh")]
+    Begin(#[source] io::Error),
 }
 
 impl WrapperError {
@@ -135,10 +139,11 @@ impl Wrapper {
                 Some(create) => self.create(words, call, &create),
                 None => self.pass(words),
             },
-            (Some(call), Some("start"))
-                if call.id().is_some_and(|id| self.is_restored(call, id)) =>
-            {
-                Ok(())
+            (Some(call), Some("start")) => {
+                if self.started(call)? {
+                    return Ok(());
+                }
+                self.pass(words)
             }
             (Some(call), Some(command @ ("kill" | "delete"))) => {
                 self.end_interrupted(call, command)?;
@@ -176,6 +181,7 @@ impl Wrapper {
         };
         if wish.on_failure == OnFailure::Cold && !error.forbids_fresh() {
             tell(Some(call), &format!("kybernate-runc: started afresh: {}", chain(&error)));
+            self.will_begin_afresh(call, create, &bundle)?;
             self.give_options(call, create, &mut bundle);
             return self.pass(words);
         }
@@ -240,9 +246,13 @@ impl Wrapper {
             }
         };
         let network = bundle.network();
-        let begun = State { restored: false, cgroup: cgroup.clone(), network };
+        let begun = State::begun(cgroup.clone(), network);
         match self.run_restore((call, create), (bundle, &reference), (&dump, &mark, &begun)) {
             Ok(()) => {
+                if let Err(error) = adjust(cgroup.as_deref(), create, bundle) {
+                    let text = "the kernel may end its processes sooner or later than a new Pod's";
+                    tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
+                }
                 if let Err(error) = hand_over(cgroup.as_deref()) {
                     let text = "its TCP connections are still held";
                     tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
@@ -283,11 +293,16 @@ impl Wrapper {
         let restored =
             restored.map_err(|source| WrapperError::Run { reference: reference(), source });
         let noted = restored.and_then(|()| {
-            let restored = State { restored: true, cgroup: begun.cgroup.clone(), network: None };
+            let note = dump.note();
+            let unstarted = Some(note.clone());
+            let begun = State { network: None, ..begun.clone() };
+            let restored = State { restored: true, unstarted, ..begun };
             mark.write(&restored).map_err(WrapperError::Prepare)?;
-            dump.note_restored().map_err(WrapperError::Prepare)
+            note.write().map_err(WrapperError::Prepare)
         });
         if noted.is_err() {
+            // It was not, whatever was written by then.
+            dump.note().remove().map_err(WrapperError::Prepare)?;
             // What starts afresh is the image's.
             had.map(permit).transpose()?;
         }
@@ -300,14 +315,58 @@ impl Wrapper {
         state.is_some_and(|state| state.restored)
     }
 
+    /// Has a container that could not be restored noted as begun when it is started: what it does from
+    /// then on is not to be undone by a restore when it is created again.
+    fn will_begin_afresh(
+        &self,
+        call: &Call<'_>,
+        create: &Create,
+        bundle: &Bundle,
+    ) -> Result<(), WrapperError> {
+        let Some(name) = bundle.note() else { return Ok(()) };
+        let file = self.settings.restored.join(call.namespace()).join(name);
+        let afresh = Some(Note { file, operation: AFRESH.to_owned() });
+        let state = State { afresh, ..State::begun(None, None) };
+        Mark::of(&self.settings, call, &create.id).write(&state).map_err(WrapperError::Begin)
+    }
+
+    /// Notes that somebody has a container from now on. Where that fails it is not started: `delete` of a
+    /// restored one would take back what says that it was restored, and one that begins afresh would be
+    /// restored when it is created again. Returns whether it runs already.
+    fn started(&self, call: &Call<'_>) -> Result<bool, WrapperError> {
+        let Some(id) = call.id() else { return Ok(false) };
+        let mark = Mark::of(&self.settings, call, id);
+        // One that cannot be read is no restored one's, as far as anybody knows.
+        let Some(state) = mark.read().ok().flatten() else { return Ok(false) };
+        if let Some(note) = &state.afresh {
+            note.write().and_then(|()| mark.remove()).map_err(WrapperError::Begin)?;
+        }
+        let runs = state.restored;
+        if state.unstarted.is_some() {
+            let started = State { unstarted: None, ..state };
+            mark.write(&started).map_err(WrapperError::Clean)?;
+        }
+        Ok(runs)
+    }
+
     /// Before `kill` and `delete`: ends what a restore has left whose wrapper was killed.
     fn end_interrupted(&self, call: &Call<'_>, command: &str) -> Result<(), WrapperError> {
         let Some(id) = call.id() else { return Ok(()) };
         let mark = Mark::of(&self.settings, call, id);
         match mark.read() {
             Ok(None) => Ok(()),
-            Ok(Some(State { restored: true, .. })) if command == "kill" => Ok(()),
-            Ok(Some(State { restored: true, .. })) => mark.remove().map_err(WrapperError::Clean),
+            Ok(Some(State { restored: true, .. } | State { afresh: Some(_), .. }))
+                if command == "kill" =>
+            {
+                Ok(())
+            }
+            Ok(Some(State { afresh: Some(_), .. })) => mark.remove().map_err(WrapperError::Clean),
+            Ok(Some(State { restored: true, unstarted, cgroup, .. })) => {
+                // Nobody has had it. Whoever deletes it by force ends it next.
+                let ends = call.is_forced() || run::is_empty(cgroup.as_deref());
+                let taken_back = unstarted.filter(|_| ends).map_or(Ok(()), |note| note.remove());
+                taken_back.and_then(|()| mark.remove()).map_err(WrapperError::Clean)
+            }
             Ok(Some(_)) | Err(_) => self.end(call, id, &mark),
         }?;
         if command == "delete" {
@@ -323,6 +382,9 @@ impl Wrapper {
     /// Ends what a restore has left that did not come to its end, if there is a mark of one.
     fn end(&self, call: &Call<'_>, id: &str, mark: &Mark) -> Result<(), WrapperError> {
         let Some(state) = mark.read().map_err(WrapperError::Clean)? else { return Ok(()) };
+        if state.afresh.is_some() {
+            return mark.remove().map_err(WrapperError::Clean);
+        }
         run::clean(&self.runtime, call, id, &state).map_err(WrapperError::Clean)?;
         mark.remove().map_err(WrapperError::Clean)
     }
@@ -337,6 +399,13 @@ fn left(error: &WrapperError, why: ClaimError) -> WrapperError {
 fn hand_over(cgroup: Option<&str>) -> io::Result<()> {
     let Some(cgroup) = cgroup else { return Ok(()) };
     wait_for(connections::hand_over(cgroup))
+}
+
+/// Gives the restored processes what those of the new container have.
+fn adjust(cgroup: Option<&str>, create: &Create, bundle: &Bundle) -> io::Result<()> {
+    let (Some(cgroup), Some(adjustment)) = (cgroup, bundle.oom()) else { return Ok(()) };
+    let first = create.pid_file.as_ref().and_then(|file| fs::read_to_string(file).ok());
+    oom::adjust(cgroup, first.and_then(|pid| pid.trim().parse().ok()), adjustment)
 }
 
 /// Does what waits, on this thread.

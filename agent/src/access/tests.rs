@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::{RegistryConfig, ServeArgs};
 
 fn rule(who: &str, may: &[Right], namespaces: &[&str]) -> Rule {
     let namespaces = namespaces.iter().map(|name| glob(name).unwrap()).collect();
@@ -68,6 +69,50 @@ fn every_name_of_a_certificate_counts_and_every_namespace_is_a_star() {
     assert!(!operator.has(Right::Checkpoint, Place::Everywhere));
     assert!(operator.has(Right::Stage, Place::Everywhere));
     assert!(operator.has(Right::Stage, Place::Namespace("")));
+}
+
+#[test]
+fn a_directory_of_the_node_is_for_who_is_as_good_as_root() {
+    let place = Place::Namespace("k8s.io");
+    let operator = operator();
+    for registry in ["registry.example.com/apps/web:v1", "no reference at all"] {
+        operator.may_name(registry, place).unwrap();
+    }
+    let refused = operator.may_name("oci:/var/lib/kybernate/stage/x:1", place).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::PermissionDenied);
+    assert!(refused.message().contains("may not allow"), "{refused}");
+    let root = asker(Caller::User(0));
+    root.may_name("oci:/srv/checkpoints:1", place).unwrap();
+}
+
+#[test]
+fn the_nodes_password_is_shown_to_nobody_on_the_way() {
+    let place = Place::Namespace("k8s.io");
+    let registries = [("10.0.0.1:5000", true), ("registry.example.com", false)];
+    let registries =
+        registries.map(|(host, plain_http)| RegistryConfig { host: host.into(), plain_http });
+    let config =
+        Config { registries: registries.into(), ..ServeArgs::default().validate().unwrap() };
+    let may = |asker: &Asker, reference, plain_http| {
+        asker
+            .may_reach((reference, plain_http), &config, place)
+            .map_err(|told| told.message().to_owned())
+    };
+    let operator = operator();
+    for (reference, plain_http) in [
+        ("registry.example.com/apps/web:v1", false),
+        ("10.0.0.1:5000/apps/web:v1", true),
+        ("localhost:5000/apps/web:v1", true),
+        ("no reference at all", true),
+    ] {
+        may(&operator, reference, plain_http).unwrap();
+    }
+    for reference in ["registry.example.com/apps/web:v1", "10.0.0.1/apps/web:v1"] {
+        let told = may(&operator, reference, true).unwrap_err();
+        assert!(told.contains(reference) && told.contains("[[registry]]"), "{told}");
+        may(&asker(Caller::User(0)), reference, true).unwrap();
+    }
+    assert!(may(&operator, "oci:/srv/x:1", true).is_err());
 }
 
 #[test]

@@ -82,6 +82,12 @@ pub(crate) enum CheckpointError {
          stopped: take a longer --pause-deadline", humantime::format_duration(*.0)
     )]
     NotStored(Duration),
+    /// Behind the point of no return.
+    #[error(
+        "the source was not stopped in time, and runs on: the registry was slow to take the tag, or \
+         containerd to end the source"
+    )]
+    NotStopped,
     #[error("failed to look at the container's freezer")]
     Freezer(#[source] io::Error),
     #[error(
@@ -128,6 +134,7 @@ impl CheckpointError {
             Self::Guardian(GuardianError::Expired) if !driver.is_committed() => {
                 Self::NotStored(deadline)
             }
+            Self::Guardian(GuardianError::Expired) => Self::NotStopped,
             other => other,
         }
     }

@@ -52,9 +52,20 @@ pub(super) async fn image(
     order: &Order,
 ) -> Result<Option<SourceImage>, StoreError> {
     let name = &source.container.image;
-    let Ok(image) = source.namespace.image(name).await else {
-        tracing::warn!(image = name, "the container's image is gone");
-        return Ok(None);
+    let image = match source.namespace.image(name).await {
+        Ok(image) => image,
+        Err(error) if error.is_not_found() => {
+            tracing::warn!(image = name, "the container's image is gone");
+            return Ok(None);
+        }
+        // Without it nobody could restore the checkpoint: that is not to be made of an answer that is late.
+        Err(error) => {
+            return Err(StoreError {
+                operation: "read image",
+                subject: name.clone(),
+                kind: StoreErrorKind::Io(std::io::Error::other(error)),
+            });
+        }
     };
     let manifest = match platform_manifest(&source.namespace, &image.target).await {
         Ok(manifest) => manifest,

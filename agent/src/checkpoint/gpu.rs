@@ -26,14 +26,18 @@ pub(super) struct Found {
 
 /// Finds the processes of a running container that have memory on a GPU, which goes into their own. The
 /// error says, for people, why it cannot.
-pub(crate) async fn find(app: &App, pid: u32) -> Result<Held, String> {
-    let (held, left) = look(app, pid).await?;
+pub(crate) async fn find(app: &App, pid: u32, cgroup: Option<String>) -> Result<Held, String> {
+    let (held, left) = look(app, pid, cgroup).await?;
     has_room(held, left)
 }
 
 /// The same before a dump, where GPU memory may go into files: these need no room in the cgroup.
-pub(super) async fn find_for_dump(app: &App, pid: u32) -> Result<Found, String> {
-    let (held, left) = look(app, pid).await?;
+pub(super) async fn find_for_dump(
+    app: &App,
+    pid: u32,
+    cgroup: Option<String>,
+) -> Result<Found, String> {
+    let (held, left) = look(app, pid, cgroup).await?;
     let wanted = app.config.gpu.storage;
     if held.is_empty() || !app.gpus.is_asked() || wanted == GpuStorage::Pages {
         return Ok(Found { held: has_room(held, left)?, ..Found::default() });
@@ -51,7 +55,7 @@ pub(super) async fn find_for_dump(app: &App, pid: u32) -> Result<Found, String> 
 }
 
 /// Returns who has memory on a GPU, and how many bytes the cgroup may still have.
-async fn look(app: &App, pid: u32) -> Result<(Held, Option<u64>), String> {
+async fn look(app: &App, pid: u32, cgroup: Option<String>) -> Result<(Held, Option<u64>), String> {
     let nobody = (Held::default(), None);
     if !app.gpus.is_asked() && !app.gpus.is_plugin() {
         return Ok(nobody);
@@ -61,7 +65,7 @@ async fn look(app: &App, pid: u32) -> Result<(Held, Option<u64>), String> {
         return Ok(nobody);
     }
     let looked = tokio::task::spawn_blocking(move || {
-        let freezer = Freezer::of(pid)?;
+        let freezer = Freezer::of(pid, cgroup.as_deref())?;
         Ok((freezer.processes()?, freezer.memory_left()))
     });
     let looked: io::Result<_> = looked.await.map_err(io::Error::other).and_then(|found| found);

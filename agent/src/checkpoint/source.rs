@@ -15,7 +15,7 @@ use super::mounts::{self, CapturedMount};
 use super::{gpu, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
-use crate::container::{is_of_pod, named, namespace_or_default, spec_of};
+use crate::container::{cgroup_of, is_of_pod, named, namespace_or_default, spec_of};
 use crate::gpu::Held;
 use crate::node::numbers;
 use crate::operations::Kind;
@@ -105,6 +105,8 @@ pub(crate) struct Examined {
 
 /// What a dump has beside the memory of the processes.
 struct Place {
+    /// The cgroup that the runtime has made.
+    cgroup: Option<String>,
     /// What its root file system is made of.
     mounts: Vec<Mount>,
     /// What CRIU is told, when the container has a file of its own.
@@ -126,6 +128,11 @@ struct Measured {
 }
 
 impl Wanted {
+    fn whom(&self) -> suspend::Wanted {
+        let Self { container, namespace, .. } = self.clone();
+        suspend::Wanted { container, namespace }
+    }
+
     /// Understands a request.
     pub(crate) fn parse(request: api::PreflightRequest) -> Result<Self, Rejection> {
         let policy = policy(request.tcp(), request.file_locks());
@@ -190,10 +197,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     let spec = spec_of(&container).map_err(unread)?;
     let mut findings = of_spec(&spec);
     let task = namespace.task(&wanted.container).await?;
-    let whom = suspend::Wanted {
-        container: wanted.container.clone(),
-        namespace: wanted.namespace.clone(),
-    };
+    let whom = wanted.whom();
     let is_suspended =
         |task: TaskState| task.status == TaskStatus::Paused && app.suspended.is(&whom, task.pid);
     let suspended = task.is_some_and(is_suspended);
@@ -207,16 +211,19 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
     if upper.is_none() {
         findings.push(Finding::new(Check::Snapshotter, container.snapshotter.clone()));
     }
-    let gpu = match app.suspended.get(&whom).filter(|_| suspended) {
-        // It is frozen, and has nothing on a GPU any more.
-        Some(known) => gpu::Found { held: known.gpu, ..gpu::Found::default() },
-        None => gpu::find_for_dump(app, task.pid).await.map_err(&cannot)?,
-    };
-    let gpu::Found { held: gpu, aside: gpu_aside, lack } = gpu;
+    let gpu::Found { held: gpu, aside: gpu_aside, lack } =
+        match app.suspended.get(&whom).filter(|_| suspended) {
+            // It is frozen, and has nothing on a GPU any more.
+            Some(known) => gpu::Found { held: known.gpu, ..gpu::Found::default() },
+            None => {
+                gpu::find_for_dump(app, task.pid, cgroup_of(&container)).await.map_err(&cannot)?
+            }
+        };
     findings.extend(lack.map(|lack| Finding::new(Check::GpuDriver, lack)));
     let told = criu_config_of(app, wanted, &container, &spec).await;
     let captured = mounts::captured(&spec, is_of_pod(&container), wanted, &app.config)?;
     let from = Place {
+        cgroup: cgroup_of(&container),
         mounts,
         captured: captured.clone(),
         gpu_bytes: gpu::bytes(&gpu),
@@ -297,7 +304,7 @@ async fn measure(
     from: Place,
 ) -> Result<io::Result<Measured>, Rejection> {
     let report = app.report().await;
-    let Place { mounts, told, captured, gpu_bytes, maker } = from;
+    let Place { cgroup, mounts, told, captured, gpu_bytes, maker } = from;
     let (upper, usual) = (upper_of(&mounts), orphan::root(namespace, &wanted.container));
     let own_options = told.as_ref().is_some_and(|file| criu_config::is_own(&app.config, file));
     let directories =
@@ -322,7 +329,7 @@ async fn measure(
     let (app, pre_copy) = (Arc::clone(app), wanted.pre_copy);
     let measured = tokio::task::spawn_blocking(move || {
         let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
-        let freezer = Freezer::of(task.pid)?;
+        let freezer = Freezer::of(task.pid, cgroup.as_deref())?;
         subject.pids = freezer.processes()?;
         match led(&mounts, &usual, &subject.bound) {
             Ok(led) => subject.bound.extend(led),
@@ -330,12 +337,14 @@ async fn measure(
         }
         let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
         let upper = upper.map(|upper| Contents::of(&upper, Tree::Upper)).unwrap_or_default();
+        let in_memory = mounts::memory_bytes(task.pid, &subject.bound);
         let mounts = captured.iter().map(|mount| Contents::of(&mount.source, Tree::Mount));
         let mounts: Vec<Contents> = mounts.collect();
         let written = upper.bytes;
         // What it has written is there twice in the end: as a tar, and compressed.
         let room = mounts.iter().map(|mount| mount.bytes).chain([written, written]);
         let rounds = if pre_copy { memory.saturating_mul(ROUNDS) } else { 0 };
+        let memory = memory.saturating_add(in_memory);
         let room = room.fold(memory.saturating_add(rounds), u64::saturating_add);
         let stage = stage::choose(&app.config, room);
         let preflight::Looked { mut findings, links } = preflight::look(&subject);

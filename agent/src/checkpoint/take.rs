@@ -7,10 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kybernate_packager::pack::{
-    PackError, PackRequest, Packed, Pieces, Runnable, VolumeCapture, pack,
-};
-use kybernate_packager::sign::sign;
+use kybernate_packager::pack::{Packed, Pieces, VolumeCapture};
 use kybernate_packager::store::{ConnectOptions, Store};
 use kybernate_spec::chain;
 use tokio::time::Instant;
@@ -19,23 +16,25 @@ use tokio_util::sync::CancellationToken;
 mod early;
 mod keep;
 mod linked;
+mod publish;
 mod stop;
 
 use self::early::COPY_LIMIT;
 use super::away::Away;
 use super::base::{self, Opened};
 use super::capture::{Draft, Tree, capture};
-use super::error::{CheckpointError, NO_IMAGE};
+use super::error::CheckpointError;
 use super::meter::measure;
-use super::{After, Naming, Order, Source, facts, gpu};
+use super::{After, Naming, Order, Source};
 use crate::app::App;
+use crate::container::cgroup_of;
 use crate::criu_config::{self, Told};
 use crate::gate::{self, Summary};
 use crate::gpu::Held;
 use crate::guardian::{Charge, Guardian, GuardianError};
-use crate::operations::{Conclusion, Driver, Made, OperationsError, Record, Sizes, TagState};
+use crate::operations::{Conclusion, Driver, Made, OperationsError, Sizes, TagState};
 use crate::process;
-use crate::revive::Paused;
+use crate::revive::{Paused, Revived};
 use crate::runtime::{TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
@@ -46,6 +45,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// Why a checkpoint cannot be cancelled any more.
 const COMMITTED: &str = "its artifact is stored and is being tagged";
+
+/// What is said where a source was not stopped behind that.
+pub(crate) const STORED: &str = "; its checkpoint is stored, and tagged, all the same";
 
 /// How long a killed source may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -75,6 +77,7 @@ pub(crate) async fn run(
         base: None,
         draft: None,
         paused_at: None,
+        unheard: false,
         stop: Arc::default(),
     };
     let taken = driver.tell_while(Box::pin(taking.guarded(cancel.clone()))).await;
@@ -83,6 +86,7 @@ pub(crate) async fn run(
         Ok(packed) => conclude(&packed, &order.naming),
         Err(error) => {
             let told = room::explained(app, &order.namespace, &error).await;
+            let told = if driver.is_stored() { told + STORED } else { told };
             driver.ends(Conclusion::failed(told, error.refused_by()))
         }
     };
@@ -126,6 +130,8 @@ struct Taking<'a> {
     draft: Option<Arc<Draft>>,
     /// When the pause began, until it ends.
     paused_at: Option<Instant>,
+    /// Whether the source runs, and containerd believes in its pause.
+    unheard: bool,
     /// Ends what runs on threads of its own.
     stop: Arc<AtomicBool>,
 }
@@ -186,6 +192,7 @@ impl Taking<'_> {
             namespace: self.order.namespace.clone(),
             container: self.order.container.clone(),
             pid: self.source.pid,
+            cgroup: cgroup_of(&self.source.container),
             directory: self.directory.clone(),
             deadline: self.order.deadline,
             gpu: self.gpu().clone(),
@@ -226,10 +233,11 @@ impl Taking<'_> {
             return Box::pin(self.publish_running(store, captured)).await;
         }
         let expired = self.expired();
-        tokio::select! {
+        let stopped = tokio::select! {
             stopped = self.publish_and_stop(store, captured) => stopped,
-            error = expired => Err(error.behind_the_dump(self.driver, self.order.deadline)),
-        }
+            error = expired => Err(error),
+        };
+        stopped.map_err(|error| error.behind_the_dump(self.driver, self.order.deadline))
     }
 
     /// Captures everything. A source that is to run on runs then, but for its GPU memory.
@@ -239,13 +247,13 @@ impl Taking<'_> {
         self.driver.step("dump");
         self.tell_criu(round.as_deref()).await?;
         self.is_the_same().await?;
-        let Paused { pid, directory, .. } = self.paused();
         if self.source.suspended {
-            self.driver.will_make(Made::Dumped { pid, directory }).await?;
+            let cgroup = cgroup_of(&self.source.container);
+            let (pid, directory) = (self.source.pid, self.directory.clone());
+            self.driver.will_make(Made::Dumped { pid, cgroup, directory }).await?;
         } else {
             self.take_gpu().await?;
-            let born = self.source.born;
-            self.driver.will_make(Made::Paused { pid, born, directory }).await?;
+            self.driver.will_make(self.pause()).await?;
             self.paused_at.get_or_insert_with(Instant::now);
             self.in_containerd(self.source.namespace.pause(&self.order.container)).await?;
         }
@@ -267,7 +275,10 @@ impl Taking<'_> {
             self.driver.step("resume");
             if !self.source.suspended {
                 // A suspended one stays, and Made::Dumped with it: at the end it is looked at once more.
-                self.in_containerd(self.paused().revive(Instant::now() + DUMP_PATIENCE)).await?;
+                let paused = self.paused();
+                let revived = paused.revive(Instant::now() + DUMP_PATIENCE);
+                // containerd is to hear of it yet.
+                self.unheard = self.in_containerd(revived).await? == Revived::Thawed;
             }
         }
         Ok(captured)
@@ -456,7 +467,18 @@ impl Taking<'_> {
             pid: self.source.pid,
             freezer: self.source.freezer.clone(),
             directory: self.directory.clone(),
+            is_looked_for: true,
             cut_short: false,
+        }
+    }
+
+    /// Returns the pause of the source as something to be undone.
+    fn pause(&self) -> Made {
+        Made::Paused {
+            pid: self.source.pid,
+            born: self.source.born,
+            cgroup: cgroup_of(&self.source.container),
+            directory: self.directory.clone(),
         }
     }
 
@@ -465,11 +487,14 @@ impl Taking<'_> {
         if let Some(began) = self.paused_at.take() {
             self.driver.paused(began.elapsed());
         }
-        self.driver
-            .update(|record| {
-                record.made.retain(|made| !matches!(made, Made::Paused { .. } | Made::Gpu(_)));
-            })
-            .await
+        let unheard = self.unheard;
+        let is_left = |made: &Made| match made {
+            // At the end it is made sure that containerd knows.
+            Made::Paused { .. } => unheard,
+            Made::Gpu(_) => false,
+            _ => true,
+        };
+        self.driver.update(|record| record.made.retain(is_left)).await
     }
 
     /// Decodes the dump, and makes sure that some container may be restored from it: the preflight
@@ -484,91 +509,5 @@ impl Taking<'_> {
         let mut reasons = gate::judge_alone(&summary);
         reasons.extend(gate::lacking(&summary, &images, BTreeMap::new()).await?);
         if reasons.is_empty() { Ok(summary) } else { Err(CheckpointError::Unrestorable(reasons)) }
-    }
-
-    /// Packs, pushes, signs and, last of all, tags.
-    async fn publish(
-        &mut self,
-        store: &Store,
-        captured: Captured,
-    ) -> Result<Packed, CheckpointError> {
-        let summary = self.restorable().await?;
-        let image = facts::image(self.source, self.order).await?;
-        if let Some(told) = gpu::warning(&summary.plugins, self.app.gpus.is_plugin()) {
-            self.driver.note(|record| record.warnings.push(told));
-        }
-        let device = gpu::facts(&self.source.gpu, &summary.plugins).await;
-        let device = device.map_err(CheckpointError::Stage)?;
-        let mut config =
-            facts::of(self.app, self.source, self.order, &summary, image.as_ref()).await;
-        config.device = device;
-        let request = PackRequest {
-            dump: self.images(),
-            config,
-            image,
-            rootfs_diff: Some(captured.rootfs),
-            volumes: captured.volumes,
-            runnable: self.order.runnable,
-            subject: self.order.subject,
-            base: None,
-            page_hashes: self.order.page_hashes,
-            scratch: Some(self.directory.clone()),
-        };
-        let packed = self.pack(request, store).await?;
-        let stops = self.order.after == After::Stop;
-        if !packed.runnable && self.order.runnable != Runnable::Never {
-            // Nobody could restore it: it takes nobody's place.
-            if stops {
-                return Err(CheckpointError::NoImage);
-            }
-            let told =
-                format!("the checkpoint has no container image and cannot be restored: {NO_IMAGE}");
-            self.driver.note(|record| record.warnings.push(told));
-        }
-        let (digest, base) = (packed.index.digest.clone(), packed.lineage.base.clone());
-        let noted = |record: &mut Record| {
-            record.digest = Some(digest);
-            record.base = base;
-        };
-        self.driver.note(noted);
-        if let Naming::Signed(key, _) = &self.order.naming {
-            self.driver.step("sign");
-            sign(store, &packed.index, &key.key).await?;
-        }
-        if stops {
-            self.stands_still().await?;
-        }
-        self.driver.commit(COMMITTED)?;
-        // A source that is to be stopped must not come back between the tag and its end.
-        if let Some(guardian) = self.guardian.as_mut().filter(|_| stops) {
-            guardian.extend(STOP_LIMIT).await?;
-        }
-        let tag = match &self.order.naming {
-            Naming::Signed(_, tag) | Naming::Unsigned(tag) => Some(tag),
-            Naming::ByClient(tag) => stops.then_some(tag),
-        };
-        if let Some(tag) = tag {
-            self.driver.step("tag");
-            store.tag(&packed.index, tag).await?;
-        }
-        Ok(packed)
-    }
-
-    /// Packs, as an increment where there is a base. One that nobody asked for and that is gone by now
-    /// is no reason to have no checkpoint.
-    async fn pack(&mut self, request: PackRequest, store: &Store) -> Result<Packed, PackError> {
-        let progress = &self.driver.progress;
-        let Some(Opened { base, is_wanted }) = self.base.take() else {
-            return pack(request, store, progress).await;
-        };
-        let increment = PackRequest { base: Some(base), ..request.clone() };
-        match pack(increment, store, progress).await {
-            Err(error @ PackError::Base(_)) if !is_wanted => {
-                let reason = chain(&error).to_string();
-                tracing::warn!(reason, "everything is stored, since the last checkpoint is lost");
-                pack(request, store, progress).await
-            }
-            done => done,
-        }
     }
 }

@@ -161,7 +161,7 @@ struct Caller {
     /// for `/`.
     who: String,
     /// What they may do. `allow`, to give what is restored mounts, devices, capabilities or namespaces
-    /// of the host, is as good as root on this node.
+    /// of the host, and to name directories of the node (`oci:`), is as good as root on this node.
     may: Vec<Right>,
     /// containerd's namespaces it counts for, as `k8s.io` or `*`.
     namespaces: Vec<String>,

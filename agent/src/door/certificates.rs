@@ -9,7 +9,7 @@ use std::{fmt, io};
 
 use fs_err as fs;
 use rustls::crypto::aws_lc_rs;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -135,6 +135,9 @@ impl Paths {
             })
             .map_err(unusable(&self.certificate))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
+        // Whoever resumes a session is not asked for a certificate again, which may have expired by then.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 }

@@ -5,6 +5,7 @@
 use kybernate_packager::criu::Magic;
 
 pub(super) const FILES: Magic = Magic(0x5630_3138);
+pub(super) const GHOST_FILE: Magic = Magic(0x5258_3605);
 pub(super) const REMAPS: Magic = Magic(0x5913_3954);
 pub(super) const DESCRIPTORS: Magic = Magic(0x5621_3732);
 pub(super) const NETWORK: Magic = Magic(0x5593_3752);
@@ -43,6 +44,19 @@ pub(super) struct File {
     pub(super) id: u32,
     #[prost(message, optional, tag = "3")]
     pub(super) regular: Option<RegularFile>,
+    #[prost(message, optional, tag = "16")]
+    pub(super) socket: Option<UnixSocket>,
+}
+
+/// A socket of the machine (`images/sk-unix.proto`).
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct UnixSocket {
+    /// With a zero at its beginning where it is no path, and at its end where it is one.
+    #[prost(bytes = "vec", tag = "11")]
+    pub(super) name: Vec<u8>,
+    /// From where the path goes.
+    #[prost(string, optional, tag = "14")]
+    pub(super) directory: Option<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -146,4 +160,18 @@ pub(super) struct Permissions {
     pub(super) uid: u32,
     #[prost(uint32, tag = "3")]
     pub(super) gid: u32,
+}
+
+/// `GhostFileEntry`: a file that has no name any more.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct GhostFile {
+    #[prost(uint32, tag = "1")]
+    pub(super) user: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) group: u32,
+    #[prost(uint32, tag = "3")]
+    pub(super) mode: u32,
+    /// Of a symbolic link: where it leads.
+    #[prost(string, optional, tag = "11")]
+    pub(super) target: Option<String>,
 }

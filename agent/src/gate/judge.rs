@@ -19,6 +19,9 @@ use crate::preflight::{CriuOptions, DEFAULT_FILE};
 pub(crate) struct Expected {
     /// Its bounding set.
     pub(crate) capabilities: BTreeSet<String>,
+    /// Who its processes are for as long as they live, where they can become nobody else: of a user other
+    /// than root, without new privileges.
+    pub(crate) user: Option<Fixed>,
     /// Whether `no_new_privs` must be set.
     pub(crate) no_new_privileges: bool,
     /// Whether a seccomp filter is required.
@@ -58,6 +61,15 @@ pub(crate) struct Expected {
     pub(crate) plugins: BTreeSet<String>,
 }
 
+/// Who a process is that gains nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fixed {
+    pub(crate) uid: u32,
+    pub(crate) gids: BTreeSet<u32>,
+    /// What it can use.
+    pub(crate) capabilities: BTreeSet<String>,
+}
+
 /// Whether it is known how the runtime calls what it hands to CRIU: it looks each place up in the new
 /// root file system, in which there may be links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +89,9 @@ const UNCONFINED: &str = "unconfined";
 
 /// First Linux with `MOVE_MOUNT_SET_GROUP`.
 const GROUPS_KERNEL: [u64; 2] = [5, 15];
+
+/// What takes a process before others; CRIU has it, and gives them what the images say.
+const NICE: &str = "CAP_SYS_NICE";
 
 /// Has CRIU mount as it had to before.
 const OLD_MOUNTS: &str = "mntns-compat-mode";
@@ -154,6 +169,16 @@ pub(crate) fn judge_alone(summary: &Summary) -> Vec<String> {
     for file in &summary.external_files {
         reasons.insert(format!("its open file {file:?} is outside of the container"));
     }
+    for path in &summary.elsewhere {
+        reasons.insert(format!(
+            "it has something open by the path {path:?}, which the kernel writes for nothing in a container"
+        ));
+    }
+    for path in &summary.led {
+        reasons.insert(format!(
+            "its own files have a link, {path:?}, on the way to what is opened or mounted there"
+        ));
+    }
     for link in summary.links.iter().filter(|link| !link.is_criu_s()) {
         reasons.insert(format!(
             "its file {:?} is to be linked from {:?}, which would be removed and is not CRIU's",
@@ -178,6 +203,15 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
             more.join(", ")
         ));
     }
+    if let Some(user) = &expected.user {
+        judge_user(identity, user, reasons);
+    }
+    if identity.is_urgent && !expected.capabilities.contains(NICE) {
+        reasons.insert(format!(
+            "its processes go before those of the node (a priority below 0, or real time), for which the \
+             new container lacks {NICE} (allow.capabilities, --allow-cap)"
+        ));
+    }
     if expected.no_new_privileges && !identity.no_new_privileges {
         reasons.insert(
             "its processes may gain privileges, which the new container may not \
@@ -193,6 +227,28 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
         );
     }
     judge_profile(identity, expected, reasons);
+}
+
+fn judge_user(identity: &ThreadIdentity, user: &Fixed, reasons: &mut BTreeSet<String>) {
+    let others = identity.uids.iter().filter(|uid| **uid != user.uid);
+    reasons.extend(others.map(|uid| {
+        format!(
+            "its processes have the user {uid}, and those of the new container are {}",
+            user.uid
+        )
+    }));
+    reasons.extend(identity.gids.difference(&user.gids).map(|gid| {
+        format!("its processes have the group {gid}, which those of the new container have not")
+    }));
+    let held: Vec<&str> =
+        identity.held.difference(&user.capabilities).map(String::as_str).collect();
+    if !held.is_empty() {
+        reasons.insert(format!(
+            "its processes hold {}, which those of the new container, of user {}, do not",
+            held.join(", "),
+            user.uid
+        ));
+    }
 }
 
 /// CRIU gives to each process what its image says, word for word, and nothing where that says nothing:

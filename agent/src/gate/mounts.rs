@@ -234,6 +234,18 @@ impl MountFact {
         ))
     }
 
+    /// Whether its files are in memory, and the dump's own.
+    pub(super) fn is_filled(&self) -> bool {
+        !self.is_given() && self.inside().is_memory()
+    }
+
+    /// Returns at which path it shows a file of its file system.
+    pub(super) fn shows(&self, file: &str) -> Option<String> {
+        let rest = file.strip_prefix(self.root.trim_end_matches('/'))?;
+        let is_below = rest.len() > 1 && rest.starts_with('/');
+        is_below.then(|| format!("{}{rest}", self.path.trim_end_matches('/')))
+    }
+
     /// Whether its files are none of the kernel's own.
     pub(super) fn holds_files(&self) -> bool {
         self.is_given() || self.inside().is_memory()

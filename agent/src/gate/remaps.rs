@@ -9,15 +9,20 @@
 //! of the container, and is none of a path that the kernel writes; and so would a symbolic link in a
 //! directory's place, which may be among the dump's own files and is not in its images. So these files
 //! are made at the top of their mount, whose path has no directory of a dump's: [`amend`](mod@super::amend).
+//! What they are, their own images say: a link would lead to whatever it says when CRIU opens the name that
+//! it gives it, and a device is whatever its number says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::common::is_plain;
-use super::images::{RegularFile, Remap};
+use super::images::{GHOST_FILE, GhostFile, RegularFile, Remap};
 use super::mounts::MountFact;
+use super::records::{Failure, first};
+use super::summary::SummaryError;
 use crate::links;
 
 /// `FD_TYPES__REG`.
@@ -30,6 +35,32 @@ const COPIED: u32 = 1 << 31;
 const LINKED: i32 = 0;
 pub(super) const GHOST: i32 = 1;
 const KINDS: std::ops::RangeInclusive<i32> = 0..=2;
+
+/// How the names of images begin that have a file without a name each.
+pub(super) const GHOSTS: &str = "ghost-file-";
+
+/// What a mode says of a file's kind (inode(7)), and the kinds that a program may hold without a name.
+const KIND_OF_MODE: u32 = 0o170_000;
+const REGULAR_FILE: u32 = 0o100_000;
+const DIRECTORY: u32 = 0o040_000;
+const FIFO: u32 = 0o010_000;
+
+/// Returns the number of a file without a name by its image's name, as CRIU writes it.
+pub(super) fn ghost(name: &str) -> Option<u32> {
+    let number = name.strip_prefix(GHOSTS)?.strip_suffix(".img")?;
+    let number = u32::from_str_radix(number, 16).ok()?;
+    (name == format!("{GHOSTS}{number:x}.img")).then_some(number)
+}
+
+/// Makes sure that the file of such an image is none that leads elsewhere.
+pub(super) fn judge_ghost(name: &str, content: impl Read) -> Result<(), Failure> {
+    let GhostFile { mode, .. } = first(content, GHOST_FILE)?;
+    if matches!(mode & KIND_OF_MODE, REGULAR_FILE | DIRECTORY | FIFO) {
+        return Ok(());
+    }
+    let told = format!("{name:?} is neither a file, a directory nor a pipe: its mode is {mode:o}");
+    Err(SummaryError::Contradiction(told).into())
+}
 
 /// A file that is linked for a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +158,11 @@ impl Remaps {
         Ok(links)
     }
 
+    /// Returns the numbers of files without a name.
+    pub(super) fn copied(&self) -> BTreeSet<u32> {
+        self.all.iter().filter(|remap| remap.way() == GHOST).map(|remap| remap.file).collect()
+    }
+
     /// Returns the files without a name that CRIU would not make at the top of a mount. All must be on
     /// mounts that hold a container's files.
     pub(super) fn copies(&self, mounts: &[MountFact]) -> Result<Vec<CopyFact>, String> {
@@ -164,7 +200,7 @@ impl Remaps {
 }
 
 /// Returns the mount that a file is on, for all that paths tell.
-fn on<'a>(name: &str, mounts: &'a [MountFact]) -> Option<&'a MountFact> {
+pub(super) fn on<'a>(name: &str, mounts: &'a [MountFact]) -> Option<&'a MountFact> {
     mounts.iter().filter(|mount| mount.has(name)).max_by_key(|mount| mount.path.len())
 }
 

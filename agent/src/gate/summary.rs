@@ -8,7 +8,7 @@ use kybernate_packager::criu::messages::{
     SeccompFilter, ThreadCore,
 };
 use kybernate_packager::criu::{
-    ImageError, ImageReader, Inventory, Magic, Process, capability_names, process_id,
+    ImageError, Inventory, Magic, Process, capability_names, process_id,
 };
 use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
@@ -17,8 +17,11 @@ use super::images::{
     CGROUPS, Cgroups, DESCRIPTORS, Descriptor, FILES, File, NETWORK, Network, PIDS, Pids, REMAPS,
     Remap,
 };
+use super::memory::{self, Links, Ways};
 use super::mounts::MountFact;
-use super::remaps::{CopyFact, LinkFact, Remaps};
+use super::opened::{Memory, Opened, Paths};
+use super::records::{Failure, each, maybe_one, one};
+use super::remaps::{self, CopyFact, LinkFact, Remaps};
 use super::{cgroups, pages};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
@@ -30,6 +33,9 @@ const MOUNTS_MAX: usize = 1 << 12;
 /// States of a process that will never run again; it needs no credentials.
 const DEAD: u32 = 2;
 const ZOMBIE: u32 = 6;
+
+/// `SCHED_OTHER`, `SCHED_BATCH` and `SCHED_IDLE`: no other is everybody's.
+const USUAL_POLICIES: [u32; 3] = [0, 3, 5];
 
 /// `SECCOMP_MODE_FILTER`.
 const FILTERED: i32 = 2;
@@ -65,6 +71,16 @@ pub(crate) struct Summary {
     pub(crate) root_mode: Option<u32>,
     /// Open files that someone outside must provide.
     pub(crate) external_files: BTreeSet<String>,
+    /// Paths of open files that are on no mount of the dump's own.
+    pub(crate) opened: BTreeSet<String>,
+    /// Paths of what CRIU makes.
+    pub(crate) made: BTreeSet<String>,
+    /// Paths of both that would lead CRIU out of the container, the first few.
+    pub(crate) elsewhere: BTreeSet<String>,
+    /// Paths of files and mounts that a link of the dump's own files in memory leads elsewhere.
+    pub(crate) led: BTreeSet<String>,
+    /// Those links that may be on the way to what CRIU makes.
+    pub(crate) links_in_memory: BTreeMap<String, String>,
     /// Files that CRIU makes of others, which it removes.
     pub(crate) links: Vec<LinkFact>,
     /// Files without a name that CRIU would make where the dump's own files lead it.
@@ -89,8 +105,12 @@ pub(crate) struct ThreadIdentity {
     pub(crate) gids: BTreeSet<u32>,
     /// All it could use or get back, the bounding set included.
     pub(crate) capabilities: BTreeSet<String>,
+    /// Of these, what it can use now.
+    pub(crate) held: BTreeSet<String>,
     pub(crate) no_new_privileges: bool,
     pub(crate) seccomp: bool,
+    /// Whether it goes before other processes of the node.
+    pub(crate) is_urgent: bool,
     /// What CRIU gives to the thread: a profile of `AppArmor`, a label of `SELinux`.
     pub(crate) lsm_profile: Option<String>,
     /// The label that sockets get which the thread makes.
@@ -122,7 +142,11 @@ pub(crate) struct Builder {
     external: BTreeMap<(&'static str, u32), String>,
     filters: Option<Vec<Filter>>,
     remaps: Remaps,
+    opened: Opened,
     cgroups: Option<Cgroups>,
+    /// What comes last.
+    memory: Links,
+    ways: Option<Ways>,
 }
 
 /// What matters of a seccomp filter.
@@ -149,6 +173,8 @@ pub(crate) fn is_judged(name: &str) -> bool {
             | "remap-fpath.img"
     ) || NUMBERED.iter().any(|prefix| numbered(name, prefix).is_some())
         || pages::is_pagemap(name)
+        || remaps::ghost(name).is_some()
+        || memory::is_content(name)
         || namespace(name).is_some()
 }
 
@@ -170,7 +196,10 @@ impl Builder {
         let prefix = NUMBERED
             .iter()
             .find(|prefix| name.strip_prefix(**prefix).is_some_and(|rest| rest.starts_with('-')));
-        if prefix.is_some_and(|prefix| numbered(name, prefix).is_none()) {
+        let is_none = prefix.is_some_and(|prefix| numbered(name, prefix).is_none());
+        let is_ghost = || name.starts_with(remaps::GHOSTS) && remaps::ghost(name).is_none();
+        let is_content = || memory::is_content(name) && memory::device(name).is_none();
+        if is_none || is_ghost() || is_content() {
             return contradiction(format!("{name:?} is no name that CRIU gives a file"));
         }
         self.summary.names.insert(name.to_owned());
@@ -215,6 +244,9 @@ impl Builder {
         let links = self.remaps.links_on(&self.summary.mounts);
         let copies = links.and_then(|links| Ok((links, self.remaps.copies(&self.summary.mounts)?)));
         (self.summary.links, self.summary.copies) = copies.map_err(SummaryError::Contradiction)?;
+        (self.summary.led, self.summary.links_in_memory) = (self.memory.led, self.memory.all);
+        [self.summary.opened, self.summary.made, self.summary.elsewhere] =
+            self.opened.on(&self.summary.mounts, &self.remaps);
         Ok(self.summary)
     }
 
@@ -241,6 +273,10 @@ impl Builder {
             };
             self.external.extend(external.map(|key| ((kind, number), key)));
             bounded(self.external.len(), "namespaces")?;
+        } else if remaps::ghost(name).is_some() {
+            remaps::judge_ghost(name, content)?;
+        } else if let Some(device) = memory::device(name) {
+            self.content(device, content)?;
         } else if pages::is_pagemap(name) {
             let (number, bytes) = pages::needed(content)?;
             let memory = &mut self.summary.memory;
@@ -291,12 +327,26 @@ impl Builder {
         })
     }
 
+    /// Takes what is to be in a file system in memory, when all is known that CRIU goes by.
+    fn content(&mut self, device: u32, content: impl Read) -> Result<(), Failure> {
+        let (mounts, opened) = (&self.summary.mounts, &self.opened);
+        let ways = self.ways.get_or_insert_with(|| {
+            let (straight, makes) = opened.ways(&self.remaps);
+            let places = mounts.iter().map(|mount| &*mount.path);
+            Ways::of(straight.into_iter().chain(places), makes)
+        });
+        let taken = self.memory.take(content, device, mounts, ways).map_err(ImageError::from)?;
+        Ok(taken.map_err(SummaryError::Contradiction)?)
+    }
+
     fn files(&mut self, content: impl Read) -> Result<(), Failure> {
         let (summary, remaps) = (&mut self.summary, &mut self.remaps);
+        let opened = &mut self.opened;
         each(content, FILES, |file: File| {
             summary.file_kinds.insert(file.kind);
             bounded(summary.file_kinds.len(), "kinds of files")?;
             remaps.number(file.id);
+            bounded(opened.add(&file), "paths of open files")?;
             if let Some(regular) = file.regular {
                 remaps.file(file.kind, &regular);
                 if matches!(&*regular.name, "/" | ".") {
@@ -386,7 +436,13 @@ impl Builder {
         leader: &ProcessCore,
     ) -> Result<ThreadIdentity, SummaryError> {
         let of = credentials;
-        let mode = thread.seccomp_mode.or(leader.old_seccomp_mode).unwrap_or(0);
+        // CRIU has it win over what the thread says, and for the first thread alone.
+        if leader.old_seccomp_mode.is_some() {
+            return contradiction(format!(
+                "thread {tid} has its seccomp mode from a CRIU that is too old"
+            ));
+        }
+        let mode = thread.seccomp_mode.unwrap_or(0);
         if mode == FILTERED && !self.filter(thread).is_some_and(|filter| filter.known) {
             let number = thread.seccomp_filter.unwrap_or(0);
             return contradiction(format!(
@@ -402,8 +458,14 @@ impl Builder {
                 .chain(of.groups.clone())
                 .collect(),
             capabilities: sets.into_iter().flat_map(|set| capability_names(set)).collect(),
+            held: [&of.permitted, &of.effective, &of.ambient]
+                .into_iter()
+                .flat_map(|set| capability_names(set))
+                .collect(),
             no_new_privileges: of.no_new_privs == Some(1),
             seccomp: mode != 0,
+            is_urgent: thread.nice.unwrap_or(0) < 0
+                || thread.policy.is_some_and(|policy| !USUAL_POLICIES.contains(&policy)),
             lsm_profile: told(&of.lsm_profile),
             lsm_socket: told(&of.lsm_socket),
         })
@@ -489,6 +551,15 @@ impl Summary {
         given.into_iter().any(|mount| mount.path.starts_with("/sys/fs/cgroup/"))
     }
 
+    /// Returns the paths by which CRIU goes in the new root file system.
+    pub(crate) fn paths(&self) -> Paths {
+        let all = |paths: &BTreeSet<String>| paths.iter().cloned().collect();
+        let places = self.mounts.iter().filter(|mount| mount.is_filled());
+        let places = places.map(|mount| mount.path.clone()).collect();
+        let memory = Memory { places, links: self.links_in_memory.clone() };
+        Paths { opened: all(&self.opened), made: all(&self.made), memory }
+    }
+
     /// Returns who the processes are, for the facts of a checkpoint.
     pub(crate) fn identity(&self) -> Identity {
         let all = &self.identities;
@@ -500,56 +571,6 @@ impl Summary {
             seccomp: all.iter().all(|one| one.seccomp),
         }
     }
-}
-
-enum Failure {
-    Image(ImageError),
-    Other(SummaryError),
-}
-
-impl From<ImageError> for Failure {
-    fn from(error: ImageError) -> Self {
-        Self::Image(error)
-    }
-}
-
-impl From<SummaryError> for Failure {
-    fn from(error: SummaryError) -> Self {
-        Self::Other(error)
-    }
-}
-
-/// Reads the only record of an image.
-fn one<M: prost::Message + Default>(content: impl Read, magic: Magic) -> Result<M, Failure> {
-    let missing = || SummaryError::Contradiction("an image must have one record".to_owned());
-    Ok(maybe_one(content, magic)?.ok_or_else(missing)?)
-}
-
-/// Reads the only record of an image that may be empty.
-fn maybe_one<M: prost::Message + Default>(
-    content: impl Read,
-    magic: Magic,
-) -> Result<Option<M>, Failure> {
-    let mut reader = ImageReader::new(content, magic)?;
-    let first = reader.next_message()?;
-    match reader.next_message::<M>()? {
-        None => Ok(first),
-        Some(_) => {
-            Err(SummaryError::Contradiction("an image must have one record".to_owned()).into())
-        }
-    }
-}
-
-fn each<M: prost::Message + Default>(
-    content: impl Read,
-    magic: Magic,
-    mut take: impl FnMut(M) -> Result<(), SummaryError>,
-) -> Result<(), Failure> {
-    let mut reader = ImageReader::new(content, magic)?;
-    while let Some(message) = reader.next_message()? {
-        take(message)?;
-    }
-    Ok(())
 }
 
 const fn bounded(number: usize, what: &'static str) -> Result<(), SummaryError> {

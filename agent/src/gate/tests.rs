@@ -14,8 +14,10 @@ use kybernate_packager::runtime_spec::defaults;
 
 mod cgroups;
 mod labels;
+mod memory;
 mod mounts;
 mod namespaces;
+mod opened;
 mod pages;
 mod remaps;
 
@@ -96,7 +98,12 @@ impl Default for Dump {
                 locked(5, 2, 1, "/proc/sys", "/sys"),
                 masked,
             ],
-            files: vec![File { kind: 1, id: 0, regular: Some(RegularFile::default()) }],
+            files: vec![File {
+                kind: 1,
+                id: 0,
+                regular: Some(RegularFile::default()),
+                socket: None,
+            }],
             seccomp: Some(Seccomp::default()),
             others: vec!["mm-1.img".to_owned(), "pages-1.img".to_owned()],
         }
@@ -395,13 +402,13 @@ fn namespaces_of_the_host_are_refused_unless_allowed() {
 fn files_that_reach_out_are_refused() {
     for kind in [12, 14, 15, 16, 19, 0, 99] {
         assert_refused("reach beyond a container", |dump, _| {
-            dump.files.push(File { kind, id: 0, regular: None });
+            dump.files.push(File { kind, id: 0, regular: None, socket: None });
         });
     }
     assert_refused("\"/etc/shadow\" is outside", |dump, _| {
         let name = "/etc/shadow".to_owned();
         let regular = Some(RegularFile { name, external: Some(true), ..RegularFile::default() });
-        dump.files.push(File { kind: 1, id: 0, regular });
+        dump.files.push(File { kind: 1, id: 0, regular, socket: None });
     });
     for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img"] {
         assert_refused("more than a container", |dump, _| dump.others.push(name.to_owned()));
@@ -418,8 +425,8 @@ fn what_no_container_may_have_needs_no_container_to_be_found() {
         judge_alone(&summarise(&dump.images(), &dump.others).unwrap()).join("; ")
     };
     let spoils: [(&str, Spoil); 9] = [
-        ("kind 12", |dump| dump.files.push(File { kind: 12, id: 0, regular: None })),
-        ("kind 14", |dump| dump.files.push(File { kind: 14, id: 0, regular: None })),
+        ("kind 12", |dump| dump.files.push(File { kind: 12, id: 0, regular: None, socket: None })),
+        ("kind 14", |dump| dump.files.push(File { kind: 14, id: 0, regular: None, socket: None })),
         ("\"tunfile.img\"", |dump| dump.others.push("tunfile.img".to_owned())),
         ("plugin \"cuda\"", |dump| {
             dump.inventory.plugins = Some(Plugins { names: vec!["cuda".to_owned()] });

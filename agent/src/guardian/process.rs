@@ -33,6 +33,9 @@ pub struct GuardianArgs {
     /// Its first process.
     #[arg(long)]
     pid: u32,
+    /// The cgroup that the runtime has made for it, if that is known.
+    #[arg(long)]
+    cgroup: Option<String>,
     /// Where its dump and CRIU's log go.
     #[arg(long)]
     directory: PathBuf,
@@ -84,8 +87,9 @@ async fn stand(args: &GuardianArgs) -> io::Result<()> {
         namespace: Containerd::at(&args.containerd).namespace(&args.namespace),
         container: args.container.clone(),
         pid: args.pid,
-        freezer: Freezer::of(args.pid)?,
+        freezer: Freezer::of(args.pid, args.cgroup.as_deref())?,
         directory: args.directory.clone(),
+        is_looked_for: true,
         cut_short: true,
     };
     let (held, config): (Held, GpuConfig) = serde_json::from_str(&args.gpu)?;

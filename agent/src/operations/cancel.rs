@@ -171,6 +171,12 @@ impl Driver {
         entries.get(&*self.id).is_some_and(|entry| entry.committed.is_some())
     }
 
+    /// Whether its checkpoint is known to be in the registry.
+    pub(crate) fn is_stored(&self) -> bool {
+        let entries = self.operations.entries();
+        entries.get(&*self.id).is_some_and(|entry| entry.record.stored.is_some())
+    }
+
     /// Passes the point of no return: from now on nobody can cancel it, for the reason `why`. An
     /// error when somebody was quicker.
     pub(crate) fn commit(&self, why: &'static str) -> Result<(), Cancelled> {

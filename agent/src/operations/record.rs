@@ -46,6 +46,9 @@ pub(crate) struct Record {
     /// How it ends once everything is undone; kept when that does not work at once.
     #[serde(default)]
     pub(crate) conclusion: Option<Conclusion>,
+    /// How a checkpoint ends once its source is stopped: it is in the registry.
+    #[serde(default)]
+    pub(crate) stored: Option<Conclusion>,
     /// When it is cancelled unless it has ended.
     #[serde(default)]
     pub(crate) deadline: Option<jiff::Timestamp>,
@@ -149,7 +152,7 @@ pub enum RefusedBy {
 pub(crate) enum Made {
     /// A directory with its content.
     Directory(PathBuf),
-    /// Hooks that run should it fail.
+    /// Hooks that run behind it, and should it fail.
     Hooked(Vec<Hook>),
     /// The source is paused.
     Paused {
@@ -157,12 +160,18 @@ pub(crate) enum Made {
         /// When that process began; 0 in records of earlier agents.
         #[serde(default)]
         born: u64,
+        /// The cgroup that the runtime has made for it, where it was written down.
+        #[serde(default)]
+        cgroup: Option<String>,
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
     /// A suspended source is dumped; it stays suspended.
     Dumped {
         pid: u32,
+        /// The cgroup that the runtime has made for it, where it was written down.
+        #[serde(default)]
+        cgroup: Option<String>,
         /// Where its dump and CRIU's log go.
         directory: PathBuf,
     },
@@ -397,6 +406,7 @@ impl Record {
             made: Vec::new(),
             tag: TagState::None,
             conclusion: None,
+            stored: None,
             deadline: None,
             cancelled: None,
             undone: Vec::new(),
@@ -432,6 +442,16 @@ impl Record {
     ) {
         self.made.retain(is_temporary);
         self.conclusion = Some(conclusion.clone());
+    }
+
+    /// Writes down that a hook has run, which is not to run again.
+    pub(crate) fn ran(&mut self, hook: &Hook) {
+        for made in &mut self.made {
+            if let Made::Hooked(hooks) = made {
+                hooks.retain(|one| one != hook);
+            }
+        }
+        self.made.retain(|made| !matches!(made, Made::Hooked(hooks) if hooks.is_empty()));
     }
 
     /// Whether nothing will change any more.

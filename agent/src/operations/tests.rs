@@ -11,7 +11,7 @@ async fn a_restarted_agent_finds_what_was_not_finished() {
     let done = operations.begin(Subject::example()).await.unwrap();
     done.finish(|record| record.state = State::Done).await.unwrap();
     let cut = operations.begin(Subject::example()).await.unwrap();
-    let paused = Made::Paused { pid: 7, born: 70, directory: "/stage/7".into() };
+    let paused = Made::Paused { pid: 7, born: 70, cgroup: None, directory: "/stage/7".into() };
     cut.will_make(paused.clone()).await.unwrap();
 
     let restarted = Operations::open(directory.path()).unwrap();

@@ -21,7 +21,7 @@ use super::spec::{self, Device};
 use super::user::{self, User};
 use crate::app::App;
 use crate::cgroup;
-use crate::gate::{Expected, Summary};
+use crate::gate::{Expected, Paths, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
 use crate::room;
 use crate::rootfs::{Bind, Names, Others};
@@ -162,7 +162,7 @@ pub(super) enum Called {
     /// By what it finds in a root file system that is not there yet: it is judged again.
     Later,
     /// By what it finds in this one, in which these are to be mounted.
-    In(PathBuf, Vec<Bind>),
+    In(PathBuf, Vec<Bind>, Paths),
 }
 
 /// Returns what restored processes may be at most on this node.
@@ -181,11 +181,12 @@ pub(super) async fn expected(
         let names = match called {
             Called::AsTold => Some(Names::default()),
             Called::Later => None,
-            Called::In(root, binds) => {
+            Called::In(root, binds, paths) => {
                 let others = Others {
                     external: spec::cgroups(&hierarchies).collect(),
                     devices: allow.devices.clone(),
                     mounts: spec::mounted_always(),
+                    paths,
                 };
                 Some(Names::look_up(&root, &binds, &others)?)
             }

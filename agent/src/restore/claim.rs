@@ -40,7 +40,7 @@ use super::volume::{self, Tars, VolumeError};
 use super::{Limits, Order, Purpose, spec};
 use crate::app::{App, Rejection};
 use crate::container::{is_name, namespace_or_default};
-use crate::gate::{self, Expected, GateError, Summary};
+use crate::gate::{self, Expected, GateError, Paths, Summary};
 use crate::operations::{Driver, Kind, Made, OperationsError, RefusedBy, Sizes, Stopped, Subject};
 use crate::process::Known;
 use crate::runtime::RuntimeError;
@@ -85,6 +85,8 @@ pub(crate) enum ClaimError {
     Taken(#[from] kybernate_packager::claim::ClaimError),
     #[error("the registry or containerd did not answer within {} s", ACCEPT_LIMIT.as_secs())]
     Late,
+    #[error("its directories in the pod are not as they were: something of a restore may be there")]
+    Left(#[source] Box<Self>),
     #[error("kybernate-runc does not wait for it any more")]
     GivenUp,
     #[error(transparent)]
@@ -104,16 +106,19 @@ impl ClaimError {
             Self::Pod(error) => error.is_refusal().then_some(RefusedBy::Policy),
             Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
             Self::Taken(error) => error.is_refusal().then_some(RefusedBy::Claim),
+            Self::Left(error) => error.refused_by(),
             _ => None,
         }
     }
 
     /// Whether a fresh start is no way around it, whatever the pod says of failures: the pod says so
-    /// elsewhere, or what it says cannot be understood, or another attempt is under way.
+    /// elsewhere, or what it says cannot be understood, or another attempt is under way, or something of
+    /// one is left.
     const fn forbids_fresh(&self) -> bool {
         match self {
             Self::Pod(error) => error.forbids_fresh(),
             Self::Rejected(rejection) => matches!(rejection, Rejection::Busy(_)),
+            Self::Left(_) => true,
             _ => false,
         }
     }
@@ -278,7 +283,7 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let Accepted { admitted: Admitted { store, checkpoint }, staged, summary } = accepted;
     driver.step("restore");
     let work = work(app, driver).await?;
-    let root_mode = summary.root_mode;
+    let (root_mode, paths) = (summary.root_mode, summary.paths());
     let criu_config = criu_config(app, driver, claim, summary).await?;
     let tars = Tars { store: &store, staged: Some(&staged), driver };
     let targets = fill::targets(driven, &checkpoint, tars).await?;
@@ -286,12 +291,11 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     driver.will_make(Made::Claimed { note, filled }).await?;
     if !fill::empty_all(targets.used).await {
         let told = "failed to empty what this container had in its pod before";
-        return Err(ClaimError::Place(io::Error::other(told)));
+        return Err(ClaimError::Left(Box::new(ClaimError::Place(io::Error::other(told)))));
     }
     let filled = fill::fill(tars, targets.all, &wanted).await?;
-    if let Err(error) = claim.stands().await {
-        let _logged = fill::empty_again(filled).await;
-        return Err(error);
+    if let Err(error) = claim.stands(paths).await {
+        return Err(fill::undone(filled, error).await);
     }
     let sizes = Sizes::of(&checkpoint.config.sizes);
     let limit = left(app.config.pods.restore_limit, began.elapsed());
@@ -449,11 +453,11 @@ impl Claim {
     }
 
     /// Looks once more how the runtime calls what comes from outside: what was filled may have links.
-    async fn stands(&self) -> Result<(), ClaimError> {
+    async fn stands(&self, paths: Paths) -> Result<(), ClaimError> {
         let (live, root) = (self.live.clone(), self.root.clone());
         let looked = tokio::task::spawn_blocking(move || {
             let here = Here { hierarchies: cgroup::names()?, ..Here::default() };
-            Ok(live.names(&root, &here)?.clashes())
+            Ok(live.names(&root, &here, &paths)?.clashes())
         });
         let looked = looked.await.map_err(io::Error::other).and_then(|looked| looked);
         let clashes = looked.map_err(ClaimError::Place)?;
@@ -470,7 +474,7 @@ impl Claim {
         let (live, root) = (self.live.clone(), self.root.clone());
         let looked = tokio::task::spawn_blocking(move || {
             let here = Here { lsm: spec::lsm(&facts.lsm), hierarchies: cgroup::names()? };
-            let names = live.names(&root, &here)?;
+            let names = live.names(&root, &here, &summary.paths())?;
             let expected = live.expected(&summary, &here, &names).on(&facts);
             Ok((summary, expected))
         });

@@ -200,7 +200,8 @@ impl Layers<'_> {
                 Err(error) => chain(&LayerError::Read(error)).to_string(),
             },
             Err(error @ LayerError::Unknown(_)) => error.to_string(),
-            Err(error @ LayerError::Make { .. }) => {
+            // containerd would unpack it all, until its disk is full.
+            Err(error @ (LayerError::Make { .. } | LayerError::Swells)) => {
                 return Err(ImageError::Layer(descriptor.digest.clone(), error));
             }
         };

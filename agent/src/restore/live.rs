@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
-use crate::gate::{APPARMOR, Expected, HANDED_OVER, MountFact, SELINUX, Summary};
+use crate::gate::{APPARMOR, Expected, Fixed, HANDED_OVER, MountFact, Paths, SELINUX, Summary};
 use crate::rootfs::{Bind, Names, Others};
 use crate::{cgroup, process};
 
@@ -65,8 +65,9 @@ impl Live {
         }
     }
 
-    /// Returns the names that the runtime has for what comes from outside.
-    pub(super) fn names(&self, root: &Path, here: &Here) -> io::Result<Names> {
+    /// Returns the names that the runtime has for what comes from outside, and looks at the `paths` by which
+    /// CRIU goes.
+    pub(super) fn names(&self, root: &Path, here: &Here, paths: &Paths) -> io::Result<Names> {
         let binds: Vec<Bind> = self.binds().map(|mount| Bind::from(&mount)).collect();
         let cgroups = self.list("/mounts").filter(|mount| here.has_cgroups(mount));
         let tops = cgroups.filter_map(|mount| text(mount, "destination"));
@@ -76,6 +77,7 @@ impl Live {
             external: cgroups.collect(),
             devices: self.strings("/linux/devices", Some("path")).collect(),
             mounts: mounts.filter_map(|mount| text(mount, "destination")).collect(),
+            paths: paths.clone(),
         };
         Names::look_up(root, &binds, &others)
     }
@@ -132,6 +134,7 @@ impl Live {
         });
         Expected {
             capabilities: self.strings("/process/capabilities/bounding", None).collect(),
+            user: self.user(),
             no_new_privileges: self.flag("/process/noNewPrivileges"),
             seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
             lsm: here.lsm,
@@ -147,6 +150,25 @@ impl Live {
             joined_namespaces: self.namespaces(is_joined).filter(is_handed).collect(),
             ..Expected::default()
         }
+    }
+
+    /// Returns who its processes are, where they stay that: no program that they start gives them more.
+    fn user(&self) -> Option<Fixed> {
+        let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+        let id = |key: &str| {
+            let found = self.spec.pointer(&format!("/process/user/{key}"));
+            found.and_then(number).unwrap_or_default()
+        };
+        let uid = Some(id("uid")).filter(|uid| *uid != 0)?;
+        let more = self.list("/process/user/additionalGids").filter_map(number);
+        let held = ["permitted", "effective", "ambient"].map(|set| {
+            self.strings(&format!("/process/capabilities/{set}"), None).collect::<Vec<_>>()
+        });
+        self.flag("/process/noNewPrivileges").then(|| Fixed {
+            uid,
+            gids: more.chain([id("gid")]).collect(),
+            capabilities: held.into_iter().flatten().collect(),
+        })
     }
 
     /// Returns where it follows no mount of this node.
@@ -332,6 +354,22 @@ mod tests {
     }
 
     #[test]
+    fn who_can_become_nobody_else_is_known() {
+        let of = |uid: u32, fixed: bool| {
+            let user = json!({ "uid": uid, "gid": 7, "additionalGids": [8] });
+            let held = json!({ "bounding": ["CAP_KILL", "CAP_CHOWN"], "permitted": ["CAP_KILL"] });
+            let process = json!({ "user": user, "noNewPrivileges": fixed, "capabilities": held });
+            let live = Live::parse(json!({ "process": process }).to_string().as_bytes()).unwrap();
+            offered(&live, &Summary::default(), &Here::default()).user
+        };
+        let capabilities = ["CAP_KILL".to_owned()].into();
+        let user = Fixed { uid: 1000, gids: [7, 8].into(), capabilities };
+        assert_eq!(of(1000, true), Some(user));
+        // A program that root owns may make it root, and root may become anybody.
+        assert_eq!((of(1000, false), of(0, true)), (None, None));
+    }
+
+    #[test]
     fn a_pod_may_have_the_nodes_own_network() {
         let expected = |path: &str, dumped: &[&str]| {
             let network = json!({ "type": "network", "path": path });
@@ -391,7 +429,7 @@ mod tests {
         ];
         let live = Live::parse(json!({ "mounts": mounts }).to_string().as_bytes()).unwrap();
         let here = Here { lsm: 0, hierarchies: vec!["cpu".to_owned()] };
-        let names = live.names(root.path(), &here).unwrap();
+        let names = live.names(root.path(), &here, &Paths::default()).unwrap();
         let dumped = |path: &str| MountFact { path: path.to_owned(), ..MountFact::default() };
         let summary = Summary { mounts: vec![dumped("/groups/cpu")], ..Summary::default() };
         let expected = live.expected(&summary, &here, &names);

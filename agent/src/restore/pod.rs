@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! <root>/restored               0700
-//!   NAMESPACE/POD.CONTAINER     empty; written by kybernate-runc when the container runs
+//!   NAMESPACE/POD.CONTAINER     by which operation, or `afresh`; written by kybernate-runc when the
+//!                               container runs
 //! ```
 
 use std::collections::BTreeSet;
@@ -15,6 +16,7 @@ use kybernate_packager::claim::Claimant;
 use kybernate_spec::chain;
 
 use super::live::Live;
+use super::noted::{self, AFRESH, LEFT, is_plain};
 use crate::app::App;
 use crate::container::RESTORE_AS;
 use crate::runtime::RuntimeError;
@@ -73,20 +75,25 @@ pub(crate) enum PodError {
     Policy(String, String),
     #[error("the annotation {0} is {1:?}: it is clone or move")]
     As(String, String),
-    #[error("it was restored before, and its pod wants it to fail then")]
-    Again,
+    #[error("it {0} before, and its pod wants it to fail then")]
+    Again(&'static str),
+    #[error("a restore that failed has left something in its pod's directories: delete the pod")]
+    Left,
     #[error("failed to look up whether it was restored before")]
     Note(#[from] io::Error),
 }
 
 impl PodError {
     pub(super) const fn is_refusal(&self) -> bool {
-        matches!(self, Self::Name(..) | Self::Again)
+        matches!(self, Self::Name(..) | Self::Again(_))
     }
 
     /// Whether the container must not start afresh either.
     pub(super) const fn forbids_fresh(&self) -> bool {
-        matches!(self, Self::Name(..) | Self::Policy(..) | Self::As(..) | Self::Again)
+        matches!(
+            self,
+            Self::Name(..) | Self::Policy(..) | Self::As(..) | Self::Again(_) | Self::Left
+        )
     }
 }
 
@@ -115,10 +122,10 @@ impl Pod {
             });
         };
         let container = label(CONTAINER_NAME).unwrap_or_default();
-        if container != told {
+        let Some(note) = noted::name(&uid, &container).filter(|_| container == told) else {
             return Err(PodError::Name(told.to_owned(), container));
-        }
-        let note = directory.join(format!("{uid}.{container}"));
+        };
+        let note = directory.join(note);
         Ok(Self { namespace: pod, container, uid, note, starts_again: true })
     }
 
@@ -163,11 +170,25 @@ impl Pod {
         }
     }
 
-    /// Whether it was restored before in this pod.
+    /// Whether it was restored before in this pod, so that what lies in its directories is of a restore. What
+    /// one has written that began afresh is its own.
     pub(super) async fn was_restored(&self) -> bool {
         let note = self.note.clone();
-        let looked = tokio::task::spawn_blocking(move || note.try_exists()).await;
-        self.starts_again && looked.ok().and_then(Result::ok).unwrap_or(false)
+        let read = tokio::task::spawn_blocking(move || fs::read_to_string(note)).await;
+        let noted = read.ok().and_then(Result::ok);
+        self.starts_again && noted.is_some_and(|noted| noted != AFRESH)
+    }
+
+    /// Notes that something of a restore may be left in its directories: nothing starts afresh beside that.
+    pub(super) async fn note_left(&self) {
+        if !self.starts_again {
+            return;
+        }
+        let note = self.note.clone();
+        let noted = tokio::task::spawn_blocking(move || fs::write(note, LEFT)).await;
+        if let Err(error) = noted.map_err(io::Error::other).and_then(|noted| noted) {
+            tracing::error!(%error, "failed to note what is left of a restore");
+        }
     }
 
     /// Decides whether it is restored, now that it is created. Blocks.
@@ -175,22 +196,24 @@ impl Pod {
         if let Some(directory) = self.note.parent() {
             stage::make(directory)?;
         }
-        let noted = self.starts_again && self.note.try_exists()?;
-        if policy == OnRestart::Restore || !noted {
+        let noted = match fs::read_to_string(&self.note) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read?),
+        };
+        let Some(noted) = noted.filter(|_| self.starts_again && policy != OnRestart::Restore)
+        else {
             return Ok(Restart::Restore);
+        };
+        if noted == LEFT {
+            return Err(PodError::Left);
         }
+        let before = if noted == AFRESH { "began afresh" } else { "was restored" };
         if policy == OnRestart::Fail {
-            return Err(PodError::Again);
+            return Err(PodError::Again(before));
         }
         let key = format!("{ON_RESTART}{}", self.container);
-        Ok(Restart::Fresh(format!("it was restored before in this pod ({key}: fresh)")))
+        Ok(Restart::Fresh(format!("it {before} before in this pod ({key}: fresh)")))
     }
-}
-
-/// Whether a label can be part of a file's name.
-fn is_plain(text: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    !text.is_empty() && text.bytes().all(plain)
 }
 
 /// Forgets the pods and containers that are gone.
@@ -252,12 +275,25 @@ mod tests {
         for name in ["fresh", "restore", "fail"] {
             assert_eq!(restart(&pod, name).unwrap(), Restart::Restore, "{name}");
         }
-        fs::write(note, "").unwrap();
+        fs::write(&note, "").unwrap();
         assert!(matches!(restart(&pod, "fresh").unwrap(), Restart::Fresh(_)));
         assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
-        assert!(matches!(restart(&pod, "fail"), Err(PodError::Again)));
+        assert!(matches!(restart(&pod, "fail"), Err(PodError::Again("was restored"))));
         let wrong = policy(&pod, "maybe").unwrap_err().to_string();
         assert!(wrong.contains("on-restart.kybernate.io/web"), "{wrong}");
+        fs::write(&note, AFRESH).unwrap();
+        let told = Restart::Fresh(
+            "it began afresh before in this pod (on-restart.kybernate.io/web: fresh)".into(),
+        );
+        assert_eq!(restart(&pod, "fresh").unwrap(), told);
+        assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
+        assert!(matches!(restart(&pod, "fail"), Err(PodError::Again("began afresh"))));
+        fs::write(pod.note(), LEFT).unwrap();
+        for name in ["fresh", "fail"] {
+            let left = restart(&pod, name).unwrap_err();
+            assert!(matches!(left, PodError::Left) && left.forbids_fresh(), "{name}: {left}");
+        }
+        assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
         // Without a pod, the same id is another container.
         pod.starts_again = false;
         assert_eq!(restart(&pod, "fresh").unwrap(), Restart::Restore);

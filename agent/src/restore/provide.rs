@@ -43,7 +43,7 @@ use super::spec::{self, Ingredients};
 use super::{CHECKPOINT_LABEL, OPERATION_LABEL};
 use crate::app::App;
 use crate::cgroup;
-use crate::gate::{Expected, Summary};
+use crate::gate::{Expected, Paths, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::rootfs::{Bind, Others};
 use crate::runtime::{Image, Namespace, WriteContentError};
@@ -148,6 +148,8 @@ struct Seen {
     has_cgroups: bool,
     /// Files that were hidden.
     masked: Vec<String>,
+    /// By which paths CRIU goes.
+    paths: Paths,
 }
 
 impl Providing<'_> {
@@ -276,7 +278,11 @@ impl Providing<'_> {
             .then(|| naming_none(&summary.cgroup_sets))
             .transpose();
         let cgroups = cgroups.map_err(ProvideError::Dump)?;
-        let seen = Seen { has_cgroups: summary.has_cgroups(), masked: summary.masked() };
+        let seen = Seen {
+            has_cgroups: summary.has_cgroups(),
+            masked: summary.masked(),
+            paths: summary.paths(),
+        };
         let looks = images.clone();
         let looked = tokio::task::spawn_blocking(move || lost(&summary, &looks)).await;
         let warnings = looked.map_err(|error| ProvideError::Dump(io::Error::other(error)))?;
@@ -349,6 +355,7 @@ impl Providing<'_> {
             external: spec::cgroups(&hierarchies.map_err(ProvideError::Dump)?).collect(),
             devices: order.allow.devices.clone(),
             mounts: spec::mounted_always(),
+            paths: seen.paths.clone(),
         };
         let looked = tokio::task::spawn_blocking(move || {
             links::lead_nowhere(&looked, &layer, &binds, &others)

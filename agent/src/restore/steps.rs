@@ -318,7 +318,7 @@ impl Restoring<'_> {
         driver.progress.expect(to_come);
         let root = plan.mount(rootfs).await?;
         let binds = volumes.iter().chain(&order.allow.mounts).map(Bind::from).collect();
-        self.judge(accepted, &summary, Called::In(root, binds)).await?;
+        self.judge(accepted, &summary, Called::In(root, binds, summary.paths())).await?;
         let pid = plan.start(driver).await?;
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)

@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use fs_err as fs;
 
 use super::*;
+use crate::gate::Memory;
 
 #[test]
 fn a_root_is_found_by_what_is_written_to() {
@@ -373,5 +374,47 @@ fn make(top: &Path, content: &[(String, Option<String>)]) {
             // What is there already stays.
             drop(symlink(target.as_deref().unwrap_or_default(), path));
         }
+    }
+}
+
+#[test]
+fn no_link_is_on_the_way_to_what_is_opened() {
+    let (root, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for place in [root.path(), data.path()] {
+        fs::create_dir_all(place.join("real/more")).unwrap();
+        fs::write(place.join("real/file"), "").unwrap();
+        symlink("/proc/self/fd/126/../..", place.join("led")).unwrap();
+        symlink("/proc/self/fd/126/x", place.join("real/last")).unwrap();
+    }
+    symlink("/run", root.path().join("real/run")).unwrap();
+    // What the image has where something is mounted is hidden.
+    symlink("/etc", root.path().join("shown")).unwrap();
+    let bind = Bind { place: "/data".into(), source: data.path().into(), read_only: false };
+    let reasons = |opened: &[&str], made: &[&str]| {
+        let of = |paths: &[&str]| paths.iter().map(ToString::to_string).collect();
+        let link = ("/memory/led".to_owned(), "/proc/self/fd/126/x".to_owned());
+        let memory = Memory { places: of(&["/memory"]), links: BTreeMap::from([link]) };
+        let paths = Paths { opened: of(opened), made: of(made), memory };
+        let others = Others { paths, ..Others::default() };
+        Names::look_up(root.path(), std::slice::from_ref(&bind), &others).unwrap().clashes()
+    };
+    for path in
+        ["/led/etc/shadow", "/real/last", "/data/led/etc/shadow", "/data/real/last", "/real/run/x"]
+    {
+        let told = reasons(&[path], &[]);
+        assert!(told.iter().any(|reason| reason.contains(path)), "{path}: {told:?}");
+    }
+    let fine =
+        ["/real/file", "/real/more", "/data/real/file", "/data", "/none/of/it", "/data/none"];
+    assert_eq!(reasons(&fine, &[]), BTreeSet::new());
+    // A socket's path is whatever its maker said, through links or not.
+    assert_eq!(reasons(&[], &["/real/run/x.sock", "/real/x.sock", "x.sock"]), BTreeSet::new());
+    // What the image has there is hidden, and what is in memory counts.
+    symlink("/led", root.path().join("memory")).unwrap();
+    assert_eq!(reasons(&[], &["/memory/more/x.sock"]), BTreeSet::new());
+    symlink("memory/led", root.path().join("passed")).unwrap();
+    symlink("../memory/led", data.path().join("passed")).unwrap();
+    for led in ["/led", "/data/led", "/memory/led", "/passed", "/data/passed"] {
+        assert_eq!(reasons(&[], &[&format!("{led}/run/x.sock")]).len(), 1, "{led}");
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn total(directory: &Path) -> io::Result<u64> {
 }
 
 /// Returns how many bytes it holds.
-pub(super) fn used(directory: &Path) -> io::Result<u64> {
+pub(crate) fn used(directory: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(directory)?;
     Ok(found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(found.f_frsize))
 }

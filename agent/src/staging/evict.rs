@@ -110,8 +110,16 @@ impl Staging {
         }
         let mut gone = Vec::new();
         for (tier, digest, told) in found {
-            self.drop_entry(tier, &digest).await?;
-            gone.push(told);
+            // Somebody may have removed it, or come for it, since it was looked at.
+            if self.drop_entry(tier, &digest).await? {
+                gone.push(told);
+            } else if self.kept(tier)?.ledger().entries().contains_key(&digest) {
+                let text = format!("an operation has just come for it in the {} tier", tier.name());
+                return Err(EvictError::InUse(digest.to_string(), text));
+            }
+        }
+        if gone.is_empty() {
+            return Err(EvictError::NotStaged(wanted.to_string()));
         }
         Ok(gone)
     }

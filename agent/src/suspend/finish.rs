@@ -166,8 +166,7 @@ pub(super) async fn suspend(
                 tracing::warn!(error = %chain(&error), container = known.container, "not frozen");
                 refusals += u32::from(!error.is_away());
                 if refusals >= REFUSALS_MAX && matches!(look(&namespace, known).await, Look::Runs) {
-                    give_up(app, known).await?;
-                    return Err(error.into());
+                    return Err(give_up(app, known, error.into()).await);
                 }
             }
         }
@@ -194,7 +193,8 @@ pub(super) async fn resume(
                     container: known.container.clone(),
                     pid: known.pid,
                     freezer,
-                    // No dump is under way.
+                    // No dump is under way: whoever looks like one by what it has open is none.
+                    is_looked_for: false,
                     directory: app.config.suspended(),
                     cut_short: false,
                 };
@@ -234,11 +234,11 @@ async fn look(namespace: &Namespace, known: &Suspended) -> Look {
         TaskStatus::Running | TaskStatus::Paused if !known.is(task.pid) => {
             Look::Ended("another one by now")
         }
-        TaskStatus::Running => match Freezer::of(known.pid) {
+        TaskStatus::Running => match known.freezer() {
             Ok(freezer) if freezer.is_frozen().unwrap_or(false) => Look::Stuck(freezer),
             _ => Look::Runs,
         },
-        TaskStatus::Paused => match Freezer::of(known.pid) {
+        TaskStatus::Paused => match known.freezer() {
             Ok(freezer) => Look::Paused(freezer),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Look::Ended("stopped"),
             Err(error) => {
@@ -273,22 +273,24 @@ async fn take_gpu(app: &App, known: &Suspended, effort: &Effort<'_>) -> Result<(
         app.gpus.take(&known.gpu).await
     };
     if let Err(error) = taken.await {
-        give_up(app, known).await?;
-        return Err(SuspendError::Gpu(error));
+        return Err(give_up(app, known, SuspendError::Gpu(error)).await);
     }
     Ok(())
 }
 
-/// Puts back what was begun. GPU memory that does not come back stays written down: a resume tries
-/// again.
-async fn give_up(app: &App, known: &Suspended) -> Result<(), SuspendError> {
+/// Puts back what was begun, and returns what is told of it. GPU memory that does not come back stays
+/// written down: a resume tries again.
+async fn give_up(app: &App, known: &Suspended, error: SuspendError) -> SuspendError {
     match app.gpus.bring_back(&known.gpu).await {
-        Ok(()) => Ok(app.suspended.forget(&known.wanted()).await?),
-        Err(error) => {
+        Ok(()) => match app.suspended.forget(&known.wanted()).await {
+            Ok(()) => error,
+            Err(kept) => kept.into(),
+        },
+        Err(source) => {
             let container = &known.container;
-            tracing::error!(error = %chain(&error), container, "its GPU memory is still away");
+            tracing::error!(error = %chain(&source), container, "its GPU memory is still away");
             app.suspended.note(known.clone().at(Phase::Resuming)).await;
-            Ok(())
+            SuspendError::Away { error: chain(&error).to_string(), source }
         }
     }
 }

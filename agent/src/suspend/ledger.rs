@@ -16,6 +16,7 @@ use kybernate_spec::chain;
 use serde::{Deserialize, Serialize};
 
 use super::Wanted;
+use crate::cgroup::Freezer;
 use crate::gpu::Held;
 use crate::{process, stage};
 
@@ -30,6 +31,9 @@ pub(crate) struct Suspended {
     /// Its first process, and when that began: another one of this name is not suspended.
     pub(super) pid: u32,
     started: Option<u64>,
+    /// The cgroup that the runtime has made, where it was written down.
+    #[serde(default)]
+    pub(super) cgroup: Option<String>,
     pub(crate) since: jiff::Timestamp,
     /// How far it is. What earlier agents wrote down they had done, as far as they knew.
     #[serde(default)]
@@ -82,8 +86,8 @@ impl Suspended {
         since: jiff::Timestamp,
     ) -> Self {
         let Wanted { namespace, container } = wanted.clone();
-        let phase = Phase::Suspending;
-        Self { namespace, container, pid, started, since, phase, gpu: Held::default() }
+        let (phase, cgroup, gpu) = (Phase::Suspending, None, Held::default());
+        Self { namespace, container, pid, started, cgroup, since, phase, gpu }
     }
 
     /// The same, as far as this.
@@ -94,6 +98,16 @@ impl Suspended {
     /// Whether this is its first process.
     pub(super) fn is(&self, pid: u32) -> bool {
         self.pid == pid && self.started == process::started(pid)
+    }
+
+    /// The same, in the cgroup that the runtime has made.
+    pub(crate) fn within(self, cgroup: Option<String>) -> Self {
+        Self { cgroup, ..self }
+    }
+
+    /// Returns what holds it back.
+    pub(super) fn freezer(&self) -> io::Result<Freezer> {
+        Freezer::of(self.pid, self.cgroup.as_deref())
     }
 
     /// The same, with GPU memory that was moved.

@@ -156,7 +156,7 @@ async fn recover_one(app: &App, known: Suspended) {
             tracing::info!(container = wanted.container, "still suspended");
             return;
         }
-        Ok(Found::Runs(_)) => {
+        Ok(Found::Runs { .. }) => {
             let back = app.gpus.bring_back(&known.gpu);
             match tokio::time::timeout(GPU_LIMIT, back).await {
                 Ok(Ok(())) => app.suspended.forget(&wanted).await,

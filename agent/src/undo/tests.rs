@@ -1,4 +1,6 @@
-use containerd_client::services::v1::{Container, GetContainerResponse, GetImageResponse, Image};
+use containerd_client::services::v1::{
+    Container, GetContainerResponse, GetImageResponse, Image, ListContainersResponse,
+};
 use containerd_client::types::Descriptor;
 use prost::Message as _;
 use tonic::Status;
@@ -10,9 +12,21 @@ use crate::runtime::fake::Fake;
 /// A name that no real container on the machine has.
 const NAME: &str = "kybernate-test-undo";
 
+/// What the image is called that the restore has made.
+const IMAGE: &str = "registry/web@sha256:1";
+
 /// Fails a restore that was about to make these, where everything is of the operation `owner`, and
 /// returns what containerd was asked to take away.
 async fn taken_away(owner: &'static str, made: Vec<Made>) -> Vec<String> {
+    taken_away_beside(owner, made, &[]).await
+}
+
+/// The same, where there are containers of `others` that have the image.
+async fn taken_away_beside(
+    owner: &'static str,
+    made: Vec<Made>,
+    others: &'static [&str],
+) -> Vec<String> {
     let labels_for = move |own: &str| {
         let owner = if owner.is_empty() { own } else { owner };
         HashMap::from([(OPERATION_LABEL.to_owned(), owner.to_owned())])
@@ -33,6 +47,16 @@ async fn taken_away(owner: &'static str, made: Vec<Made>) -> Vec<String> {
                 let image = Some(Image { name: id, labels, target, ..Image::default() });
                 Ok(GetImageResponse { image }.encode_to_vec())
             }
+            "Containers/List" => {
+                let having = |other: &&str| Container {
+                    labels: HashMap::from([(OPERATION_LABEL.to_owned(), (*other).to_owned())]),
+                    image: IMAGE.to_owned(),
+                    ..Container::default()
+                };
+                let own = known.get().unwrap();
+                let containers = others.iter().map(having).chain([having(&&**own)]).collect();
+                Ok(ListContainersResponse { containers }.encode_to_vec())
+            }
             "Containers/Delete" | "Images/Delete" => Ok(Vec::new()),
             _ => Err(Status::not_found("no such thing")),
         }
@@ -50,7 +74,7 @@ async fn taken_away(owner: &'static str, made: Vec<Made>) -> Vec<String> {
     let undone = undo(&app, &driver, undoing, &cancel);
     assert!(tokio::time::timeout(Duration::from_mins(1), undone).await.unwrap());
     let mut asked = fake.asked();
-    asked.retain(|method| !method.ends_with("/Get"));
+    asked.retain(|method| !method.ends_with("/Get") && !method.ends_with("/List"));
     asked
 }
 
@@ -74,13 +98,20 @@ async fn what_only_has_the_same_name_is_not_taken_away() {
     let made = || {
         let cgroup = "/kybernate-no-such-cgroup".to_owned();
         vec![
-            Made::Image("registry/web@sha256:1".to_owned()),
+            Made::Image(IMAGE.to_owned()),
             Made::Container(NAME.to_owned()),
             Made::Task { container: NAME.to_owned(), cgroup },
         ]
     };
     assert_eq!(taken_away("another", made()).await, [""; 0]);
     assert_eq!(taken_away("", made()).await, ["Containers/Delete", "Images/Delete"]);
+}
+
+#[tokio::test]
+async fn an_image_that_another_restore_runs_from_stays() {
+    let made = || vec![Made::Image(IMAGE.to_owned())];
+    assert_eq!(taken_away_beside("", made(), &["another"]).await, [""; 0]);
+    assert_eq!(taken_away("", made()).await, ["Images/Delete"]);
 }
 
 /// Gives up an operation, as whoever drives it does, while containerd still makes something for it.

@@ -9,13 +9,17 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde_json::{Map, Value};
 
+use super::oom::Adjustment;
 use crate::container::RESTORE_AS;
+use crate::restore::noted;
 use crate::{cgroup, network};
 
 /// Set by containerd's CRI plugin: whether it is the pod's sandbox or one of its containers.
 const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
 /// Set by containerd's CRI plugin: the container's name in the pod.
 const CONTAINER_NAME: &str = "io.kubernetes.cri.container-name";
+/// Set by containerd's CRI plugin: the pod's UID.
+const POD_UID: &str = "io.kubernetes.cri.sandbox-uid";
 
 /// Of a pod: `restore.kybernate.io/CONTAINER: REPOSITORY@DIGEST`.
 const RESTORE: &str = "restore.kybernate.io/";
@@ -88,6 +92,12 @@ impl Bundle {
         Ok(Some(Wish { reference: reference.to_owned(), on_failure }))
     }
 
+    /// Returns the name of what is noted about this container of its pod, whatever id it has.
+    pub(super) fn note(&self) -> Option<String> {
+        let [uid, name] = [POD_UID, CONTAINER_NAME].map(|key| self.annotation(key));
+        noted::name(uid?, name?)
+    }
+
     /// Whether it is one of a pod's containers, and not what holds the pod's namespaces.
     pub(super) fn is_container(&self) -> bool {
         self.annotation(CONTAINER_TYPE) == Some("container")
@@ -101,6 +111,15 @@ impl Bundle {
     /// Returns the container's cgroup, as a path in the hierarchy.
     pub(super) fn cgroup(&self) -> Option<String> {
         cgroup::path(self.spec.pointer("/linux/cgroupsPath")?.as_str()?)
+    }
+
+    /// Returns how readily the kernel ends the container's processes, where that is told.
+    pub(super) fn oom(&self) -> Option<Adjustment> {
+        let wanted = self.spec.pointer("/process/oomScoreAdj")?.as_i64()?;
+        let capabilities = self.spec.pointer("/process/capabilities/bounding");
+        let mut all = capabilities.and_then(Value::as_array).into_iter().flatten();
+        let may_lower = all.any(|name| name == "CAP_SYS_RESOURCE");
+        Some(Adjustment { wanted: wanted.try_into().ok()?, may_lower })
     }
 
     /// Returns the network namespace that the container is given.
@@ -160,6 +179,18 @@ mod tests {
         fs::write(directory.path().join("config.json"), spec.to_string()).unwrap();
         let bundle = Bundle::read(directory.path()).unwrap();
         (directory, bundle)
+    }
+
+    #[test]
+    fn the_specification_tells_whom_the_kernel_ends_first() {
+        let (_directory, mut bundle) = bundle(json!({}));
+        assert_eq!(bundle.oom(), None);
+        let capabilities = |names: &[&str]| json!({ "bounding": names });
+        for (names, may_lower) in [(&["CAP_CHOWN"][..], false), (&["CAP_SYS_RESOURCE"], true)] {
+            let process = json!({ "oomScoreAdj": -997, "capabilities": capabilities(names) });
+            bundle.spec["process"] = process;
+            assert_eq!(bundle.oom(), Some(Adjustment { wanted: -997, may_lower }));
+        }
     }
 
     #[test]

@@ -51,6 +51,13 @@ struct Words<'a> {
 }
 
 impl<'a> Call<'a> {
+    /// Whether `delete` is to end what runs.
+    pub(super) fn is_forced(&self) -> bool {
+        self.rest.iter().any(|word| {
+            matches!(word.to_str(), Some("--force" | "-force" | "-f" | "--force=true" | "-f=true"))
+        })
+    }
+
     /// Splits a command line; `None` when there is no command in it.
     pub(super) fn parse(words: &'a [OsString]) -> Option<Self> {
         let split = Words::split(words, GLOBAL);

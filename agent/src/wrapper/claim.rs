@@ -1,11 +1,9 @@
 //! Asks the node's agent for a checkpoint, and tells it how the restore went.
 
-use std::io::{self, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use fs_err as fs;
 use hyper_util::rt::TokioIo;
 use kybernate_packager::agent_api as api;
 use kybernate_packager::agent_api::agent_client::AgentClient;
@@ -16,6 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::bundle::Bundle;
+use super::mark::Note;
 use super::settings::Settings;
 
 /// How long the agent may take: it judges, which has a limit of its own, and copies captured mounts
@@ -51,16 +50,10 @@ pub(super) struct Dump {
 }
 
 impl Dump {
-    /// Notes, durably, that the container runs: a second start of it in the same pod is none of a
-    /// checkpoint any more.
-    pub(super) fn note_restored(&self) -> io::Result<()> {
-        // Of this operation, and of no restore before.
+    /// Returns what says that the container was restored.
+    pub(super) fn note(&self) -> Note {
         let operation = self.work.file_name().unwrap_or_default();
-        let mut note = fs::File::create(&self.note)?;
-        note.write_all(operation.as_bytes())?;
-        note.sync_all()?;
-        let directory = self.note.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        fs::File::open(directory)?.sync_all()
+        Note { file: self.note.clone(), operation: operation.to_string_lossy().into_owned() }
     }
 }
 
@@ -191,6 +184,7 @@ fn refused(status: &tonic::Status) -> ClaimError {
 
 #[cfg(test)]
 mod tests {
+    use fs_err as fs;
     use rustix::fs::Uid;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 

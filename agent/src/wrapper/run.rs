@@ -148,6 +148,12 @@ pub(super) fn clean(runtime: &Path, call: &Call<'_>, id: &str, begun: &State) ->
     unlocked
 }
 
+/// Whether nothing is in a cgroup; of one that cannot be looked into that is not known.
+pub(super) fn is_empty(cgroup: Option<&str>) -> bool {
+    let processes = |path: &str| Freezer::at(path).and_then(|freezer| freezer.processes());
+    cgroup.is_some_and(|path| processes(path).is_ok_and(|found| found.is_empty()))
+}
+
 /// Kills whatever is in a cgroup until nothing is.
 fn empty(cgroup: &str) -> io::Result<()> {
     let freezer = Freezer::at(cgroup)?;

@@ -28,6 +28,8 @@ pub(super) struct Settings {
     pub(super) state: PathBuf,
     /// Where the agent looks for what CRIU is told about a container: `volumes` beside its tmpfs.
     pub(super) volumes: PathBuf,
+    /// Where the agent looks which pods' containers have begun: `restored` in its root.
+    pub(super) restored: PathBuf,
 }
 
 impl Default for Settings {
@@ -37,6 +39,7 @@ impl Default for Settings {
             agent_socket: AGENT_SOCKET.into(),
             state: "/run/kybernate/runc".into(),
             volumes: "/run/kybernate/volumes".into(),
+            restored: "/var/lib/kybernate/restored".into(),
         }
     }
 }
@@ -93,6 +96,7 @@ mod tests {
         assert_eq!(settings.agent_socket, Path::new(AGENT_SOCKET));
         let agent = crate::config::ServeArgs::default().validate().unwrap();
         assert_eq!(settings.volumes, agent.volumes());
+        assert_eq!(settings.restored, agent.restored());
         let wrong = Settings::parse("runtme = \"/opt/crun\"\n").unwrap_err().to_string();
         assert!(wrong.contains(FILE) && wrong.contains("runtme"), "{wrong}");
     }

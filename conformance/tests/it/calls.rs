@@ -28,6 +28,9 @@ listen = "ADDRESS"
 certificate = "/srv/share/agent.crt"
 key = "/srv/share/agent.key"
 client_ca = "/srv/share/callers.crt"
+[[registry]]
+host = "10.77.0.1:5000"
+plain_http = true
 [[caller]]
 who = "certificate:operator"
 may = ["read", "checkpoint", "restore", "stage"]
@@ -154,6 +157,10 @@ impl Asked<'_> {
         let output = self.ask("other/operator", &["ps"]);
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert!(said(&output).contains("no certificate that it accepts"), "{}", said(&output));
+        // Whoever is on the way to another registry would read the node's password for that.
+        let other =
+            ["checkpoint", "job", "10.77.0.1:5001/x:v1", "--plain-http", "--sign-key", &key];
+        refused_here(&self.ask("operator", &other), "10.77.0.1:5001/x:v1 reached by plain HTTP");
         let output = self.ask("operator", &take);
         assert!(output.status.success(), "{}", said(&output));
         assert_eq!(self.ended().last().unwrap()["state"], "done");

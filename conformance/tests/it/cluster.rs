@@ -16,11 +16,12 @@ use std::time::Instant;
 use kybernate_conformance::cluster::Cluster;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::counter;
+use serde_json::Value;
 
 use self::generations::Second;
 use self::pod::{Wanted, secret};
 use self::policies::References;
-use self::story::Story;
+use self::story::{PODS, Story};
 use crate::harness::{MEMORY, limit};
 
 /// From which node to which the counting process moves.
@@ -50,6 +51,12 @@ fn what_is_around_it_is_the_pods(story: &Story, name: &str, node: &Node) {
     let programs = story.programs_of(name);
     assert!(!programs.contains(&"tail".to_owned()), "{programs:?}");
     assert_eq!(limit(node, &story.container(name), MEMORY), (256 << 20).to_string());
+    // The kubelet asks for another one where a pod may have more memory.
+    let seen = story.exec(name, &["sh", "-c", "cat /proc/[0-9]*/oom_score_adj 2>/dev/null; true"]);
+    let words = ["ctr", "-n", PODS, "container", "info", "--spec", &story.container(name)];
+    let spec: Value = serde_json::from_str(&node.run(&words).unwrap()).unwrap();
+    let wanted = spec["process"]["oomScoreAdj"].to_string();
+    assert!(seen.lines().count() > 2 && seen.lines().all(|one| one == wanted), "{wanted}: {seen}");
 
     // Its standard output is the new container's: it begins where the old one ended.
     let log = story.cluster.kubectl(&["logs", name]).unwrap();

@@ -105,7 +105,7 @@ fn life(node: &Node, runtime: &str) -> Vec<String> {
 }
 
 /// Returns a text with one `0` for each number in it, and one space between words: a table's columns
-/// are as wide as its numbers.
+/// are as wide as its numbers. How much memory caches files is left out where there is none.
 fn alike(text: &str) -> String {
     let mut alike = String::new();
     for letter in text.chars() {
@@ -114,7 +114,7 @@ fn alike(text: &str) -> String {
             alike.push(letter);
         }
     }
-    alike
+    alike.replace("\"cache\":0,", "")
 }
 
 #[test]

@@ -2,8 +2,11 @@
 
 use std::process::{Output, Stdio};
 
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
+use kybernate_conformance::scenario::Scenario;
 
+use crate::failures::victims::END_LIMIT;
 use crate::harness::{
     at_once, checkpoint, next_agents, refused, refused_here, restore, said, start,
 };
@@ -12,6 +15,9 @@ use crate::pods::{CONFIG, Spot, Staged, WORKLOAD, command_of, make_ready, root, 
 /// Directories of each node.
 const SECRET: &str = "/var/lib/kybernate/secret";
 const DATA: &str = "/var/lib/kybernate/data";
+
+/// A file system in memory, which a dump fills.
+const MEMORY: &str = "type=tmpfs,src=tmpfs,dst=/own,options=nosuid:nodev";
 
 fn volume(source: &str, place: &str, rights: &str) -> String {
     format!("type=bind,src={source},dst={place},options=rbind:rprivate:{rights}")
@@ -131,6 +137,79 @@ fn no_captured_mount_leads_a_volume_elsewhere() {
         scenario.remove(node, "main").unwrap();
     });
     scenario.end().unwrap();
+}
+
+/// CRIU opens each file by its path, as root, while it has directories of the node open: a link that has come
+/// into the way since would lead it there.
+#[test]
+fn no_link_leads_an_open_file_elsewhere() {
+    let mut scenario = start();
+    next_agents(&mut scenario, CONFIG);
+    let image = scenario.image();
+    at_once(&scenario, |node| {
+        node.run(&["ctr", "image", "pull", "--plain-http", &image]).unwrap();
+        let sh = |script: &str| node.run(&["sh", "-c", script]).unwrap();
+        sh(&format!("mkdir -p {SECRET} {DATA}/d && echo node >{SECRET}/open"));
+        let data = volume(DATA, "/data", "rw");
+        let holds = "mkdir /own/d; exec 8<>/own/d/open 7<>/data/d/open; echo own >&7; \
+                     while true; do sleep 0.1; done";
+        let more = ["ctr", "run", "-d", "--mount", &data, "--mount", MEMORY];
+        node.run(&[&more[..], &[&image, "job", "sh", "-c", holds]].concat()).unwrap();
+        assert!(wait_until(END_LIMIT, || sh(&format!("cat {DATA}/d/open || true")) == "own\n"));
+        let reference = scenario.reference(&format!("names/open-{}:v1", node.name()));
+        let pinned = format!("{reference}@{}", checkpoint(&scenario, node, "job", &reference));
+        scenario.remove(node, "job").unwrap();
+        make_ready(&scenario, node, &pinned);
+
+        let allow = ["--allow-mount", &format!("{DATA}:/data")];
+        let reason = "a link leads its open file \"/data/d/open\" elsewhere";
+        sh(&format!("mv {DATA}/d {DATA}/real"));
+        for target in [SECRET, "real", "/proc/self/fd/126/../..", "/proc/1/root/var"] {
+            sh(&format!("ln -sfn {target} {DATA}/d"));
+            refused(&scenario, node, &reference, &allow, reason);
+            let output = create_on(node, &pinned, std::slice::from_ref(&data));
+            let text = said(&output);
+            assert!(!output.status.success() && text.contains(reason), "{target}: {text}");
+            node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        }
+        sh(&format!("rm {DATA}/d && mv {DATA}/real {DATA}/d"));
+
+        // Nor in what the dump itself has in memory.
+        let forged = forge(&scenario, node, [&reference, &image]);
+        let reason = "its own files have a link, \"/own/d\", on the way";
+        let known = ["--allow-unknown-facts", "--allow-new-privileges"];
+        refused(&scenario, node, &forged, &[&allow[..], &known].concat(), reason);
+        let output = restore(&scenario, node, &reference, "job", &allow);
+        assert!(output.status.success(), "{}", said(&output));
+        let held = sh(&format!("cat {}/fd/7", root(node, "job").trim_end_matches("/root")));
+        assert_eq!((&*held, &*sh(&format!("cat {SECRET}/open"))), ("own\n", "node\n"));
+        let linked = sh(&format!("readlink {}/fd/8", root(node, "job").trim_end_matches("/root")));
+        assert_eq!(linked, "/own/d/open\n");
+        scenario.remove(node, "job").unwrap();
+    });
+    scenario.end().unwrap();
+}
+
+/// Makes a checkpoint of another one that has a link in memory, where a file is open.
+fn forge(scenario: &Scenario, node: &Node, [reference, image]: [&str; 2]) -> String {
+    let key = format!("/srv/share/node-{}.key", node.name());
+    let public = format!("/srv/share/node-{}.pub", node.name());
+    let mount = format!("/data={DATA}");
+    let words = ["export", reference, "/tmp/own.tar", "--format", "cri", "--key", &public];
+    scenario.kyb_json(node, &[&words[..], &["--plain-http", "--mount", &mount]].concat()).unwrap();
+    let script = format!(
+        "set -e; mkdir -p /tmp/own /tmp/led; cd /tmp/own; tar -xf ../own.tar; ln -s {SECRET} ../led/d
+        for one in checkpoint/tmpfs-dev-*; do
+            if tar -tzf $one ./d/open >/dev/null 2>&1; then tar -C ../led -czf $one .; fi
+        done
+        tar -cf ../forged.tar *; rm -r ../led"
+    );
+    node.run(&["sh", "-c", &script]).unwrap();
+    let forged = scenario.reference(&format!("names/forged-{}:v1", node.name()));
+    let words = ["import", "/tmp/forged.tar", &forged, "--format", "cri", "--image", image];
+    let signed = ["--namespace", "default", "--sign-key", &key, "--plain-http"];
+    scenario.kyb_json(node, &[&words[..], &signed].concat()).unwrap();
+    forged
 }
 
 /// CRIU would take what is behind the colon for what is mounted from the node. Who restores what is provided

@@ -8,12 +8,18 @@ use kybernate_conformance::scenario::{Scenario, counter};
 
 use crate::cgroups;
 use crate::failures::victims::running;
-use crate::harness::{at_once, checkpoint, said, start};
+use crate::harness::{at_once, checkpoint, next_agents, said, start};
 use crate::workloads::Place;
 
 /// What an agent is told beyond its keys.
-pub(crate) const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[pods]\nrestore_limit = \"5s\"\n\
-                      [[registry]]\nhost = \"10.77.0.1:5000\"\nplain_http = true\n";
+pub(crate) const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[[registry]]\n\
+                      host = \"10.77.0.1:5000\"\nplain_http = true\n";
+
+/// The same, for those that wait until a restore has taken too long: "5s". A busy machine may need as long
+/// for one that works.
+pub(crate) fn with_limit(limit: &str) -> String {
+    format!("{CONFIG}[pods]\nrestore_limit = \"{limit}\"\n")
+}
 
 /// Permissions of the root directory when the checkpoint is taken. No container has them by itself.
 pub(crate) const ROOT_MODE: &str = "1555";
@@ -125,13 +131,19 @@ impl Staged {
         Spot { scenario: &self.scenario, node, pinned: &self.pinned, before: &self.before }
     }
 
+    /// Has both agents give up a restore early.
+    pub(crate) fn in_haste(mut self) -> Self {
+        next_agents(&mut self.scenario, &with_limit("5s"));
+        self
+    }
+
     /// Kills the agent of the node, and leaves it without one.
     pub(crate) fn kill_agent(&mut self) {
         self.scenario.agent(self.at).take().unwrap().kill();
     }
 
     pub(crate) fn start_agent(&mut self) {
-        self.scenario.next_agent(self.at, CONFIG).unwrap();
+        self.scenario.next_agent(self.at, &with_limit("5s")).unwrap();
     }
 }
 
@@ -332,13 +344,15 @@ fn what_cannot_be_restored_fails_or_starts_afresh_as_the_pod_wants() {
             node.output(&["ctr", "container", "rm", "main"]).unwrap();
         }
         // A cold start is a start like any other.
-        let cold = "on-failure.kybernate.io/main=cold";
-        let output = create(node, &base, &[&unstaged, cold]);
+        let output = create(node, &base, &[&unstaged, COLD]);
         assert!(output.status.success(), "{}", said(&output));
         let fresh = staged.scenario.wait_for_ticks(node, "main").unwrap();
         assert_ne!(fresh["boot_id_of_process"], staged.before["boot_id_of_process"]);
         staged.scenario.remove(node, "main").unwrap();
     });
+
+    staged.on_both(is_not_begun_before_its_start);
+    staged.on_both(begins_afresh_once);
 
     // Without an agent there is no checkpoint.
     drop((staged.scenario.agent_a.take(), staged.scenario.agent_b.take()));
@@ -348,4 +362,104 @@ fn what_cannot_be_restored_fails_or_starts_afresh_as_the_pod_wants() {
         assert!(!output.status.success() && text.contains("failed to reach the agent"), "{text}");
     });
     staged.scenario.end().unwrap();
+}
+
+/// Returns the labels of a Pod's container `main`, as options of `ctr`.
+fn of_pod(uid: &str) -> Vec<String> {
+    let uid = format!("io.kubernetes.pod.uid={uid}");
+    let labels = ["io.kubernetes.pod.namespace=default", &uid, "io.kubernetes.container.name=main"];
+    labels.iter().flat_map(|label| ["--label", label]).map(str::to_owned).collect()
+}
+
+/// Has a failed restore start afresh.
+const COLD: &str = "on-failure.kybernate.io/main=cold";
+
+/// Names a checkpoint that is nowhere.
+fn nowhere() -> String {
+    format!("restore.kybernate.io/main=10.77.0.1:5000/none@sha256:{}", "0".repeat(64))
+}
+
+impl Spot<'_> {
+    /// Creates and starts a container `main` of a Pod.
+    fn create_in_pod(
+        &self,
+        uid: &str,
+        named: [&str; 2],
+        annotations: &[&str],
+        options: &[&str],
+    ) -> Output {
+        let annotation = format!("io.kubernetes.cri.sandbox-uid={uid}");
+        let annotations = [&[&*annotation], annotations].concat();
+        let labels = of_pod(uid);
+        let options = labels.iter().map(String::as_str).chain(options.iter().copied());
+        let options: Vec<&str> = options.collect();
+        let mut command = command_of(self.node, named, &annotations, &options, &WORKLOAD);
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Whether a container has begun afresh.
+    fn is_afresh(&self, id: &str) -> bool {
+        let status = self.scenario.wait_for_ticks(self.node, id).unwrap();
+        status["boot_id_of_process"] != self.before["boot_id_of_process"]
+    }
+
+    /// Makes the Pod one that is there whatever becomes of its container: nothing of it is forgotten.
+    fn begin_pod(&self, uid: &str, image: &str) {
+        let labels = of_pod(uid);
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        self.node
+            .run(&[&["ctr", "container", "create"], &labels[..], &[image, "other"]].concat())
+            .unwrap();
+    }
+}
+
+/// A Pod's container that could not be restored, and began afresh, is not restored when it is created again,
+/// unless its Pod wants that: its data has gone on.
+fn begins_afresh_once(spot: Spot<'_>) {
+    let Spot { scenario, node, pinned, .. } = spot;
+    let (base, wish) = (scenario.image(), spot.wish());
+    spot.begin_pod("0-7", &base);
+    let first = spot.create_in_pod("0-7", [&base, "main-0"], &[&nowhere(), COLD], &[]);
+    assert!(first.status.success() && spot.is_afresh("main-0"), "{}", said(&first));
+    scenario.remove(node, "main-0").unwrap();
+    let fail = "on-restart.kybernate.io/main=fail";
+    let fails = spot.create_in_pod("0-7", [pinned, "main-1"], &[&wish, COLD, fail], &[]);
+    let text = said(&fails);
+    assert!(!fails.status.success() && text.contains("it began afresh before"), "{text}");
+    node.output(&["ctr", "container", "rm", "main-1"]).unwrap();
+    let again = spot.create_in_pod("0-7", [pinned, "main-2"], &[&wish, COLD], &[]);
+    assert!(again.status.success() && spot.is_afresh("main-2"), "{}", said(&again));
+    scenario.remove(node, "main-2").unwrap();
+    let restore = "on-restart.kybernate.io/main=restore";
+    let wanted = spot.create_in_pod("0-7", [pinned, "main-3"], &[&wish, restore], &[]);
+    assert!(wanted.status.success() && !spot.is_afresh("main-3"), "{}", said(&wanted));
+    scenario.remove(node, "main-3").unwrap();
+    node.run(&["ctr", "container", "rm", "other"]).unwrap();
+}
+
+/// kybernate-runc, but that nothing is started.
+const NO_START: &str = "#!/bin/sh\n\
+    for word; do [ \"$word\" != start ] || { echo not today >&2; exit 1; }; done\n\
+    exec /srv/bin/kybernate-runc \"$@\"\n";
+
+/// What was created in a Pod, and ended before it was started, has not begun: it is restored later.
+fn is_not_begun_before_its_start(spot: Spot<'_>) {
+    let Spot { scenario, node, pinned, .. } = spot;
+    let (base, wish) = (scenario.image(), spot.wish());
+    spot.begin_pod("0-8", &base);
+    fs::write(node.path("/usr/local/bin/no-start"), NO_START).unwrap();
+    node.run(&["chmod", "755", "/usr/local/bin/no-start"]).unwrap();
+    let unstarted = ["--runc-binary", "/usr/local/bin/no-start"];
+    for (image, annotations) in [(&*base, &[&*nowhere(), COLD][..]), (pinned, &[&*wish])] {
+        let output = spot.create_in_pod("0-8", [image, "main-0"], annotations, &unstarted);
+        assert!(!output.status.success(), "{}", said(&output));
+        node.output(&["ctr", "task", "rm", "-f", "main-0"]).unwrap();
+        node.run(&["ctr", "container", "rm", "main-0"]).unwrap();
+        let noted = node.run(&["sh", "-c", "ls /var/lib/kybernate/restored/default"]).unwrap();
+        assert_eq!(noted, "", "{annotations:?}");
+    }
+    let restored = spot.create_in_pod("0-8", [pinned, "main-1"], &[&wish], &[]);
+    assert!(restored.status.success() && !spot.is_afresh("main-1"), "{}", said(&restored));
+    scenario.remove(node, "main-1").unwrap();
+    node.run(&["ctr", "container", "rm", "other"]).unwrap();
 }

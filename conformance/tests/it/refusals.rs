@@ -231,7 +231,7 @@ const CONFINED: [&str; 8] = [
 
 /// Its limits, in seconds and bytes. The last one is set last.
 const LIMITS: [(&str, &str); 5] = [
-    ("Max cpu time", "60"),
+    ("Max cpu time", "3600"),
     ("Max address space", "1073741824"),
     ("Max core file size", "0"),
     ("Max file size", "0"),

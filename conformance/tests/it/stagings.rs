@@ -208,6 +208,37 @@ fn a_checkpoint_on_disk_is_restored_by_the_next_agent() {
     scenario.end().unwrap();
 }
 
+/// As the kernel makes one that has a fault. What the agent is for goes on.
+#[test]
+fn a_tier_on_a_disk_for_reading_only_keeps_no_agent_from_its_work() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        let agent = scenario.start_agent(node, DISK).unwrap();
+        let told = scenario.kyb_json(node, &["node"]).unwrap();
+        let directory = tier(&told, "nvme")["directory"].as_str().unwrap().to_owned();
+        agent.kill();
+        node.run(&["mount", "-t", "tmpfs", "-o", "ro,mode=0755", "disk", &directory]).unwrap();
+        let agent = scenario.start_agent(node, DISK).unwrap();
+        let reference = scenario.reference(&format!("staging/read-only:{}", node.name()));
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        checkpoint(scenario, node, "job", &reference);
+        let words = ["stage", &reference, "--tier", "nvme", "--plain-http"];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert!(!output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("the nvme tier is closed"), "{}", said(&output));
+        scenario.remove(node, "job").unwrap();
+        let (told, _) = restored(scenario, node, &reference, "job");
+        assert!(told["staged"].is_null(), "{told}");
+        agent.kill();
+        node.run(&["umount", &directory]).unwrap();
+        let _agent = scenario.start_agent(node, DISK).unwrap();
+        stage(scenario, node, &reference, "nvme");
+        scenario.remove(node, "job").unwrap();
+    });
+    scenario.end().unwrap();
+}
+
 /// Each line that they have logged is an object; the agent before them spoke text.
 fn logs_objects(scenario: &Scenario, node: &Node) {
     let name = format!("agent-{}.log", node.name());

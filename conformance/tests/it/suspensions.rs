@@ -1,5 +1,6 @@
 //! Containers that are suspended in place: nothing of them runs until somebody resumes them.
 
+use std::path::Path;
 use std::process::Child;
 
 use kybernate_conformance::command::wait_until;
@@ -91,7 +92,8 @@ fn a_suspended_container_stands_still_until_it_is_resumed() {
         stays_suspended(&scenario, node);
     });
     on_both(&mut scenario, |scenario, node, agent| {
-        let _agent = is_resumed(scenario, node, agent);
+        let agent = is_resumed(scenario, node, agent);
+        let _agent = divides_itself(scenario, node, agent);
         is_somebody_elses(scenario, node);
     });
     scenario.end().unwrap();
@@ -132,6 +134,35 @@ fn is_resumed(scenario: &Scenario, node: &Node, agent: Agent) -> Agent {
     assert_eq!(status(scenario, node, "job"), ("running".to_owned(), false));
     let told = scenario.kyb_json(node, &["resume", "job"]).unwrap();
     assert_eq!(told["already"], true);
+    agent
+}
+
+/// A process in a cgroup within the container's, as systemd makes them, changes nothing: that is not
+/// frozen by itself, at which nobody would find it, and it is found by the next agent.
+fn divides_itself(scenario: &Scenario, node: &Node, agent: Agent) -> Agent {
+    let freezer = node.freezer("job");
+    let within = freezer.directory().join("init.scope");
+    fs_err::create_dir(&within).unwrap();
+    let go = |from: &Path, to: &Path| {
+        for pid in fs_err::read_to_string(from.join("cgroup.procs")).unwrap().lines() {
+            fs_err::write(to.join("cgroup.procs"), pid).unwrap();
+        }
+    };
+    go(freezer.directory(), &within);
+    scenario.kyb_json(node, &["suspend", "job"]).unwrap();
+    assert!(freezer.is_frozen());
+    assert_eq!(scenario.kyb_json(node, &["suspend", "job"]).unwrap()["already"], true);
+    agent.kill();
+    let agent = scenario.start_agent(node, "").unwrap();
+    stands_still(scenario, node, "job", "clock");
+    // containerd knows nothing of this, and takes it for running.
+    scenario.kyb_json(node, &["resume", "job"]).unwrap();
+    freezer.set(true).unwrap();
+    fails(scenario, node, &["suspend", "job"], "paused by somebody else");
+    freezer.set(false).unwrap();
+    scenario.wait_for_ticks(node, "job").unwrap();
+    go(&within, freezer.directory());
+    fs_err::remove_dir(&within).unwrap();
     agent
 }
 

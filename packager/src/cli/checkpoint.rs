@@ -73,9 +73,10 @@ pub(super) struct Checkpoint {
     /// base. Agents do so by themselves, unless their configuration says otherwise.
     #[arg(long)]
     page_hashes: bool,
-    /// Longest pause, from 1s to 1h: after that the container runs on, whatever has happened.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = pause)]
-    pause_deadline: Duration,
+    /// Longest pause, from 1s to 1h: after that the container runs on, whatever has happened. By default
+    /// what the agent's configuration says (`pause_deadline`), 60s where it says nothing.
+    #[arg(long, value_name = "TIME", value_parser = pause)]
+    pause_deadline: Option<Duration>,
     /// Cancel the checkpoint when it takes longer than this.
     #[arg(long, value_name = "TIME", value_parser = time_out)]
     timeout: Option<u32>,
@@ -208,8 +209,10 @@ impl Checkpoint {
             runnable: runnable.into(),
             no_subject: self.no_subject,
             plain_http: self.connection.is_plain(reference),
-            pause_deadline_seconds: u32::try_from(self.pause_deadline.as_secs())
-                .map_err(Failure::usage)?,
+            pause_deadline_seconds: u32::try_from(
+                self.pause_deadline.unwrap_or_default().as_secs(),
+            )
+            .map_err(Failure::usage)?,
             unsigned: matches!(signer, Signer::Nobody),
             base: self.base.as_ref().map(ToString::to_string).unwrap_or_default(),
             page_hashes: self.page_hashes,

@@ -90,6 +90,12 @@ pub struct ProcessCore {
 /// What each thread has of its own.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ThreadCore {
+    /// How much it gives way to others: less than 0 before them.
+    #[prost(sint32, optional, tag = "3")]
+    pub nice: Option<i32>,
+    /// How it is scheduled (`sched(7)`).
+    #[prost(uint32, optional, tag = "4")]
+    pub policy: Option<u32>,
     /// Signals sent to the thread.
     #[prost(message, optional, tag = "9")]
     pub signals: Option<Signals>,

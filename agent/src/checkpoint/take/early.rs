@@ -16,8 +16,6 @@ use crate::checkpoint::Memory;
 use crate::checkpoint::ahead;
 use crate::checkpoint::capture::Draft;
 use crate::checkpoint::error::CheckpointError;
-use crate::operations::Made;
-use crate::revive::Paused;
 use crate::{cgroup, criu_config, criu_log, dumper, process, stage};
 
 /// How long copying may take before the pause. The container runs meanwhile.
@@ -47,9 +45,7 @@ impl Taking<'_> {
         }
         self.driver.step("copy");
         self.is_the_same().await?;
-        let Paused { pid, directory, .. } = self.paused();
-        let born = self.source.born;
-        self.driver.will_make(Made::Paused { pid, born, directory }).await?;
+        self.driver.will_make(self.pause()).await?;
         let since = ahead::moment(&self.source.freezer).await;
         self.running().await?;
         let Some(since) = since else { return Ok(None) };
@@ -76,10 +72,8 @@ impl Taking<'_> {
         }
         self.driver.step("pre-copy");
         self.is_the_same().await?;
-        let Paused { pid, directory, .. } = self.paused();
-        let born = self.source.born;
         // A CRIU that is ended may leave it standing.
-        self.driver.will_make(Made::Paused { pid, born, directory }).await?;
+        self.driver.will_make(self.pause()).await?;
         if let Some(guardian) = &mut self.guardian {
             // How long each round holds it is watched here.
             guardian.extend(COPY_LIMIT).await?;

@@ -88,6 +88,10 @@ impl Taking<'_> {
                 Err(error) if error.is_not_found() => {}
                 killed => killed?,
             }
+        }
+        // Nothing of it runs from now on, however late it is seen to end.
+        self.driver.update(|record| record.conclusion = record.stored.clone()).await?;
+        if is_ours {
             let revived = self.paused().revive(Instant::now() + DUMP_PATIENCE).await?;
             if revived != Revived::Gone {
                 namespace.wait(container, END_LIMIT).await?;

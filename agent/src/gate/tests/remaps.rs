@@ -1,6 +1,6 @@
 //! Files that CRIU links for a moment.
 
-use super::images::{REMAPS, Remap};
+use super::images::{GHOST_FILE, GhostFile, REMAPS, Remap};
 use super::*;
 use crate::gate::remaps::CopyFact;
 
@@ -12,6 +12,7 @@ fn images(files: &[(u32, &str, Option<i32>)], remaps: &[Remap]) -> Vec<(String, 
         File {
             kind: 1,
             id,
+            socket: None,
             regular: Some(RegularFile { id, name, mount, ..RegularFile::default() }),
         }
     }));
@@ -82,6 +83,44 @@ fn no_file_is_copied_to_where_the_nodes_files_are() {
             assert!(refused.contains("to no plain path"), "{name}: {refused}");
         }
     }
+}
+
+#[test]
+fn a_file_without_a_name_is_opened_by_none() {
+    let files = [(4, "/tmp/gone"), (5, "/tmp/gone"), (6, "/tmp/linked"), (7, "/tmp/link_remap.7")];
+    let remaps = [Remap { file: 4, of: 9, kind: Some(1) }, Remap { file: 6, of: 7, kind: Some(0) }];
+    let paths = summary(&files, &remaps).unwrap().paths();
+    // Another of the same name is there, and so is what one is linked from.
+    assert_eq!(paths.opened, ["/tmp/gone", "/tmp/link_remap.7", "/tmp/linked"]);
+    assert_eq!(paths.made, ["/tmp/gone"]);
+    assert_eq!(summary(&files[..1], &remaps[..1]).unwrap().paths().opened, [""; 0]);
+}
+
+#[test]
+fn a_file_without_a_name_leads_nowhere() {
+    let judged = |name: &str, mode, target: Option<&str>| {
+        let target = target.map(str::to_owned);
+        let ghost = GhostFile { user: 0, group: 0, mode, target }.encode_to_vec();
+        // Its content comes behind it, and is of any length.
+        let content = [image(GHOST_FILE, &[ghost]), vec![7; 5]].concat();
+        let mut images = Dump::default().images();
+        images.push((name.to_owned(), content));
+        summarise(&images, &[]).map(drop)
+    };
+    for mode in [0o100_644, 0o104_755, 0o040_755, 0o010_600] {
+        judged("ghost-file-1f.img", mode, None).unwrap();
+    }
+    for mode in [0o120_777, 0o020_666, 0o060_660, 0o140_755, 0o644] {
+        let told = judged("ghost-file-1f.img", mode, Some("/proc/self/fd/126/../..")).unwrap_err();
+        assert!(told.contains("neither a file, a directory nor a pipe"), "{mode:o}: {told}");
+    }
+    for name in ["ghost-file-1F.img", "ghost-file-01f.img", "ghost-file-x.img"] {
+        let told = judged(name, 0o100_644, None).unwrap_err();
+        assert!(told.contains("no name that CRIU gives a file"), "{name}: {told}");
+    }
+    let mut images = Dump::default().images();
+    images.push(("ghost-file-1.img".to_owned(), image(GHOST_FILE, &[])));
+    assert!(summarise(&images, &[]).unwrap_err().contains("must have a record"));
 }
 
 #[test]

@@ -35,14 +35,18 @@ pub(super) async fn drive(
     (cleared, cancel): (CancellationToken, &CancellationToken),
 ) -> Option<Conclusion> {
     let Driven { app, driver, claim, .. } = driven;
-    let mut is_clear = true;
+    let is_clear;
     let stopped = driver.stopped(cancel.clone());
     let prepared = until_given_up(stopped, &mut answer, |wanted| prepare(driven, wanted)).await;
     let conclusion = match prepared {
         Err(error) => {
             let told = room::explained(app, &claim.namespace, &error).await;
             let conclusion = driver.ends(Conclusion::failed(told, error.refused_by()));
-            // It may start afresh now: the directories of its pod are as they were.
+            is_clear = !matches!(error, ClaimError::Left(_));
+            if !is_clear {
+                driven.pod.note_left().await;
+            }
+            // It may start afresh now: the directories of its pod are as they were, or it is told.
             forget_given(driven, false).await;
             // Whoever asked may have gone.
             drop(answer.send(Err(error)));
@@ -65,6 +69,9 @@ pub(super) async fn drive(
             }
             let conclusion;
             (conclusion, is_clear) = conclude(prepared, driver.id(), problem).await;
+            if !is_clear {
+                driven.pod.note_left().await;
+            }
             if conclusion.state == State::Done {
                 // Whoever was quicker has come too late all the same.
                 driver.commit(COMMITTED).unwrap_or_else(|Cancelled| {
@@ -187,7 +194,10 @@ where
         () = answer.closed() => ClaimError::GivenUp,
     };
     wanted.cancel();
-    prepared.await.or(Err(reason))
+    match prepared.await {
+        Err(error) if !matches!(error, ClaimError::Left(_)) => Err(reason),
+        prepared => prepared,
+    }
 }
 
 /// Waits for what kybernate-runc says of the restore. When it had gone before it was `told` of the

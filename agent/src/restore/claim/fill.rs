@@ -91,8 +91,8 @@ pub(super) fn directories(targets: &[Target<'_>]) -> Vec<PathBuf> {
     targets.iter().map(|(_, directory)| directory.clone()).collect()
 }
 
-/// Fills them, and returns what was filled; nothing of it stays after an error, as when it is not
-/// `wanted` any more.
+/// Fills them, and returns what was filled; nothing of it stays after an error but [`ClaimError::Left`], as
+/// when it is not `wanted` any more.
 pub(super) async fn fill(
     tars: Tars<'_>,
     targets: Vec<Target<'_>>,
@@ -106,14 +106,12 @@ pub(super) async fn fill(
         let had = match had.map_err(io::Error::other).and_then(|had| had) {
             Ok(had) => had,
             Err(error) => {
-                let _logged = empty_again(filled).await;
-                return Err(ClaimError::Place(error));
+                return Err(undone(filled, ClaimError::Place(error)).await);
             }
         };
         filled.push(Filled { directory: directory.clone(), names: Arc::clone(&names), had });
         if let Err(error) = volume::unpack_one(tars, volume, (&directory, names), wanted).await {
-            let _logged = empty_again(filled).await;
-            return Err(error.into());
+            return Err(undone(filled, error.into()).await);
         }
     }
     Ok(filled)
@@ -157,6 +155,11 @@ impl Filled {
         let permitted = fs::set_permissions(&self.directory, Permissions::from_mode(mode));
         emptied.and(owned).and(permitted)
     }
+}
+
+/// Takes away what directories were filled with, after an error, and returns what is told.
+pub(super) async fn undone(filled: Vec<Filled>, error: ClaimError) -> ClaimError {
+    if empty_again(filled).await { error } else { ClaimError::Left(Box::new(error)) }
 }
 
 /// Takes away what directories were filled with: another attempt wants them empty, and who starts afresh
@@ -211,6 +214,7 @@ fn remove(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use kybernate_packager::agent_api::NEVER_FRESH;
     use serde_json::json;
 
     use super::*;
@@ -231,6 +235,25 @@ mod tests {
             fs::read_dir(&directory).unwrap().map(|one| one.unwrap().file_name()).collect();
         assert_eq!(left, ["theirs"]);
         assert_eq!(Had::of(&directory).unwrap().mode, 0o1777);
+    }
+
+    #[tokio::test]
+    async fn nothing_starts_afresh_beside_what_is_left() {
+        let top = tempfile::tempdir().unwrap();
+        let had = Had::of(top.path()).unwrap();
+        let filled = |directory: &str| {
+            let directory = top.path().join(directory);
+            vec![Filled { directory, names: Names::default(), had }]
+        };
+        let failed = || ClaimError::Place(io::Error::other("full"));
+        let told = undone(filled(""), failed()).await;
+        assert!(!told.forbids_fresh() && matches!(told, ClaimError::Place(_)), "{told}");
+        // It cannot be made what it was.
+        let told = undone(filled("gone"), failed()).await;
+        assert!(told.forbids_fresh(), "{told}");
+        let status = tonic::Status::from(told);
+        assert!(status.metadata().contains_key(NEVER_FRESH), "{status}");
+        assert!(status.message().ends_with(": full"), "{status}");
     }
 
     fn bind(destination: &str, source: &str) -> serde_json::Value {

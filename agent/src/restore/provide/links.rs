@@ -2,7 +2,7 @@
 //! elsewhere. Where the agent restores, it looks each name up (`crate::rootfs`); who restores what is
 //! provided does that alone. So no layer may have a link on the way to a place where something is to be.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 use fs_err as fs;
 use rustix::io::Errno;
 
+use crate::gate::{Paths, leads_out};
 use crate::layer::{self, LayerError, Link};
 use crate::operations::RefusedBy;
 use crate::restore::rules::Refusal;
@@ -19,6 +20,9 @@ use crate::runtime::Mount;
 
 /// Layers with more links are not provided with allowed mounts: each is kept in mind.
 const LINKS_MAX: usize = 200_000;
+
+/// By as many paths what CRIU makes is looked for.
+const WAYS_MAX: usize = 4096;
 
 /// By this attribute, overlayfs takes a directory of the layers below for another one of them.
 const REDIRECT: &str = "trusted.overlay.redirect";
@@ -55,10 +59,16 @@ pub(super) fn lead_nowhere(
             found = look.in_directory(directory)?;
         }
     }
+    let mut ways = Ways::of(others);
+    if found.is_none() {
+        found = ways.follow(&look, layer)?;
+    }
     if let Some(reason) = found {
         return Ok(Err(Refusal::one(RefusedBy::Identity, reason)));
     }
-    if binds.is_empty() {
+    let paths = Paths { made: ways.all.into_iter().collect(), ..others.paths.clone() };
+    let others = &Others { paths, ..others.clone() };
+    if binds.is_empty() && others.paths.opened.is_empty() && others.paths.made.is_empty() {
         return Ok(Ok(()));
     }
     // No link is on the way to any of them, so an empty root file system has the same names. What is in
@@ -67,10 +77,116 @@ pub(super) fn lead_nowhere(
     Ok(Refusal::unless_none(RefusedBy::Identity, clashes))
 }
 
-/// Returns where something is to be, when something of the node is.
+/// Paths of what CRIU makes, and those that links may lead them by: through links of any layer, seen or
+/// hidden.
+struct Ways {
+    all: BTreeSet<String>,
+    /// What is in memory there, and comes from the dump.
+    memory: Vec<Link>,
+}
+
+impl Ways {
+    fn of(others: &Others) -> Self {
+        let Paths { made, memory, .. } = &others.paths;
+        let link = |(place, target): (&String, &String)| Link {
+            place: place.trim_start_matches('/').into(),
+            target: target.into(),
+            is_hard: false,
+        };
+        Self {
+            all: made.iter().cloned().collect(),
+            memory: memory.links.iter().map(link).collect(),
+        }
+    }
+
+    /// Follows them until they lead nowhere else. Returns the first that leads out of a container, or on
+    /// and on.
+    fn follow(&mut self, look: &Look<'_>, layer: &Path) -> io::Result<Option<String>> {
+        let mut known = 0;
+        while known < self.all.len() {
+            known = self.all.len();
+            let mut led = BTreeSet::new();
+            let mut wrong = None;
+            let mut take = |link: &Link| {
+                wrong = wrong.take().or_else(|| self.led_by(link, &mut led));
+            };
+            self.memory.iter().for_each(&mut take);
+            if let Err(reason) = read_links(layer, &mut take)? {
+                return Ok(Some(reason));
+            }
+            for directory in &look.directories {
+                let take = |place: &Path, target: &Path| {
+                    let (place, target) = (place.to_owned(), target.to_owned());
+                    take(&Link { place, target, is_hard: false });
+                    None::<()>
+                };
+                each_link(directory, |_| Ok(None), take)?;
+            }
+            if wrong.is_some() {
+                return Ok(wrong);
+            }
+            self.all.extend(led);
+            if self.all.len() > WAYS_MAX {
+                return Ok(Some(format!(
+                    "links lead what CRIU makes by more than {WAYS_MAX} ways"
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds to `led` where a link leads. Returns why that is nowhere in a container.
+    fn led_by(&self, link: &Link, led: &mut BTreeSet<String>) -> Option<String> {
+        let (place, target) = (format!("/{}", link.place.display()), link.target.to_string_lossy());
+        for way in &self.all {
+            let Some(rest) =
+                way.strip_prefix(&*place).filter(|rest| rest.is_empty() || rest.starts_with('/'))
+            else {
+                continue;
+            };
+            // Another name of a symbolic link is one, too, and of nothing else is anything below it.
+            if link.is_hard && rest.is_empty() {
+                continue;
+            }
+            let above = place.rsplit_once('/').map_or("", |(above, _)| above);
+            let to = if target.starts_with('/') {
+                format!("{target}{rest}")
+            } else {
+                format!("{above}/{target}{rest}")
+            };
+            let plain = lexical(&to);
+            if link.is_hard || leads_out(&to) || leads_out(&plain) {
+                return Some(format!(
+                    "its link {place:?} leads {way:?}, which CRIU makes, elsewhere"
+                ));
+            }
+            if led.len() <= WAYS_MAX {
+                led.extend([to, plain]);
+            }
+        }
+        None
+    }
+}
+
+/// Returns a path without `..`, as it is where no link is on the way.
+fn lexical(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            _ => parts.push(part),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
+
+/// Returns where something is to be, when something of the node is, and where CRIU goes.
 fn places(binds: &[Bind], others: &Others) -> Vec<PathBuf> {
+    let below = |place: &str| PathBuf::from(place.trim_start_matches('/'));
+    let opened = others.paths.opened.iter().map(|path| below(path));
     if binds.is_empty() {
-        return Vec::new();
+        return opened.collect();
     }
     let mut places: Vec<&str> = binds.iter().map(|bind| &*bind.place).chain(DEVICES).collect();
     places.extend(others.devices.iter().chain(&others.external).map(String::as_str));
@@ -78,8 +194,7 @@ fn places(binds: &[Bind], others: &Others) -> Vec<PathBuf> {
     if binds.iter().any(|bind| bind.read_only) {
         places.extend(others.mounts.iter().map(String::as_str));
     }
-    let below = |place: &str| PathBuf::from(place.trim_start_matches('/'));
-    places.into_iter().map(below).collect()
+    places.into_iter().map(below).chain(opened).collect()
 }
 
 impl Look<'_> {
@@ -110,28 +225,14 @@ impl Look<'_> {
 
     /// Looks through a directory of a layer.
     fn in_directory(&self, top: &Path) -> io::Result<Option<String>> {
-        let mut left = vec![top.to_owned()];
-        while let Some(directory) = left.pop() {
-            if !self.places.is_empty() && is_redirected(&directory)? {
-                let place = directory.strip_prefix(top).unwrap_or(&directory);
+        let within = |directory: &Path| {
+            if !self.places.is_empty() && is_redirected(directory)? {
+                let place = directory.strip_prefix(top).unwrap_or(directory);
                 return Ok(Some(format!("its {:?} is another directory of it", place.display())));
             }
-            for entry in fs::read_dir(directory)? {
-                let entry = entry?;
-                let kind = entry.file_type()?;
-                if kind.is_dir() {
-                    left.push(entry.path());
-                } else if kind.is_symlink() {
-                    let path = entry.path();
-                    let place = path.strip_prefix(top).unwrap_or(&path);
-                    let wrong = self.wrong(place, Some(&*fs::read_link(&path)?));
-                    if wrong.is_some() {
-                        return Ok(wrong);
-                    }
-                }
-            }
-        }
-        Ok(None)
+            Ok(None)
+        };
+        each_link(top, within, |place, target| self.wrong(place, Some(target)))
     }
 
     /// Returns what is wrong with a link.
@@ -163,6 +264,35 @@ impl Look<'_> {
         let (place, way) = (link.place.display(), way.display());
         Some(format!("its link {place:?} is made by way of another link, {way:?}"))
     }
+}
+
+/// Looks at each directory of a layer's, and at the links there, by the paths that they have in it, until
+/// one of the two returns something.
+fn each_link<T>(
+    top: &Path,
+    mut within: impl FnMut(&Path) -> io::Result<Option<T>>,
+    mut link: impl FnMut(&Path, &Path) -> Option<T>,
+) -> io::Result<Option<T>> {
+    let mut left = vec![top.to_owned()];
+    while let Some(directory) = left.pop() {
+        let mut found = within(&directory)?;
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                left.push(entry.path());
+            } else if kind.is_symlink() {
+                let path = entry.path();
+                let place = path.strip_prefix(top).unwrap_or(&path);
+                let target = fs::read_link(&path)?;
+                found = found.or_else(|| link(place, &target));
+            }
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Reads the links of a layer's file. An inner error says why others could read it in another way.
@@ -197,6 +327,7 @@ mod tests {
     use flate2::write::GzEncoder;
 
     use super::*;
+    use crate::gate::Memory;
     use crate::restore::spec;
 
     /// A layer with a directory and a tar.
@@ -253,6 +384,47 @@ mod tests {
             let looked = lead_nowhere(&rootfs, self.layer.path(), &binds, &others).unwrap();
             looked.err().map_or_else(String::new, |refusal| refusal.reasons.join("; "))
         }
+    }
+
+    #[test]
+    fn what_is_made_is_followed_through_all_layers() {
+        let made = |case: &Case, made: &[&str], memory: &[(&str, &str)]| {
+            let options = vec![format!("lowerdir={}", case.lower.path().display())];
+            let rootfs = [Mount { options, ..Mount::default() }];
+            let owned = |(place, to): &(&str, &str)| ((*place).to_owned(), (*to).to_owned());
+            let memory = Memory { links: memory.iter().map(owned).collect(), ..Memory::default() };
+            let made = made.iter().map(ToString::to_string).collect();
+            let others =
+                Others { paths: Paths { made, memory, ..Paths::default() }, ..Others::default() };
+            let looked = lead_nowhere(&rootfs, case.layer.path(), &[], &others).unwrap();
+            looked.err().map_or_else(String::new, |refusal| refusal.reasons.join("; "))
+        };
+        let out = "/proc/self/fd/126/../..";
+        let case = Case::new(
+            &[("var/run", "../run"), ("run/deep/led", out), ("all/processes", "/proc")],
+            &[
+                (SYMLINK, "run/x", "deep"),
+                (SYMLINK, "a", "b/../b"),
+                (SYMLINK, "b", "a/c"),
+                (SYMLINK, "through", "/all/processes/self/root/etc"),
+                (HARD, "another", "a"),
+            ],
+        );
+        for path in ["/var/run/x.sock", "/run/deep/x.sock", "/other/led/x.sock", "/another"] {
+            assert_eq!(made(&case, &[path], &[]), "", "{path}");
+        }
+        for path in
+            ["/run/deep/led/x.sock", "/var/run/x/led/x.sock", "/through/x.sock", "/another/x.sock"]
+        {
+            let told = made(&case, &["/fine.sock", path], &[]);
+            assert!(told.contains("which CRIU makes, elsewhere"), "{path}: {told}");
+        }
+        // In memory, to a layer's and back.
+        let memory = [("/own/to", "/var/run/x/led")];
+        assert!(made(&case, &["/own/to/x.sock"], &memory).contains("elsewhere"));
+        assert_eq!(made(&case, &["/own/x.sock"], &memory), "");
+        let told = made(&case, &["/a/x.sock"], &[]);
+        assert!(told.contains("ways"), "{told}");
     }
 
     const SYMLINK: tar::EntryType = tar::EntryType::Symlink;

@@ -57,7 +57,7 @@ fn is_free(staged: &Staged) {
 
 #[test]
 fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
-    let mut staged = stage_on_both();
+    let mut staged = stage_on_both().in_haste();
     for (at, annotation) in [("a", None), ("a", Some(COLD)), ("b", None), ("b", Some(COLD))] {
         staged.at = at;
         let wish = staged.here().wish();
@@ -87,7 +87,7 @@ fn a_pods_container_starts_as_it_wants_when_the_agent_dies_in_a_claim() {
 
 #[test]
 fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
-    let mut staged = stage_on_both();
+    let mut staged = stage_on_both().in_haste();
     for at in ["a", "b"] {
         staged.at = at;
         let create = hang(staged.here());
@@ -116,7 +116,7 @@ fn a_pods_container_is_restored_when_the_agent_dies_meanwhile() {
 
 #[test]
 fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
-    let mut staged = stage_on_both();
+    let mut staged = stage_on_both().in_haste();
     let (repository, digest) = staged.pinned.split_once("@sha256:").unwrap();
     let repository = repository.rsplit_once(':').unwrap().0;
     let claim = format!("{repository}:sha256-{digest}.claim");
@@ -142,7 +142,7 @@ fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
 
 #[test]
 fn what_has_moved_is_refused_to_a_second_one_on_either_node() {
-    let staged = stage_on_both();
+    let staged = stage_on_both().in_haste();
     let here = staged.here();
     let output = here.create("main", here.pinned, &[&here.wish(), MOVE]);
     assert!(output.status.success(), "{}", said(&output));
@@ -161,7 +161,7 @@ fn what_has_moved_is_refused_to_a_second_one_on_either_node() {
 
 #[test]
 fn a_pods_container_can_be_created_again_when_containerd_dies_meanwhile() {
-    let mut staged = stage_on_both();
+    let mut staged = stage_on_both().in_haste();
     for (at, claims) in [("a", true), ("a", false), ("b", true), ("b", false)] {
         staged.at = at;
         let what =

@@ -18,6 +18,7 @@ use super::victims::{END_LIMIT, catch, processes, running, signal};
 use crate::harness::{at_once, next_agents, said, start};
 use crate::pods::{
     CONFIG, ROOT_MODE, Spot, Staged, WORKLOAD, make_ready, root, stage_on_both, stage_on_both_of,
+    with_limit,
 };
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
@@ -126,7 +127,7 @@ fn is_cold(spot: Spot<'_>) {
 
 #[test]
 fn a_pods_restore_that_hangs_or_is_killed_leaves_nothing() {
-    let mut staged = stage_on_both();
+    let mut staged = stage_on_both().in_haste();
     staged.on_both(|spot| {
         let create = hang(spot);
         let output = create.wait_with_output().unwrap();
@@ -145,7 +146,7 @@ fn a_pods_restore_that_hangs_or_is_killed_leaves_nothing() {
         is_clean(spot, "the wrapper is killed", &[]);
     });
     // Nobody waits as long as that for a CRIU that is gone.
-    next_agents(&mut staged.scenario, &CONFIG.replace("5s", "10m"));
+    next_agents(&mut staged.scenario, &with_limit("10m"));
     staged.on_both(|spot| {
         // runc notices it by itself where nobody holds its socket any more.
         let told = |holds| {
@@ -232,8 +233,7 @@ fn cgroups_that_a_killed_criu_has_mounted_stay() {
 /// It is ended while CRIU is at it, or held by what it was told to make; the pod's policy comes next.
 #[test]
 fn a_pods_restore_can_be_cancelled() {
-    let mut staged = stage_on_both();
-    next_agents(&mut staged.scenario, &CONFIG.replace("5s", "10m"));
+    let staged = stage_on_both();
     staged.on_both(|spot| {
         let node = spot.node;
         let cancel = |annotations: &[&str]| {
@@ -272,7 +272,7 @@ fn what_starts_cold_after_a_failed_restore_answers() {
         node.run(&["sh", "-c", "ip netns add pod && ip -n pod link set lo up"]).unwrap();
     });
     let network = ["--with-ns", "network:/run/netns/pod"];
-    let staged = stage_on_both_of(scenario, &network);
+    let staged = stage_on_both_of(scenario, &network).in_haste();
     staged.on_both(|spot| {
         let node = spot.node;
         let server = ["busybox", "httpd", "-f", "-p", "7000", "-h", "/bin"];
@@ -327,7 +327,7 @@ fn stage_with_scratch(options: &[&str]) -> Staged {
 fn what_starts_cold_has_its_pods_directories_as_they_were() {
     let mount = format!("type=bind,src={SCRATCH},dst=/scratch,options=rbind:rw");
     let options = ["--mount", &*mount];
-    let staged = stage_with_scratch(&options);
+    let staged = stage_with_scratch(&options).in_haste();
     staged.on_both(|spot| {
         let node = spot.node;
         let program = ["sh", "-c", "echo cold >/scratch/cold; exec busybox sleep 1000"];
