@@ -111,7 +111,9 @@ fn pods_go_on_under_kubelets() {
     std::thread::scope(|scope| {
         let guests = scope.spawn(|| guests::go_on(&story));
         one_process(&story);
-        guests.join().unwrap();
+        if let Err(panic) = guests.join() {
+            std::panic::resume_unwind(panic);
+        }
     });
     story.end();
 }

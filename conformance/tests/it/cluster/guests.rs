@@ -370,11 +370,7 @@ fn start<'a>(story: &'a Story, generation: &str, pods: &[Value]) -> Vec<Running<
     let label = format!("generation={generation}");
     let words = ["wait", "--for=condition=Ready", READY, "pod", "-l", &label];
     let output = story.cluster.output(&words).unwrap();
-    let described = || {
-        let words = ["describe", "pod", "-l", &label];
-        said(&story.cluster.output(&words).unwrap())
-    };
-    assert!(output.status.success(), "{}\n{}", said(&output), described());
+    assert!(output.status.success(), "{}\n{}", said(&output), unready(story, &label));
     let listed = story.cluster.kubectl(&["get", "pod", "-l", &label, "-o", "json"]).unwrap();
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let testbed = &story.scenario.testbed;
@@ -385,6 +381,19 @@ fn start<'a>(story: &'a Story, generation: &str, pods: &[Value]) -> Vec<Running<
         Running { guest: guest.unwrap(), node, container: container_of(pod) }
     };
     listed["items"].as_array().unwrap().iter().map(running).collect()
+}
+
+/// Tells of those that are not ready, and how all of them are, last what is shortest.
+fn unready(story: &Story, label: &str) -> String {
+    let listed = story.cluster.kubectl(&["get", "pod", "-l", label, "-o", "json"]).unwrap();
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let is_ready = |pod: &&Value| pod["status"]["containerStatuses"][0]["ready"] == true;
+    let pods = listed["items"].as_array().unwrap().iter();
+    let names = pods.filter(|pod| !is_ready(pod)).map(|pod| pod["metadata"]["name"].as_str());
+    let describe = |name| story.describe("default", name);
+    let described: String = names.flatten().map(describe).collect();
+    let words = ["get", "pod", "-l", label, "-o", "wide"];
+    format!("{described}\n{}", said(&story.cluster.output(&words).unwrap()))
 }
 
 /// Does something with each, on two threads.
