@@ -157,7 +157,8 @@ impl Agent for Service {
     ) -> Result<Response<api::Node>, Status> {
         let asker = self.asker(&request, "GetNode");
         asker.may(Right::Read, Place::Anywhere)?;
-        let report = self.app.report().await;
+        let mut report = self.app.report().await;
+        report.problems.extend(self.app.staging.problems());
         self.app.staging.look().await;
         let facts = serde_json::to_string(&report.facts);
         let keys = self.app.config.sign_keys.iter();

@@ -50,11 +50,18 @@ pub(crate) enum Tier {
 #[derive(Debug)]
 pub(crate) struct Staging {
     tiers: BTreeMap<Tier, Kept>,
-    /// Tiers on what could only be read when the agent started.
-    closed: BTreeMap<Tier, PathBuf>,
+    /// Tiers whose disks could not be used when the agent started.
+    closed: BTreeMap<Tier, Closed>,
     /// Counts the changes, for whoever waits for one.
     changes: watch::Sender<u64>,
     figures: Figures,
+}
+
+/// Why a tier is not used.
+#[derive(Clone, Debug)]
+struct Closed {
+    directory: PathBuf,
+    reason: String,
 }
 
 /// One tier.
@@ -71,16 +78,18 @@ pub enum StagingError {
     /// The node's configuration has no such tier.
     #[error("this node has no {0} tier: its configuration gives it no budget")]
     NoTier(&'static str),
-    /// Nothing can be written where the tier is.
+    /// What the tier is on has a fault.
     #[error(
-        "the {tier} tier is closed: nothing could be written to {directory:?} when the agent started, \
-             whose file system is for reading only; start the agent anew when it is mended"
+        "the {tier} tier is closed: {directory:?} could not be used when the agent started ({reason}); start \
+         the agent anew when its disk is mended"
     )]
     Closed {
         /// The tier.
         tier: &'static str,
         /// Where it is.
         directory: PathBuf,
+        /// What was wrong.
+        reason: String,
     },
     /// It would never fit, or not as long as what is there is in use.
     #[error("the {tier} tier has a budget of {budget} bytes, and about {needed} are needed{}",
@@ -158,9 +167,8 @@ impl Tier {
 }
 
 impl Staging {
-    /// Prepares the directories, removes what was not finished, and finds the rest again. A tier whose file
-    /// system has become one for reading only, as the kernel makes one with a fault, is closed: all else
-    /// goes on without it. Blocks.
+    /// Prepares the directories, removes what was not finished, and finds the rest again. A tier whose disk
+    /// has a fault is closed: all else goes on without it. Blocks.
     pub(crate) fn open(
         config: &StagingConfig,
         figures: Figures,
@@ -172,10 +180,10 @@ impl Staging {
             let shelf = Shelf::new(tier, config.clone());
             let wrong = |source| StagingError::Io("prepare", tier.name(), source);
             let found = match shelf.open() {
-                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
-                    tracing::error!(error = %chain(&error), tier = tier.name(),
-                        "a tier is closed: its file system is for reading only");
-                    closed.insert(tier, config.directory.clone());
+                Err(error) if is_fault(&error) => {
+                    let reason = chain(&error).to_string();
+                    tracing::error!(error = reason, tier = tier.name(), "a tier is closed");
+                    closed.insert(tier, Closed { directory: config.directory.clone(), reason });
                     continue;
                 }
                 found => found.map_err(wrong)?,
@@ -345,9 +353,7 @@ impl Staging {
 
     fn kept(&self, tier: Tier) -> Result<&Kept, StagingError> {
         self.tiers.get(&tier).ok_or_else(|| match self.closed.get(&tier) {
-            Some(directory) => {
-                StagingError::Closed { tier: tier.name(), directory: directory.clone() }
-            }
+            Some(closed) => closed.error(tier),
             None => StagingError::NoTier(tier.name()),
         })
     }
@@ -359,6 +365,21 @@ impl Staging {
         }
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
+}
+
+impl Closed {
+    fn error(&self, tier: Tier) -> StagingError {
+        let Self { directory, reason } = self.clone();
+        StagingError::Closed { tier: tier.name(), directory, reason }
+    }
+}
+
+/// Whether that is a disk's, and not what somebody has set up wrongly: the kernel lets nobody write any more,
+/// its server has gone, or what the standard library has no name for, as `EIO` and `EUCLEAN`.
+fn is_fault(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    const FAULTS: [Errno; 4] = [Errno::IO, Errno::ROFS, Errno::STALE, Errno::NOTCONN];
+    FAULTS.iter().any(|fault| io::Error::from(*fault).kind() == error.kind())
 }
 
 impl Kept {

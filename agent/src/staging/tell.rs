@@ -31,6 +31,11 @@ impl Staging {
         };
         self.tiers.iter().map(tell).collect()
     }
+
+    /// Returns what is wrong with tiers of this node.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.closed.iter().map(|(tier, closed)| closed.error(*tier).to_string()).collect()
+    }
 }
 
 /// Tells of one staged checkpoint.

@@ -159,3 +159,14 @@ async fn a_tier_without_a_budget_is_told_of() {
     let told = put(&open(top.path()), &wish).await.unwrap_err().to_string();
     assert!(told.contains("no ram tier"), "{told}");
 }
+
+#[test]
+fn a_disk_with_a_fault_is_told_from_a_wrong_setting() {
+    // What nobody has mapped cannot be read.
+    assert!(is_fault(&fs_err::read("/proc/self/mem").unwrap_err()));
+    assert!(is_fault(&rustix::io::Errno::ROFS.into()));
+    for errno in [rustix::io::Errno::ACCESS, rustix::io::Errno::NOTDIR, rustix::io::Errno::INVAL] {
+        assert!(!is_fault(&errno.into()));
+    }
+    assert!(!is_fault(&fs_err::read("/none/such").unwrap_err()));
+}

@@ -220,6 +220,12 @@ fn a_tier_on_a_disk_for_reading_only_keeps_no_agent_from_its_work() {
         agent.kill();
         node.run(&["mount", "-t", "tmpfs", "-o", "ro,mode=0755", "disk", &directory]).unwrap();
         let agent = scenario.start_agent(node, DISK).unwrap();
+        let told = scenario.kyb_json(node, &["node"]).unwrap();
+        let problem = told["problems"][0].as_str().unwrap();
+        assert!(
+            problem.contains("the nvme tier is closed") && problem.contains("os error 30"),
+            "{told}"
+        );
         let reference = scenario.reference(&format!("staging/read-only:{}", node.name()));
         scenario.run_workload(node, "job", 16, &[]).unwrap();
         checkpoint(scenario, node, "job", &reference);
