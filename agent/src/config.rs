@@ -120,7 +120,7 @@ pub struct Config {
     pub allow_request_keys: bool,
     /// Whether a request may ask to restore what nobody signed.
     pub allow_unsigned: bool,
-    /// Whether restored processes must have a seccomp filter.
+    /// Whether restored processes must have a seccomp filter that refuses what every usual profile does.
     pub require_seccomp: bool,
     /// How long a source is paused at most, unless the request says otherwise.
     pub pause_deadline: Duration,

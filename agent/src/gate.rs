@@ -32,6 +32,8 @@ mod opened;
 mod pages;
 mod records;
 mod remaps;
+mod seccomp;
+mod sockets;
 mod summary;
 mod tarball;
 
@@ -44,6 +46,7 @@ pub(crate) use self::mounts::MountFact;
 pub(crate) use self::opened::{Memory, Paths, leads_out};
 pub(crate) use self::pages::lacking;
 pub(crate) use self::remaps::LinkFact;
+pub(crate) use self::seccomp::Refused;
 pub(crate) use self::summary::Summary;
 use self::summary::{Builder, is_judged};
 

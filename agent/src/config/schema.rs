@@ -44,7 +44,7 @@ pub(super) struct File {
     allow_request_keys: Option<bool>,
     /// Whether a request may ask to restore what nobody signed.
     allow_unsigned: Option<bool>,
-    /// Whether restored processes must have a seccomp filter.
+    /// Whether restored processes must have a seccomp filter that refuses what every usual profile does.
     require_seccomp: Option<bool>,
     /// Where dumps lie while they are taken or restored.
     staging: Option<Staging>,

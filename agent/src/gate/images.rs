@@ -44,8 +44,31 @@ pub(super) struct File {
     pub(super) id: u32,
     #[prost(message, optional, tag = "3")]
     pub(super) regular: Option<RegularFile>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) inet: Option<InetSocket>,
+    #[prost(message, optional, tag = "7")]
+    pub(super) netlink: Option<NetlinkSocket>,
     #[prost(message, optional, tag = "16")]
     pub(super) socket: Option<UnixSocket>,
+}
+
+/// A socket of the internet (`images/sk-inet.proto`).
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub(super) struct InetSocket {
+    /// `SOCK_…`
+    #[prost(uint32, tag = "4")]
+    pub(super) kind: u32,
+}
+
+/// A socket to the kernel (`images/sk-netlink.proto`).
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct NetlinkSocket {
+    /// `NETLINK_…`
+    #[prost(uint32, tag = "3")]
+    pub(super) protocol: u32,
+    /// What it listens to, a bit for each.
+    #[prost(uint32, repeated, packed = "false", tag = "8")]
+    pub(super) groups: Vec<u32>,
 }
 
 /// A socket of the machine (`images/sk-unix.proto`).

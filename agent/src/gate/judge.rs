@@ -9,6 +9,7 @@ use kybernate_spec::checkpoint::NodeFacts;
 use super::Summary;
 use super::common::FILE_KINDS;
 use super::mounts::{judge_given, judge_mounts};
+use super::seccomp::Refused;
 use super::summary::ThreadIdentity;
 use crate::gpu::plugin::CUDA;
 use crate::node::numbers;
@@ -26,6 +27,8 @@ pub(crate) struct Expected {
     pub(crate) no_new_privileges: bool,
     /// Whether a seccomp filter is required.
     pub(crate) seccomp: bool,
+    /// What it must refuse.
+    pub(crate) refused: Refused,
     /// The security module of this node: 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
     /// The profile or label that it gives to the container's processes, if any.
@@ -136,6 +139,12 @@ pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
     if summary.lsm != 0 && summary.lsm != expected.lsm {
         reasons.insert("it was dumped under a security module that this node has not".to_owned());
     }
+    for capability in summary.for_sockets.difference(&expected.capabilities) {
+        reasons.insert(format!(
+            "it has sockets for which the new container lacks {capability} \
+             (allow.capabilities, --allow-cap)"
+        ));
+    }
     judge_plugins(summary, expected, &mut reasons);
     judge_labels(summary, expected, &mut reasons);
     judge_shared(summary, expected, &mut reasons);
@@ -219,14 +228,27 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
                 .to_owned(),
         );
     }
-    if expected.seccomp && !identity.seccomp {
-        reasons.insert(
-            "its processes have no seccomp filter, which this node requires \
-             (allow.no_seccomp, --allow-no-seccomp)"
-                .to_owned(),
-        );
+    if expected.seccomp {
+        judge_seccomp(identity, expected, reasons);
     }
     judge_profile(identity, expected, reasons);
+}
+
+fn judge_seccomp(identity: &ThreadIdentity, expected: &Expected, reasons: &mut BTreeSet<String>) {
+    const HINT: &str = "(allow.no_seccomp, --allow-no-seccomp)";
+    if !identity.seccomp {
+        reasons.insert(format!(
+            "its processes have no seccomp filter, which this node requires {HINT}"
+        ));
+        return;
+    }
+    let through = expected.refused.beyond(identity.refused);
+    if !through.is_empty() {
+        let through = through.into_iter().collect::<Vec<_>>().join(", ");
+        reasons.insert(format!(
+            "the seccomp filters of its processes let {through} through, which the new container's do not {HINT}"
+        ));
+    }
 }
 
 fn judge_user(identity: &ThreadIdentity, user: &Fixed, reasons: &mut BTreeSet<String>) {

@@ -5,7 +5,7 @@ use std::io::Read;
 
 use kybernate_packager::criu::messages::{
     CORE, Core, Credentials, IDS, Ids, MOUNTS, MountEntry, ProcessCore, SECCOMP, Seccomp,
-    SeccompFilter, ThreadCore,
+    ThreadCore,
 };
 use kybernate_packager::criu::{
     ImageError, Inventory, Magic, Process, capability_names, process_id,
@@ -22,7 +22,8 @@ use super::mounts::MountFact;
 use super::opened::{Memory, Opened, Paths};
 use super::records::{Failure, each, maybe_one, one};
 use super::remaps::{self, CopyFact, LinkFact, Remaps};
-use super::{cgroups, pages};
+use super::seccomp::{Filters, Refused};
+use super::{cgroups, pages, sockets};
 
 /// More of anything than this is no container: the summary stays small whatever the images hold.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -36,11 +37,6 @@ const ZOMBIE: u32 = 6;
 
 /// `SCHED_OTHER`, `SCHED_BATCH` and `SCHED_IDLE`: no other is everybody's.
 const USUAL_POLICIES: [u32; 3] = [0, 3, 5];
-
-/// `SECCOMP_MODE_FILTER`.
-const FILTERED: i32 = 2;
-/// `SECCOMP_FILTER_FLAG_TSYNC`.
-const FOR_ALL_THREADS: u32 = 1;
 
 /// What the images say about identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +63,8 @@ pub(crate) struct Summary {
     pub(crate) mount_namespaces: u32,
     /// Kinds of open files, by CRIU's numbers.
     pub(crate) file_kinds: BTreeSet<i32>,
+    /// Capabilities without which nobody makes some of its sockets.
+    pub(crate) for_sockets: BTreeSet<String>,
     /// Permissions of the root directory, which each process has open.
     pub(crate) root_mode: Option<u32>,
     /// Open files that someone outside must provide.
@@ -109,6 +107,8 @@ pub(crate) struct ThreadIdentity {
     pub(crate) held: BTreeSet<String>,
     pub(crate) no_new_privileges: bool,
     pub(crate) seccomp: bool,
+    /// What its seccomp filters refuse.
+    pub(crate) refused: Refused,
     /// Whether it goes before other processes of the node.
     pub(crate) is_urgent: bool,
     /// What CRIU gives to the thread: a profile of `AppArmor`, a label of `SELinux`.
@@ -140,22 +140,13 @@ pub(crate) struct Builder {
     ids: BTreeMap<u32, Ids>,
     /// Names of namespaces that come from outside, by their kind and number.
     external: BTreeMap<(&'static str, u32), String>,
-    filters: Option<Vec<Filter>>,
+    filters: Filters,
     remaps: Remaps,
     opened: Opened,
     cgroups: Option<Cgroups>,
     /// What comes last.
     memory: Links,
     ways: Option<Ways>,
-}
-
-/// What matters of a seccomp filter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Filter {
-    /// Whether it has a program.
-    known: bool,
-    /// Whether it is installed for all threads of a process at once.
-    synced: bool,
 }
 
 /// Images of which there is one for each process, table of descriptors or mount namespace.
@@ -301,7 +292,7 @@ impl Builder {
                 }
                 "seccomp.img" => {
                     let seccomp: Seccomp = one(content, SECCOMP)?;
-                    self.filters = Some(seccomp.filters.iter().map(Filter::of).collect());
+                    self.filters = Filters::of(&seccomp);
                 }
                 "cgroup.img" => {
                     self.cgroups = maybe_one(content, CGROUPS)?;
@@ -345,6 +336,7 @@ impl Builder {
         each(content, FILES, |file: File| {
             summary.file_kinds.insert(file.kind);
             bounded(summary.file_kinds.len(), "kinds of files")?;
+            summary.for_sockets.extend(sockets::needed(&file).map(str::to_owned));
             remaps.number(file.id);
             bounded(opened.add(&file), "paths of open files")?;
             if let Some(regular) = file.regular {
@@ -393,7 +385,9 @@ impl Builder {
         for process in tree {
             let leader = self.cores.get(&process.pid).and_then(|core| core.process.clone());
             let leader = leader.unwrap_or_default();
-            let shared = self.is_shared(process.pid);
+            let first = self.cores.get(&process.pid).and_then(|core| core.thread.as_ref());
+            let shared = first.map(|first| self.filters.shared(first)).transpose();
+            let shared = shared.map_err(|why| wrong(process.pid, &why))?.flatten();
             let is_dead = self.is_dead(process.pid);
             let threads = process.threads.iter().filter(|_| !is_dead);
             for tid in threads.chain([&process.pid]) {
@@ -401,7 +395,8 @@ impl Builder {
                 let thread = thread.unwrap_or_default();
                 if let Some(credentials) = &thread.credentials {
                     let mut identity = self.identity(*tid, credentials, &thread, &leader)?;
-                    identity.seccomp |= shared;
+                    identity.seccomp |= shared.is_some();
+                    identity.refused = identity.refused.and(shared.unwrap_or_default());
                     self.summary.identities.insert(identity);
                     bounded(self.summary.identities.len(), "identities")?;
                 } else if !is_dead {
@@ -410,22 +405,6 @@ impl Builder {
             }
         }
         Ok(())
-    }
-
-    /// Whether a process's first thread brings its seccomp filters to all the others. CRIU writes
-    /// them with that thread alone when all have the same, and restores them so.
-    fn is_shared(&self, pid: u32) -> bool {
-        let first = self.cores.get(&pid).and_then(|core| core.thread.as_ref());
-        first.is_some_and(|first| {
-            first.seccomp_mode == Some(FILTERED)
-                && self.filter(first).is_some_and(|filter| filter.synced)
-        })
-    }
-
-    /// Returns the filter that a thread got last.
-    fn filter(&self, thread: &ThreadCore) -> Option<Filter> {
-        let number = usize::try_from(thread.seccomp_filter.unwrap_or(0)).ok()?;
-        self.filters.as_ref()?.get(number).copied()
     }
 
     fn identity(
@@ -442,13 +421,7 @@ impl Builder {
                 "thread {tid} has its seccomp mode from a CRIU that is too old"
             ));
         }
-        let mode = thread.seccomp_mode.unwrap_or(0);
-        if mode == FILTERED && !self.filter(thread).is_some_and(|filter| filter.known) {
-            let number = thread.seccomp_filter.unwrap_or(0);
-            return contradiction(format!(
-                "thread {tid} names seccomp filter {number}, which is not there"
-            ));
-        }
+        let refused = self.filters.refused(thread).map_err(|why| wrong(tid, &why))?;
         let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
         let told = |label: &Option<String>| label.clone().filter(|label| !label.is_empty());
         Ok(ThreadIdentity {
@@ -463,7 +436,8 @@ impl Builder {
                 .flat_map(|set| capability_names(set))
                 .collect(),
             no_new_privileges: of.no_new_privs == Some(1),
-            seccomp: mode != 0,
+            seccomp: refused.is_some(),
+            refused: refused.unwrap_or_default(),
             is_urgent: thread.nice.unwrap_or(0) < 0
                 || thread.policy.is_some_and(|policy| !USUAL_POLICIES.contains(&policy)),
             lsm_profile: told(&of.lsm_profile),
@@ -529,15 +503,6 @@ impl Builder {
     }
 }
 
-impl Filter {
-    fn of(filter: &SeccompFilter) -> Self {
-        Self {
-            known: !filter.program.is_empty(),
-            synced: filter.flags.unwrap_or(0) & FOR_ALL_THREADS != 0,
-        }
-    }
-}
-
 impl Summary {
     /// Returns which files its runtime had hidden.
     pub(crate) fn masked(&self) -> Vec<String> {
@@ -575,6 +540,10 @@ impl Summary {
 
 const fn bounded(number: usize, what: &'static str) -> Result<(), SummaryError> {
     if number > ENTRIES_MAX { Err(SummaryError::TooMany(what)) } else { Ok(()) }
+}
+
+fn wrong(thread: u32, why: &str) -> SummaryError {
+    SummaryError::Contradiction(format!("thread {thread} {why}"))
 }
 
 const fn contradiction<T>(text: String) -> Result<T, SummaryError> {

@@ -20,6 +20,7 @@ mod namespaces;
 mod opened;
 mod pages;
 mod remaps;
+mod sockets;
 
 /// Bits of the capabilities containerd gives by default.
 const DEFAULT_CAPABILITIES: u32 = 0xa804_25fb;
@@ -102,7 +103,7 @@ impl Default for Dump {
                 kind: 1,
                 id: 0,
                 regular: Some(RegularFile::default()),
-                socket: None,
+                ..File::default()
             }],
             seccomp: Some(Seccomp::default()),
             others: vec!["mm-1.img".to_owned(), "pages-1.img".to_owned()],
@@ -302,6 +303,53 @@ fn a_seccomp_filter_must_be_there() {
     assert_refused("seccomp filter 0", filtered(vec![SeccompFilter::default()]));
 }
 
+/// `SECCOMP_RET_ERRNO` and `SECCOMP_RET_ALLOW` for every call.
+const NOTHING: [u8; 8] = [6, 0, 0, 0, 1, 0, 5, 0];
+const EVERYTHING: [u8; 8] = [6, 0, 0, 0, 0, 0, 0xff, 0x7f];
+
+#[test]
+fn seccomp_filters_must_refuse_what_the_new_containers_do() {
+    let filtered = |filters: &'static [(&'static [u8], Option<u32>)], last: u32| {
+        move |dump: &mut Dump, expected: &mut Expected| {
+            let thread = dump.cores.get_mut(&1).unwrap().thread.as_mut().unwrap();
+            (thread.seccomp_mode, thread.seccomp_filter) = (Some(2), Some(last));
+            let filters = filters.iter().map(|(program, previous)| SeccompFilter {
+                program: program.to_vec(),
+                previous: *previous,
+                flags: None,
+            });
+            dump.seccomp = Some(Seccomp { filters: filters.collect() });
+            (expected.seccomp, expected.refused) = (true, Refused::ALWAYS);
+        }
+    };
+    assert_refused(
+        "let kexec_file_load, kexec_load, swapoff, swapon through",
+        filtered(&[(&EVERYTHING, None)], 0),
+    );
+    assert_eq!(check(filtered(&[(&NOTHING, None)], 0)), "");
+    // One of those that a thread has is enough, and those of others are not its.
+    let both: &[(&[u8], _)] = &[(&NOTHING, None), (&EVERYTHING, Some(0)), (&EVERYTHING, None)];
+    assert_eq!(check(filtered(both, 1)), "");
+    assert_refused("swapon through", filtered(both, 2));
+    assert_refused("in a circle", filtered(&[(&NOTHING, Some(1)), (&NOTHING, Some(0))], 0));
+    assert_refused("seccomp filter 7", filtered(&[(&NOTHING, Some(7))], 0));
+    // Strict mode lets nothing through, and a node that requires no filter looks at none.
+    assert_eq!(
+        check(|dump, expected| {
+            filtered(&[], 0)(dump, expected);
+            dump.cores.get_mut(&1).unwrap().thread.as_mut().unwrap().seccomp_mode = Some(1);
+        }),
+        ""
+    );
+    assert_eq!(
+        check(|dump, expected| {
+            filtered(&[(&EVERYTHING, None)], 0)(dump, expected);
+            expected.seccomp = false;
+        }),
+        ""
+    );
+}
+
 /// When all threads have the same filters, CRIU writes them with the first, for all.
 #[test]
 fn a_seccomp_filter_may_be_that_of_all_threads() {
@@ -325,6 +373,18 @@ fn a_seccomp_filter_may_be_that_of_all_threads() {
     }
     assert_refused("no seccomp filter", threads(Some(1), Some(0)));
     assert_refused("no seccomp filter", threads(Some(1), None));
+    // Of several, those that are for all threads.
+    let strict = |flags: Option<u32>| {
+        move |dump: &mut Dump, expected: &mut Expected| {
+            threads(Some(1), Some(2))(dump, expected);
+            let filters = &mut dump.seccomp.as_mut().unwrap().filters;
+            (filters[0].program, filters[0].previous) = (EVERYTHING.to_vec(), Some(1));
+            filters.push(SeccompFilter { program: NOTHING.to_vec(), flags, previous: None });
+            expected.refused = Refused::ALWAYS;
+        }
+    };
+    assert_eq!(check(strict(Some(1))), "");
+    assert_refused("swapon through", strict(None));
 }
 
 #[test]
@@ -402,13 +462,13 @@ fn namespaces_of_the_host_are_refused_unless_allowed() {
 fn files_that_reach_out_are_refused() {
     for kind in [12, 14, 15, 16, 19, 0, 99] {
         assert_refused("reach beyond a container", |dump, _| {
-            dump.files.push(File { kind, id: 0, regular: None, socket: None });
+            dump.files.push(File { kind, id: 0, ..File::default() });
         });
     }
     assert_refused("\"/etc/shadow\" is outside", |dump, _| {
         let name = "/etc/shadow".to_owned();
         let regular = Some(RegularFile { name, external: Some(true), ..RegularFile::default() });
-        dump.files.push(File { kind: 1, id: 0, regular, socket: None });
+        dump.files.push(File { kind: 1, id: 0, regular, ..File::default() });
     });
     for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img"] {
         assert_refused("more than a container", |dump, _| dump.others.push(name.to_owned()));
@@ -425,8 +485,8 @@ fn what_no_container_may_have_needs_no_container_to_be_found() {
         judge_alone(&summarise(&dump.images(), &dump.others).unwrap()).join("; ")
     };
     let spoils: [(&str, Spoil); 9] = [
-        ("kind 12", |dump| dump.files.push(File { kind: 12, id: 0, regular: None, socket: None })),
-        ("kind 14", |dump| dump.files.push(File { kind: 14, id: 0, regular: None, socket: None })),
+        ("kind 12", |dump| dump.files.push(File { kind: 12, id: 0, ..File::default() })),
+        ("kind 14", |dump| dump.files.push(File { kind: 14, id: 0, ..File::default() })),
         ("\"tunfile.img\"", |dump| dump.others.push("tunfile.img".to_owned())),
         ("plugin \"cuda\"", |dump| {
             dump.inventory.plugins = Some(Plugins { names: vec!["cuda".to_owned()] });

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::{Allowances, AllowedMount};
-use crate::gate::{APPARMOR, Expected, Fixed, HANDED_OVER, MountFact, Paths, SELINUX, Summary};
+use crate::gate::{
+    APPARMOR, Expected, Fixed, HANDED_OVER, MountFact, Paths, Refused, SELINUX, Summary,
+};
 use crate::rootfs::{Bind, Names, Others};
 use crate::{cgroup, process};
 
@@ -132,11 +134,13 @@ impl Live {
         let joined = joined.filter(|name| {
             summary.host_namespaces.contains(name) && (!is_handed(name) || nodes.contains(name))
         });
+        let seccomp = self.spec.pointer("/linux/seccomp").filter(|found| !found.is_null());
         Expected {
             capabilities: self.strings("/process/capabilities/bounding", None).collect(),
             user: self.user(),
             no_new_privileges: self.flag("/process/noNewPrivileges"),
-            seccomp: self.spec.pointer("/linux/seccomp").is_some_and(|found| !found.is_null()),
+            seccomp: seccomp.is_some(),
+            refused: seccomp.map(Refused::by_profile).unwrap_or_default(),
             lsm: here.lsm,
             lsm_profile: self.profile(here.lsm),
             lsm_files: self.label("/linux/mountLabel").filter(|_| here.lsm == SELINUX),
@@ -334,6 +338,7 @@ mod tests {
         let names = |found: &BTreeSet<String>| found.iter().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(names(&expected.capabilities), "CAP_KILL");
         assert!(expected.no_new_privileges && expected.seccomp);
+        assert_eq!(expected.refused, Refused::by_profile(&json!({})));
         assert_eq!(names(&expected.external_mounts), "/dev/shm /etc/hosts");
         assert_eq!(names(&expected.private), "/etc/hosts");
         assert_eq!(names(&expected.masked), "/proc/version");

@@ -166,6 +166,7 @@ pub(super) fn expected(
         capabilities: bounding(allow),
         no_new_privileges: !allow.new_privileges,
         seccomp: config.require_seccomp && !allow.no_seccomp,
+        refused: gate::Refused::ALWAYS,
         lsm: here.lsm,
         // As `build` says: a restored container gets none.
         lsm_profile: None,

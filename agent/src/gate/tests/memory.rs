@@ -15,12 +15,12 @@ const IMAGE: &str = "tmpfs-dev-4.tar.gz.img";
 
 fn opened(name: &str) -> File {
     let regular = RegularFile { id: 7, name: name.to_owned(), ..RegularFile::default() };
-    File { kind: 1, id: 7, regular: Some(regular), socket: None }
+    File { kind: 1, id: 7, regular: Some(regular), ..File::default() }
 }
 
 fn socket(name: &str) -> File {
     let socket = UnixSocket { name: name.as_bytes().to_vec(), directory: None };
-    File { kind: 5, id: 8, regular: None, socket: Some(socket) }
+    File { kind: 5, id: 8, socket: Some(socket), ..File::default() }
 }
 
 /// Makes a header as GNU tar does.
@@ -249,7 +249,7 @@ fn what_is_no_text_hides_no_link() {
     assert!(looked(&[opened("/dev/data/x")], &led).0.contains("a link, "));
     assert!(looked(&[socket("/dev/x.sock")], &led).0.contains("what is no text"));
     let socket = UnixSocket { name: b"/run/\xff/s".to_vec(), directory: None };
-    let socket = File { kind: 5, id: 8, regular: None, socket: Some(socket) };
+    let socket = File { kind: 5, id: 8, socket: Some(socket), ..File::default() };
     let (told, _) = looked(&[socket], &content(&[]));
     assert!(told.contains("by the path"), "{told}");
 }

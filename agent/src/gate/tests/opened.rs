@@ -4,12 +4,12 @@ use super::*;
 
 fn regular(name: &str) -> File {
     let regular = RegularFile { id: 7, name: name.to_owned(), ..RegularFile::default() };
-    File { kind: 1, id: 7, regular: Some(regular), socket: None }
+    File { kind: 1, id: 7, regular: Some(regular), ..File::default() }
 }
 
 fn socket(name: &[u8], directory: Option<&str>) -> File {
     let socket = UnixSocket { name: name.to_vec(), directory: directory.map(str::to_owned) };
-    File { kind: 5, id: 7, regular: None, socket: Some(socket) }
+    File { kind: 5, id: 7, socket: Some(socket), ..File::default() }
 }
 
 fn refusals(file: File) -> Vec<String> {

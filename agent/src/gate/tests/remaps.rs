@@ -12,8 +12,8 @@ fn images(files: &[(u32, &str, Option<i32>)], remaps: &[Remap]) -> Vec<(String, 
         File {
             kind: 1,
             id,
-            socket: None,
             regular: Some(RegularFile { id, name, mount, ..RegularFile::default() }),
+            ..File::default()
         }
     }));
     let external_key = Some("/data".to_owned());
