@@ -1,6 +1,7 @@
 //! The API for callers from the network: over TLS, and only for who has a certificate of an authority
 //! that the configuration names. What it may do is for [`crate::access`] to say.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 use kybernate_packager::agent_api::agent_server::AgentServer;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -28,7 +30,8 @@ mod names;
 
 /// How long a handshake may take.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Connections that prove themselves at the same time; others wait in the kernel.
+/// Connections that prove themselves at the same time. For one more, the one that has taken longest gives
+/// way: nobody is kept out by those who connect and say nothing.
 const HANDSHAKES_MAX: usize = 64;
 /// Calls of one connection at the same time: an operator's per node, and some that watch.
 const CALLS_MAX: u32 = 64;
@@ -98,12 +101,10 @@ impl Door {
 
     /// Accepts connections and hands on those that have proven themselves.
     async fn admit(self, proven: mpsc::Sender<io::Result<TlsStream<TcpStream>>>) {
-        let room = Arc::new(Semaphore::new(HANDSHAKES_MAX));
         let mut handshakes = tokio::task::JoinSet::new();
+        let mut under_way: VecDeque<(CancellationToken, AbortHandle)> = VecDeque::new();
         let mut pauses = Pauses::default();
         loop {
-            while handshakes.try_join_next().is_some() {}
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
             let (stream, from) = match self.listener.accept().await {
                 Ok(accepted) => {
                     pauses = Pauses::default();
@@ -116,16 +117,28 @@ impl Door {
                     continue;
                 }
             };
+            while handshakes.try_join_next().is_some() {}
+            under_way.retain(|(_, task)| !task.is_finished());
+            if under_way.len() >= HANDSHAKES_MAX
+                && let Some((gives_way, _)) = under_way.pop_front()
+            {
+                gives_way.cancel();
+            }
             let (certificates, proven) = (Arc::clone(&self.certificates), proven.clone());
-            handshakes.spawn(async move {
-                let shaken = handshake(&certificates, stream).await;
-                drop(permit);
+            let gives_way = CancellationToken::new();
+            let asked = gives_way.clone();
+            let task = handshakes.spawn(async move {
+                let shaken = tokio::select! {
+                    shaken = handshake(&certificates, stream) => shaken,
+                    () = asked.cancelled() => Err(io::Error::other("it gave way to others")),
+                };
                 match shaken {
                     // Nobody listens any more at the end.
                     Ok(stream) => proven.send(Ok(stream)).await.unwrap_or_default(),
                     Err(error) => tracing::info!(%from, %error, "a connection was refused"),
                 }
             });
+            under_way.push_back((gives_way, task));
         }
     }
 }

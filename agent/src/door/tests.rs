@@ -139,6 +139,30 @@ async fn only_who_has_a_certificate_of_the_authority_comes_in() {
     served.end().await;
 }
 
+/// Whether the other side has closed nothing.
+fn is_open(stream: &TcpStream) -> bool {
+    use rustix::net::{RecvFlags, recv};
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    recv(stream, &mut [0; 1], flags).is_err_and(|error| error == rustix::io::Errno::AGAIN)
+}
+
+#[tokio::test]
+async fn who_says_nothing_keeps_nobody_out() {
+    let authority = Authority::new("ours");
+    let served = Served::start(&authority).await;
+    let mut silent = Vec::new();
+    for _ in 0..2 * HANDSHAKES_MAX {
+        silent.push(TcpStream::connect(served.address).await.unwrap());
+    }
+    let proof = authority.client("spiffe://here/operator");
+    served.node(&authority, Some(&proof)).await.unwrap();
+    // Not for their time being over: the last ones are there yet, and not the first.
+    assert!(silent.iter().rev().take(HANDSHAKES_MAX / 2).all(is_open));
+    silent[0].readable().await.unwrap();
+    assert!(!is_open(&silent[0]));
+    served.end().await;
+}
+
 #[tokio::test]
 async fn a_certificate_may_what_a_rule_says_and_no_more() {
     let authority = Authority::new("ours");
