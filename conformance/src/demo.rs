@@ -109,7 +109,7 @@ fn look_inside(story: &Story, scenario: &Scenario, reference: &str) -> anyhow::R
     story.line(&format!("$ ctr image pull {reference}; ctr run …"));
     b.run(&["ctr", "image", "pull", "--plain-http", reference])?;
     let words = ["ctr", "run", "--rm", reference, "cold", "sh", "-c", "tail -n 1 /state/ticks.log"];
-    let last = b.run(&words)?;
+    let last = b.told(&words)?;
     story.line(&format!(
         "  an ordinary image: it starts afresh, with the files the process had written, up to line {}",
         last.trim()

@@ -28,7 +28,7 @@ fn run(scenario: &Scenario, node: &Node, id: &str) {
 }
 
 fn sh(node: &Node, id: &str, script: &str) -> String {
-    node.run(&["ctr", "task", "exec", "--exec-id", "sh", id, "sh", "-c", script]).unwrap()
+    node.told(&["ctr", "task", "exec", "--exec-id", "sh", id, "sh", "-c", script]).unwrap()
 }
 
 /// Restores with links in the way: all is as it was, and nothing is made on the node.

@@ -17,7 +17,7 @@ const DISTANCE: u64 = 20;
 fn counted(node: &Node, reference: &str, name: &str) -> u64 {
     node.run(&["ctr", "image", "pull", "--plain-http", reference]).unwrap();
     let words = ["ctr", "run", "--rm", reference, name, "tail", "-n", "1", "/state/ticks.log"];
-    node.run(&words).unwrap().trim().parse().unwrap()
+    node.told(&words).unwrap().trim().parse().unwrap()
 }
 
 fn sent(taken: &Value) -> u64 {
@@ -67,7 +67,8 @@ fn an_increment_is_small_and_restores_alone_on_another_node() {
     // The first thing that it wrote here follows on the last thing that it wrote there: counted on
     // from its base, it would say less.
     let line = format!("head -n {} /state/ticks.log | tail -n 1", frozen + 1);
-    let line = b.run(&["ctr", "task", "exec", "--exec-id", "l", "job", "sh", "-c", &line]).unwrap();
+    let line =
+        b.told(&["ctr", "task", "exec", "--exec-id", "l", "job", "sh", "-c", &line]).unwrap();
     assert_eq!(line.trim().parse(), Ok(frozen + 1));
     scenario.end().unwrap();
 }

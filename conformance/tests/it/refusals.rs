@@ -156,7 +156,7 @@ fn a_volume_that_would_come_back_writable_is_refused() {
     );
     assert!(output.status.success(), "{}", said(&output));
     let sh = |script| {
-        b.run(&["ctr", "task", "exec", "--exec-id", "sh", "twice", "sh", "-c", script]).unwrap()
+        b.told(&["ctr", "task", "exec", "--exec-id", "sh", "twice", "sh", "-c", script]).unwrap()
     };
     assert_eq!(sh("for d in data sub; do echo > /$d/x && echo $d; done 2> /dev/null"), "sub\n");
     scenario.end().unwrap();

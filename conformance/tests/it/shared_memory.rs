@@ -77,7 +77,7 @@ fn default<M>(message: M) -> Request<M> {
 
 fn sh(node: &Node, id: &str, script: &str) -> String {
     let words = ["ctr", "task", "exec", "--exec-id", "sh", id, "sh", "-c", script];
-    node.run(&words).unwrap()
+    node.told(&words).unwrap()
 }
 
 /// Returns the count, once it has gone on from `before`.

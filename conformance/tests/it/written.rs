@@ -23,7 +23,7 @@ const LIST: &str = "find /w /var /etc/os-release /etc/group | busybox sort | \
     cat /w/a/large /w/program /w/deep/* /var/tmp/new | sha256sum";
 
 fn list(node: &Node, container: &str) -> String {
-    node.run(&["ctr", "task", "exec", "--exec-id", "list", container, "sh", "-c", LIST]).unwrap()
+    node.told(&["ctr", "task", "exec", "--exec-id", "list", container, "sh", "-c", LIST]).unwrap()
 }
 
 /// Returns the digest of the last layer of a checkpoint's image.
@@ -63,7 +63,7 @@ fn what_was_written_comes_back_as_containerd_would_unpack_it() {
         let (other, image) = (["ctr", "-n", "other"], &*reference);
         node.run(&[&other[..], &["image", "pull", "--plain-http", image]].concat()).unwrap();
         let words = ["run", "--rm", image, "cold", "sh", "-c", LIST];
-        let unpacked = node.run(&[&other[..], &words].concat()).unwrap();
+        let unpacked = node.told(&[&other[..], &words].concat()).unwrap();
         assert_eq!(unpacked, written);
     }
 
@@ -73,7 +73,7 @@ fn what_was_written_comes_back_as_containerd_would_unpack_it() {
     checkpoint(&scenario, b, "back", &elsewhere);
     a.run(&["ctr", "-n", "third", "image", "pull", "--plain-http", &elsewhere]).unwrap();
     let words = ["ctr", "-n", "third", "run", "--rm", &elsewhere, "cold", "sh", "-c", LIST];
-    assert_eq!(a.run(&words).unwrap(), written);
+    assert_eq!(a.told(&words).unwrap(), written);
     drop(peer);
     scenario.end().unwrap();
 }
@@ -96,7 +96,7 @@ fn what_the_agent_does_not_unpack_is_left_to_containerd() {
     assert!(content.contains(&layer(b, &reference)), "{content}");
     let read = "cat $(find / -xdev -path '/d/*' -name file)";
     let words = ["ctr", "task", "exec", "--exec-id", "r", "back", "sh", "-c", read];
-    assert_eq!(b.run(&words).unwrap(), "deep\n");
+    assert_eq!(b.told(&words).unwrap(), "deep\n");
     scenario.end().unwrap();
 }
 
