@@ -10,6 +10,7 @@ use crate::cgroups;
 use crate::failures::victims::running;
 use crate::harness::{at_once, checkpoint, next_agents, said, start};
 use crate::workloads::Place;
+use crate::workloads::programs::NO_IO_URING;
 
 /// What an agent is told beyond its keys.
 pub(crate) const CONFIG: &str = "[staging.ram]\nbudget = \"1GiB\"\n[[registry]]\n\
@@ -168,6 +169,13 @@ impl Spot<'_> {
         self.command(id, image, annotations).stdin(Stdio::null()).output().unwrap()
     }
 
+    /// Has the checkpoint restored in a container `main` with other options of `ctr run`.
+    fn restore_with(&self, options: &[&str]) -> Output {
+        let mut command =
+            self.command_of([self.pinned, "main"], &[&self.wish()], options, &WORKLOAD);
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
     pub(crate) fn wish(&self) -> String {
         format!("restore.kybernate.io/main={}", self.pinned)
     }
@@ -244,15 +252,10 @@ fn a_privileged_container_goes_on_as_a_privileged_one_and_no_other() {
     ];
     staged.on_both(|spot| {
         let (node, name) = (spot.node, spot.node.name());
-        let create = |options: &[&str]| {
-            let mut command =
-                spot.command_of([spot.pinned, "main"], &[&spot.wish()], options, &WORKLOAD);
-            command.stdin(Stdio::null()).output().unwrap()
-        };
         watch_criu(node);
         let ran = || node.path("/run/criu-ran").exists();
         for (options, reasons) in lesser {
-            let output = create(options);
+            let output = spot.restore_with(options);
             let text = said(&output);
             assert!(!output.status.success(), "on {name}, {options:?}: {text}");
             for reason in ["refused (identity)"].iter().chain(reasons) {
@@ -262,11 +265,37 @@ fn a_privileged_container_goes_on_as_a_privileged_one_and_no_other() {
             node.output(&["ctr", "container", "rm", "main"]).unwrap();
         }
 
-        let output = create(&MIGHTY);
+        let output = spot.restore_with(&MIGHTY);
         assert!(output.status.success(), "on {name}: {}", said(&output));
         let after = spot.scenario.wait_for_ticks(node, "main").unwrap();
         assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "on {name}");
         assert!(ran(), "on {name}: who restored it?");
+        spot.scenario.remove(node, "main").unwrap();
+    });
+    staged.scenario.end().unwrap();
+}
+
+/// As `seccompProfile` says: what was dumped under a filter of its own, that lets more through, is no match
+/// for what containerd's refuses.
+#[test]
+fn a_filter_that_lets_more_through_is_refused() {
+    let scenario = start();
+    fs::write(scenario.testbed.share().join("lenient.json"), NO_IO_URING).unwrap();
+    let lenient = ["--seccomp", "--seccomp-profile", "/srv/share/lenient.json"];
+    let staged = stage_on_both_of(scenario, &lenient);
+    staged.on_both(|spot| {
+        let (node, name) = (spot.node, spot.node.name());
+        let output = spot.restore_with(&["--seccomp"]);
+        let text = said(&output);
+        assert!(!output.status.success(), "on {name}: {text}");
+        for told in ["refused (identity)", "unshare, userfaultfd", "clone(CLONE_NEWUSER)"] {
+            assert!(text.contains(told), "on {name}: {told}: {text}");
+        }
+        node.output(&["ctr", "container", "rm", "main"]).unwrap();
+        let output = spot.restore_with(&lenient);
+        assert!(output.status.success(), "on {name}: {}", said(&output));
+        let after = spot.scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "on {name}");
         spot.scenario.remove(node, "main").unwrap();
     });
     staged.scenario.end().unwrap();
@@ -291,12 +320,7 @@ fn a_volume_follows_its_node_only_where_the_pod_wants_that() {
     let staged = stage_on_both_of(scenario, &["--mount", &slave]);
     staged.on_both(|spot| {
         let (node, name) = (spot.node, spot.node.name());
-        let create = |volume: &str| {
-            let options = ["--mount", volume];
-            let image = [spot.pinned, "main"];
-            let mut command = spot.command_of(image, &[&spot.wish()], &options, &WORKLOAD);
-            command.stdin(Stdio::null()).output().unwrap()
-        };
+        let create = |volume: &str| spot.restore_with(&["--mount", volume]);
         let output = create(&private);
         let text = said(&output);
         let reason = "\"/media\" would follow this node's mounts";
