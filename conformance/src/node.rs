@@ -206,19 +206,9 @@ impl Node {
         command::run(&mut self.command(words))
     }
 
-    /// Runs `ctr run` or `ctr task exec`, which must succeed, and returns all that the program in the
-    /// container has written, to either of its outputs. `ctr` closes its ends of the pipes when the program
-    /// has ended, whatever is in them still (containerd, `Task.Delete`, `Process.Delete`): on a busy machine
-    /// that is all of it. The shim writes everything to a file.
+    /// Does what [`told`] does, in the node.
     pub fn told(&self, words: &[&str]) -> Result<String, CommandError> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let file = format!("/run/told-{}-{count}", std::process::id());
-        let to = format!("file://{file}");
-        let begin = words.iter().position(|word| matches!(*word, "run" | "exec"));
-        let (ctr, rest) = words.split_at(begin.map_or(words.len(), |at| at + 1));
-        self.run(&[ctr, &["--log-uri", &to], rest].concat())?;
-        self.run(&["sh", "-c", "cat \"$1\" && rm \"$1\"", "sh", &file])
+        told(words, |words| self.run(words))
     }
 
     /// Runs a program in the node, however it ends.
@@ -250,6 +240,25 @@ impl Drop for Node {
             drop(clean(Some(self.process), &self.config.directory));
         }
     }
+}
+
+/// Runs `ctr run` or `ctr task exec`, which must succeed, and returns all that the program in the container
+/// has written, to either of its outputs. `ctr` closes its ends of the pipes when the program has ended,
+/// whatever is in them still (containerd, `Task.Delete`, `Process.Delete`): on a busy machine that is all of
+/// it. The shim writes everything to a file.
+pub fn told(
+    words: &[&str],
+    run: impl Fn(&[&str]) -> Result<String, CommandError>,
+) -> Result<String, CommandError> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let file = format!("/run/told-{}-{count}", std::process::id());
+    let to = format!("file://{file}");
+    let begin = words.iter().position(|word| matches!(*word, "run" | "exec"));
+    let (ctr, rest) = words.split_at(begin.map_or(words.len(), |at| at + 1));
+    let ran = run(&[ctr, &["--log-uri", &to], rest].concat());
+    let text = run(&["sh", "-c", "cat \"$1\" && rm \"$1\"", "sh", &file]);
+    ran.and(text)
 }
 
 /// Prepares a command that runs in the node whose first process is `init`.

@@ -295,7 +295,7 @@ impl Scenario {
         let exec = format!("status-{}", std::process::id());
         let words = ["ctr", "task", "exec", "--exec-id", &exec, id];
         let status = ["/workload", "status", "--state", "/state"];
-        let text = node.run(&[&words[..], &status].concat())?;
+        let text = node.told(&[&words[..], &status].concat())?;
         serde_json::from_str(&text).map_err(|error| ScenarioError::Json(text, error))
     }
 

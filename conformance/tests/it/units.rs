@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fs_err as fs;
 use kybernate_conformance::command::{self, wait_until};
-use kybernate_conformance::node::{Node, command_in};
+use kybernate_conformance::node::{Node, command_in, told};
 use kybernate_conformance::preflight::preflight;
 use kybernate_conformance::process::{Process, Service};
 use kybernate_conformance::scenario::{PASSWORD, Scenario, counter};
@@ -92,8 +92,9 @@ impl Machine {
     fn count(&self, id: &str) -> Option<u64> {
         let status = ["/workload", "status", "--state", "/state"];
         let exec = ["ctr", "task", "exec", "--exec-id", "status", id];
-        let output = self.output(&[&exec[..], &status].concat());
-        counter(&serde_json::from_slice::<Value>(&output.stdout).ok()?)
+        let run = |words: &[&str]| command::run(&mut self.command(words));
+        let text = told(&[&exec[..], &status].concat(), run).ok()?;
+        counter(&serde_json::from_str::<Value>(&text).ok()?)
     }
 
     fn ticks_on(&self, id: &str) {
