@@ -127,8 +127,17 @@ pub(crate) const HANDED_OVER: [(&str, &str); 2] =
     [("network", "extRootNetNS"), ("pid", "extRootPidNS")];
 
 /// Images that would reach beyond the container, by how their names begin.
-const FORBIDDEN: &[&str] =
-    &["apparmor", "autofs-", "binfmt-misc", "bpfmap-", "creds-", "tunfile", "userns-", "amdgpu"];
+const FORBIDDEN: &[&str] = &[
+    "apparmor",
+    "autofs-",
+    "binfmt-misc",
+    "bpfmap-",
+    "creds-",
+    "rlimit-",
+    "tunfile",
+    "userns-",
+    "amdgpu",
+];
 
 /// Returns every reason why the dump must not be restored; none when it may.
 pub(crate) fn judge(summary: &Summary, expected: &Expected) -> Vec<String> {
@@ -217,7 +226,8 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
     }
     if identity.is_urgent && !expected.capabilities.contains(NICE) {
         reasons.insert(format!(
-            "its processes go before those of the node (a priority below 0, or real time), for which the \
+            "its processes go before those of the node (a priority below 0, or real time), or \
+             their limits let them (RLIMIT_NICE, RLIMIT_RTPRIO), for which the \
              new container lacks {NICE} (allow.capabilities, --allow-cap)"
         ));
     }

@@ -38,6 +38,12 @@ const ZOMBIE: u32 = 6;
 /// `SCHED_OTHER`, `SCHED_BATCH` and `SCHED_IDLE`: no other is everybody's.
 const USUAL_POLICIES: [u32; 3] = [0, 3, 5];
 
+/// `RLIMIT_NICE`: up to here no priority is below 0.
+const NICE_LIMIT: usize = 13;
+const USUAL_NICE: u64 = 20;
+/// `RLIMIT_RTPRIO`.
+const REAL_TIME_LIMIT: usize = 14;
+
 /// What the images say about identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Summary {
@@ -438,7 +444,8 @@ impl Builder {
             no_new_privileges: of.no_new_privs == Some(1),
             seccomp: refused.is_some(),
             refused: refused.unwrap_or_default(),
-            is_urgent: thread.nice.unwrap_or(0) < 0
+            is_urgent: may_be_urgent(leader)
+                || thread.nice.unwrap_or(0) < 0
                 || thread.policy.is_some_and(|policy| !USUAL_POLICIES.contains(&policy)),
             lsm_profile: told(&of.lsm_profile),
             lsm_socket: told(&of.lsm_socket),
@@ -540,6 +547,13 @@ impl Summary {
 
 const fn bounded(number: usize, what: &'static str) -> Result<(), SummaryError> {
     if number > ENTRIES_MAX { Err(SummaryError::TooMany(what)) } else { Ok(()) }
+}
+
+/// Whether a process's limits let it go before others when it wants (getrlimit(2)).
+fn may_be_urgent(process: &ProcessCore) -> bool {
+    let limits = process.limits.as_ref().map(|limits| &*limits.all).unwrap_or_default();
+    let most = |number: usize| limits.get(number).map_or(0, |limit| limit.most);
+    most(NICE_LIMIT) > USUAL_NICE || most(REAL_TIME_LIMIT) > 0
 }
 
 fn wrong(thread: u32, why: &str) -> SummaryError {

@@ -6,8 +6,8 @@ use prost::Message as _;
 use super::images::{FILES, File, RegularFile};
 use super::*;
 use kybernate_packager::criu::messages::{
-    CORE, Core, Credentials, IDS, Ids, MOUNTS, MountEntry as Mount, ProcessCore, SECCOMP, Seccomp,
-    SeccompFilter, ThreadCore,
+    CORE, Core, Credentials, IDS, Ids, Limit, Limits, MOUNTS, MountEntry as Mount, ProcessCore,
+    SECCOMP, Seccomp, SeccompFilter, ThreadCore,
 };
 use kybernate_packager::criu::{Inventory, Magic, Plugins, Process};
 use kybernate_packager::runtime_spec::defaults;
@@ -470,7 +470,7 @@ fn files_that_reach_out_are_refused() {
         let regular = Some(RegularFile { name, external: Some(true), ..RegularFile::default() });
         dump.files.push(File { kind: 1, id: 0, regular, ..File::default() });
     });
-    for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img"] {
+    for name in ["apparmor.img", "userns-1.img", "binfmt-misc.img", "creds-1.img", "rlimit-1.img"] {
         assert_refused("more than a container", |dump, _| dump.others.push(name.to_owned()));
     }
 }

@@ -73,6 +73,9 @@ pub struct ProcessCore {
     /// Its name: any bytes.
     #[prost(bytes = "vec", tag = "6")]
     pub comm: Vec<u8>,
+    /// How much it may have of what.
+    #[prost(message, optional, tag = "8")]
+    pub limits: Option<Limits>,
     /// Signals sent to the process.
     #[prost(message, optional, tag = "10")]
     pub signals: Option<Signals>,
@@ -85,6 +88,25 @@ pub struct ProcessCore {
     /// Which cgroups, in older versions.
     #[prost(uint32, optional, tag = "9")]
     pub cgroups: Option<u32>,
+}
+
+/// A process's limits (getrlimit(2)), by the kernel's numbers.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Limits {
+    /// In the order of those numbers.
+    #[prost(message, repeated, tag = "1")]
+    pub all: Vec<Limit>,
+}
+
+/// One of them.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Limit {
+    /// What counts now.
+    #[prost(uint64, tag = "1")]
+    pub current: u64,
+    /// As much it can be without `CAP_SYS_RESOURCE`.
+    #[prost(uint64, tag = "2")]
+    pub most: u64,
 }
 
 /// What each thread has of its own.

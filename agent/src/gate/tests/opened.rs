@@ -96,6 +96,27 @@ fn nobody_goes_before_the_node_who_may_not() {
     }
 }
 
+/// Whoever has that limit goes before others as soon as it wants.
+#[test]
+fn no_limit_lets_it_go_before_the_node_later() {
+    for (nice, real_time, is_refused) in
+        [(0, 0, false), (20, 0, false), (21, 0, true), (0, 1, true), (u64::MAX, u64::MAX, true)]
+    {
+        assert_eq!(
+            check(|dump, _| {
+                let limit = |most| Limit { current: 0, most };
+                let mut all = vec![limit(u64::MAX); 16];
+                (all[13], all[14]) = (limit(nice), limit(real_time));
+                let process = dump.cores.get_mut(&1).unwrap().process.as_mut().unwrap();
+                process.limits = Some(Limits { all });
+            })
+            .contains("RLIMIT_RTPRIO"),
+            is_refused,
+            "{nice} {real_time}"
+        );
+    }
+}
+
 #[test]
 fn no_older_seccomp_mode_wins_over_a_threads_own() {
     let mut dump = Dump::default();
