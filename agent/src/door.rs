@@ -1,9 +1,9 @@
 //! The API for callers from the network: over TLS, and only for who has a certificate of an authority
 //! that the configuration names. What it may do is for [`crate::access`] to say.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ mod names;
 
 /// How long a handshake may take.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Connections that prove themselves at the same time. For one more, the one that has taken longest gives
-/// way: nobody is kept out by those who connect and say nothing.
+/// Connections that prove themselves at the same time. For one more, one gives way: of the address with most
+/// of them, the one that has taken longest. Who connects and says nothing keeps out nobody but itself.
 const HANDSHAKES_MAX: usize = 64;
 /// Calls of one connection at the same time: an operator's per node, and some that watch.
 const CALLS_MAX: u32 = 64;
@@ -102,7 +102,7 @@ impl Door {
     /// Accepts connections and hands on those that have proven themselves.
     async fn admit(self, proven: mpsc::Sender<io::Result<TlsStream<TcpStream>>>) {
         let mut handshakes = tokio::task::JoinSet::new();
-        let mut under_way: VecDeque<(CancellationToken, AbortHandle)> = VecDeque::new();
+        let mut under_way: Vec<UnderWay> = Vec::new();
         let mut pauses = Pauses::default();
         loop {
             let (stream, from) = match self.listener.accept().await {
@@ -118,15 +118,15 @@ impl Door {
                 }
             };
             while handshakes.try_join_next().is_some() {}
-            under_way.retain(|(_, task)| !task.is_finished());
+            under_way.retain(|one| !one.task.is_finished());
             if under_way.len() >= HANDSHAKES_MAX
-                && let Some((gives_way, _)) = under_way.pop_front()
+                && let Some(place) = gives_way(&under_way)
             {
-                gives_way.cancel();
+                under_way.remove(place).token.cancel();
             }
             let (certificates, proven) = (Arc::clone(&self.certificates), proven.clone());
-            let gives_way = CancellationToken::new();
-            let asked = gives_way.clone();
+            let token = CancellationToken::new();
+            let asked = token.clone();
             let task = handshakes.spawn(async move {
                 let shaken = tokio::select! {
                     shaken = handshake(&certificates, stream) => shaken,
@@ -138,9 +138,27 @@ impl Door {
                     Err(error) => tracing::info!(%from, %error, "a connection was refused"),
                 }
             });
-            under_way.push_back((gives_way, task));
+            under_way.push(UnderWay { address: from.ip(), token, task });
         }
     }
+}
+
+/// A connection that proves itself.
+struct UnderWay {
+    address: IpAddr,
+    /// Ends it.
+    token: CancellationToken,
+    task: AbortHandle,
+}
+
+/// Returns which one of those that came one after the other gives way.
+fn gives_way(under_way: &[UnderWay]) -> Option<usize> {
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for one in under_way {
+        *counts.entry(one.address).or_default() += 1;
+    }
+    let (address, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    under_way.iter().position(|one| one.address == address)
 }
 
 async fn handshake(

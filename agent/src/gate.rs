@@ -47,8 +47,8 @@ pub(crate) use self::opened::{Memory, Paths, leads_out};
 pub(crate) use self::pages::lacking;
 pub(crate) use self::remaps::LinkFact;
 pub(crate) use self::seccomp::Refused;
-pub(crate) use self::summary::Summary;
 use self::summary::{Builder, is_judged};
+pub(crate) use self::summary::{Summary, URGENT_LIMITS};
 
 /// Largest image that is judged: `files.img` with half a million open files. Pagemaps may have any
 /// length, since they are read entry by entry.

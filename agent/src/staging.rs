@@ -375,11 +375,14 @@ impl Closed {
 }
 
 /// Whether that is a disk's, and not what somebody has set up wrongly: the kernel lets nobody write any more,
-/// its server has gone, or what the standard library has no name for, as `EIO` and `EUCLEAN`.
+/// its server has gone, or what the standard library has no name for, as `EIO` and `EUCLEAN`. That has none
+/// for a want of descriptors either: then other files could not be opened.
 fn is_fault(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    const FAULTS: [Errno; 4] = [Errno::IO, Errno::ROFS, Errno::STALE, Errno::NOTCONN];
-    FAULTS.iter().any(|fault| io::Error::from(*fault).kind() == error.kind())
+    const FAULTS: [Errno; 5] =
+        [Errno::IO, Errno::ROFS, Errno::STALE, Errno::NOTCONN, Errno::TIMEDOUT];
+    let is_of_one = FAULTS.iter().any(|fault| io::Error::from(*fault).kind() == error.kind());
+    is_of_one && fs_err::File::open("/proc/self/status").is_ok()
 }
 
 impl Kept {

@@ -69,6 +69,11 @@ pub(super) struct NetlinkSocket {
     /// What it listens to, a bit for each.
     #[prost(uint32, repeated, packed = "false", tag = "8")]
     pub(super) groups: Vec<u32>,
+    /// Whom it is connected to: a socket, and groups.
+    #[prost(uint32, tag = "9")]
+    pub(super) to_port: u32,
+    #[prost(uint32, tag = "10")]
+    pub(super) to_groups: u32,
 }
 
 /// A socket of the machine (`images/sk-unix.proto`).

@@ -29,6 +29,8 @@ pub(crate) struct Expected {
     pub(crate) seccomp: bool,
     /// What it must refuse.
     pub(crate) refused: Refused,
+    /// Its limits that let its processes go before others of the node, by their names.
+    pub(crate) limits: BTreeSet<String>,
     /// The security module of this node: 0 none, 1 `SELinux`, 2 `AppArmor`.
     pub(crate) lsm: i32,
     /// The profile or label that it gives to the container's processes, if any.
@@ -226,9 +228,17 @@ fn judge_identity(identity: &ThreadIdentity, expected: &Expected, reasons: &mut 
     }
     if identity.is_urgent && !expected.capabilities.contains(NICE) {
         reasons.insert(format!(
-            "its processes go before those of the node (a priority below 0, or real time), or \
-             their limits let them (RLIMIT_NICE, RLIMIT_RTPRIO), for which the \
+            "its processes go before those of the node (a priority below 0, or real time), for which the \
              new container lacks {NICE} (allow.capabilities, --allow-cap)"
+        ));
+    }
+    let more: Vec<&str> =
+        identity.limits.difference(&expected.limits).map(String::as_str).collect();
+    if !more.is_empty() && !expected.capabilities.contains(NICE) {
+        reasons.insert(format!(
+            "its processes may go before those of the node ({}), for which the new container has no such limit, \
+             and lacks {NICE} (allow.capabilities, --allow-cap)",
+            more.join(", ")
         ));
     }
     if expected.no_new_privileges && !identity.no_new_privileges {

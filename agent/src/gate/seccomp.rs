@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod filters;
 mod profile;
 mod program;
+mod word;
 
 pub(super) use self::filters::Filters;
 use self::program::{Call, Program};
@@ -19,16 +20,16 @@ use self::program::{Call, Program};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Guarded {
     name: &'static str,
-    /// Its first argument, where it matters.
-    first: Option<u64>,
+    /// Bits of its first argument, where they matter: all others may be anything.
+    first: u32,
 }
 
 const fn whatever(name: &'static str) -> Guarded {
-    Guarded { name, first: None }
+    Guarded { name, first: 0 }
 }
 
-/// `CLONE_NEWUSER | SIGCHLD`: a user namespace, in which a process may everything that namespaces limit.
-const NEW_USER: u64 = 0x1000_0011;
+/// `CLONE_NEWUSER`: a user namespace, in which a process may everything that namespaces limit.
+const NEW_USER: u32 = 0x1000_0000;
 
 /// Calls that one of the usual profiles refuses (containerd's, Docker's, Podman's) and that reach beyond a
 /// container's own processes. `io_uring_*` is not among them: containerd 1.7 lets it through and 2.x does
@@ -44,7 +45,7 @@ const CALLS: &[Guarded] = &[
     whatever("bpf"),
     whatever("clock_settime"),
     whatever("clock_settime64"),
-    Guarded { name: "clone", first: Some(NEW_USER) },
+    Guarded { name: "clone", first: NEW_USER },
     whatever("clone3"),
     whatever("delete_module"),
     whatever("fanotify_init"),
@@ -62,6 +63,7 @@ const CALLS: &[Guarded] = &[
     whatever("move_mount"),
     whatever("open_by_handle_at"),
     whatever("open_tree"),
+    whatever("open_tree_attr"),
     whatever("perf_event_open"),
     whatever("pivot_root"),
     whatever("quotactl"),
@@ -158,10 +160,10 @@ impl Refused {
         Self(bits.map(|(bit, _)| 1_u64 << bit).sum())
     }
 
-    /// Returns what a filter refuses: what it lets through for some arguments it does not.
-    pub(super) fn by_program(program: &[u8]) -> Self {
-        let Some(program) = Program::parse(program) else { return Self::default() };
-        Self::of(|guarded| {
+    /// Returns what a filter refuses, if it is one: what it lets through for some arguments it does not.
+    pub(super) fn by_program(program: &[u8]) -> Option<Self> {
+        let program = Program::parse(program)?;
+        Some(Self::of(|guarded| {
             ARCHITECTURES.iter().all(|architecture| {
                 let number = (architecture.call)(guarded.name);
                 number.is_none_or(|number| {
@@ -169,7 +171,7 @@ impl Refused {
                     program.refuses(Call { number, architecture, first })
                 })
             })
-        })
+        }))
     }
 
     /// Returns what is refused here or there.
@@ -195,9 +197,9 @@ impl FromIterator<Self> for Refused {
 impl std::fmt::Display for Guarded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.first {
-            Some(NEW_USER) => write!(f, "{}(CLONE_NEWUSER)", self.name),
-            Some(first) => write!(f, "{}({first:#x})", self.name),
-            None => f.write_str(self.name),
+            NEW_USER => write!(f, "{}(CLONE_NEWUSER)", self.name),
+            0 => f.write_str(self.name),
+            first => write!(f, "{}({first:#x})", self.name),
         }
     }
 }

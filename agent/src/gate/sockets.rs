@@ -11,8 +11,12 @@ const PACKETS: i32 = 10;
 const USUAL: [u32; 2] = [1, 2];
 
 /// Protocols of netlink whose groups anybody may listen to: of routes, of `SELinux`, of devices, and the
-/// generic one, which asks for each group of its own.
+/// generic one, of which some groups are not for everybody, by numbers that are each kernel's own.
 const FOR_ALL: [u32; 4] = [0, 7, 15, 16];
+
+/// `NETLINK_USERSOCK`, by which anybody may send to others, and `NETLINK_AUDIT`.
+const USERS: u32 = 2;
+const AUDIT: u32 = 9;
 
 /// Returns the capability that is needed to make an open file, if it is such a socket.
 pub(super) fn needed(file: &File) -> Option<&'static str> {
@@ -20,8 +24,12 @@ pub(super) fn needed(file: &File) -> Option<&'static str> {
     if is_raw || file.kind == PACKETS {
         return Some("CAP_NET_RAW");
     }
-    let listens = file.netlink.as_ref().is_some_and(|socket| {
-        !FOR_ALL.contains(&socket.protocol) && socket.groups.iter().any(|groups| *groups != 0)
-    });
-    listens.then_some("CAP_NET_ADMIN")
+    let socket = file.netlink.as_ref()?;
+    let listens = socket.groups.iter().any(|groups| *groups != 0);
+    let is_sent = (socket.to_port != 0 || socket.to_groups != 0) && socket.protocol != USERS;
+    match socket.protocol {
+        AUDIT if listens => Some("CAP_AUDIT_READ"),
+        protocol if listens && !FOR_ALL.contains(&protocol) || is_sent => Some("CAP_NET_ADMIN"),
+        _ => None,
+    }
 }

@@ -38,11 +38,10 @@ const ZOMBIE: u32 = 6;
 /// `SCHED_OTHER`, `SCHED_BATCH` and `SCHED_IDLE`: no other is everybody's.
 const USUAL_POLICIES: [u32; 3] = [0, 3, 5];
 
-/// `RLIMIT_NICE`: up to here no priority is below 0.
-const NICE_LIMIT: usize = 13;
-const USUAL_NICE: u64 = 20;
-/// `RLIMIT_RTPRIO`.
-const REAL_TIME_LIMIT: usize = 14;
+/// Limits of how urgent a process may make itself (getrlimit(2)), with their numbers, and up to where they let
+/// it go before nobody: 20 is a nice value of 0.
+pub(crate) const URGENT_LIMITS: [(&str, usize, u64); 2] =
+    [("RLIMIT_NICE", 13, 20), ("RLIMIT_RTPRIO", 14, 0)];
 
 /// What the images say about identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +116,8 @@ pub(crate) struct ThreadIdentity {
     pub(crate) refused: Refused,
     /// Whether it goes before other processes of the node.
     pub(crate) is_urgent: bool,
+    /// The limits that let it, when it wants, by their names.
+    pub(crate) limits: BTreeSet<String>,
     /// What CRIU gives to the thread: a profile of `AppArmor`, a label of `SELinux`.
     pub(crate) lsm_profile: Option<String>,
     /// The label that sockets get which the thread makes.
@@ -391,18 +392,22 @@ impl Builder {
         for process in tree {
             let leader = self.cores.get(&process.pid).and_then(|core| core.process.clone());
             let leader = leader.unwrap_or_default();
-            let first = self.cores.get(&process.pid).and_then(|core| core.thread.as_ref());
-            let shared = first.map(|first| self.filters.shared(first)).transpose();
-            let shared = shared.map_err(|why| wrong(process.pid, &why))?.flatten();
             let is_dead = self.is_dead(process.pid);
-            let threads = process.threads.iter().filter(|_| !is_dead);
-            for tid in threads.chain([&process.pid]) {
-                let thread = self.cores.get(tid).and_then(|core| core.thread.clone());
-                let thread = thread.unwrap_or_default();
+            let others = process.threads.iter().filter(|tid| !is_dead && **tid != process.pid);
+            let ids: Vec<u32> = [&process.pid].into_iter().chain(others).copied().collect();
+            let thread = |tid: &u32| self.cores.get(tid).and_then(|core| core.thread.clone());
+            let threads: Vec<ThreadCore> =
+                ids.iter().map(|tid| thread(tid).unwrap_or_default()).collect();
+            let refused = match threads.split_first() {
+                Some((first, others)) if !is_dead => self.filters.refused(first, others.iter()),
+                _ => Ok(vec![None]),
+            };
+            let refused = refused.map_err(|why| {
+                SummaryError::Contradiction(format!("process {} {why}", process.pid))
+            })?;
+            for ((tid, thread), refused) in ids.into_iter().zip(threads).zip(refused) {
                 if let Some(credentials) = &thread.credentials {
-                    let mut identity = self.identity(*tid, credentials, &thread, &leader)?;
-                    identity.seccomp |= shared.is_some();
-                    identity.refused = identity.refused.and(shared.unwrap_or_default());
+                    let identity = identity(tid, credentials, (&thread, &leader), refused)?;
                     self.summary.identities.insert(identity);
                     bounded(self.summary.identities.len(), "identities")?;
                 } else if !is_dead {
@@ -411,45 +416,6 @@ impl Builder {
             }
         }
         Ok(())
-    }
-
-    fn identity(
-        &self,
-        tid: u32,
-        credentials: &Credentials,
-        thread: &ThreadCore,
-        leader: &ProcessCore,
-    ) -> Result<ThreadIdentity, SummaryError> {
-        let of = credentials;
-        // CRIU has it win over what the thread says, and for the first thread alone.
-        if leader.old_seccomp_mode.is_some() {
-            return contradiction(format!(
-                "thread {tid} has its seccomp mode from a CRIU that is too old"
-            ));
-        }
-        let refused = self.filters.refused(thread).map_err(|why| wrong(tid, &why))?;
-        let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
-        let told = |label: &Option<String>| label.clone().filter(|label| !label.is_empty());
-        Ok(ThreadIdentity {
-            uids: [of.uid, of.euid, of.suid, of.fsuid].into(),
-            gids: [of.gid, of.egid, of.sgid, of.fsgid]
-                .into_iter()
-                .chain(of.groups.clone())
-                .collect(),
-            capabilities: sets.into_iter().flat_map(|set| capability_names(set)).collect(),
-            held: [&of.permitted, &of.effective, &of.ambient]
-                .into_iter()
-                .flat_map(|set| capability_names(set))
-                .collect(),
-            no_new_privileges: of.no_new_privs == Some(1),
-            seccomp: refused.is_some(),
-            refused: refused.unwrap_or_default(),
-            is_urgent: may_be_urgent(leader)
-                || thread.nice.unwrap_or(0) < 0
-                || thread.policy.is_some_and(|policy| !USUAL_POLICIES.contains(&policy)),
-            lsm_profile: told(&of.lsm_profile),
-            lsm_socket: told(&of.lsm_socket),
-        })
     }
 
     /// Returns how many sets of cgroups are described, if all are one and every thread was in it.
@@ -549,15 +515,47 @@ const fn bounded(number: usize, what: &'static str) -> Result<(), SummaryError> 
     if number > ENTRIES_MAX { Err(SummaryError::TooMany(what)) } else { Ok(()) }
 }
 
-/// Whether a process's limits let it go before others when it wants (getrlimit(2)).
-fn may_be_urgent(process: &ProcessCore) -> bool {
-    let limits = process.limits.as_ref().map(|limits| &*limits.all).unwrap_or_default();
-    let most = |number: usize| limits.get(number).map_or(0, |limit| limit.most);
-    most(NICE_LIMIT) > USUAL_NICE || most(REAL_TIME_LIMIT) > 0
+/// Says who a thread is.
+fn identity(
+    tid: u32,
+    credentials: &Credentials,
+    (thread, leader): (&ThreadCore, &ProcessCore),
+    refused: Option<Refused>,
+) -> Result<ThreadIdentity, SummaryError> {
+    let of = credentials;
+    // CRIU has it win over what the thread says, and for the first thread alone.
+    if leader.old_seccomp_mode.is_some() {
+        return contradiction(format!(
+            "thread {tid} has its seccomp mode from a CRIU that is too old"
+        ));
+    }
+    let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
+    let told = |label: &Option<String>| label.clone().filter(|label| !label.is_empty());
+    Ok(ThreadIdentity {
+        uids: [of.uid, of.euid, of.suid, of.fsuid].into(),
+        gids: [of.gid, of.egid, of.sgid, of.fsgid].into_iter().chain(of.groups.clone()).collect(),
+        capabilities: sets.into_iter().flat_map(|set| capability_names(set)).collect(),
+        held: [&of.permitted, &of.effective, &of.ambient]
+            .into_iter()
+            .flat_map(|set| capability_names(set))
+            .collect(),
+        no_new_privileges: of.no_new_privs == Some(1),
+        seccomp: refused.is_some(),
+        refused: refused.unwrap_or_default(),
+        is_urgent: thread.nice.unwrap_or(0) < 0
+            || thread.policy.is_some_and(|policy| !USUAL_POLICIES.contains(&policy)),
+        limits: urgent_limits(leader),
+        lsm_profile: told(&of.lsm_profile),
+        lsm_socket: told(&of.lsm_socket),
+    })
 }
 
-fn wrong(thread: u32, why: &str) -> SummaryError {
-    SummaryError::Contradiction(format!("thread {thread} {why}"))
+/// Returns the limits of a process that let it go before others when it wants.
+fn urgent_limits(process: &ProcessCore) -> BTreeSet<String> {
+    let limits = process.limits.as_ref().map(|limits| &*limits.all).unwrap_or_default();
+    let most = |number: usize| limits.get(number).map_or(0, |limit| limit.most);
+    let urgent = URGENT_LIMITS.iter().filter(|(_, number, usual)| most(*number) > *usual);
+    urgent.map(|(name, _, _)| (*name).to_owned()).collect()
 }
 
 const fn contradiction<T>(text: String) -> Result<T, SummaryError> {

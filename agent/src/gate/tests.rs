@@ -297,7 +297,7 @@ fn a_seccomp_filter_must_be_there() {
             expected.seccomp = true;
         }
     };
-    let real = SeccompFilter { program: vec![6, 0], ..SeccompFilter::default() };
+    let real = SeccompFilter { program: NOTHING.to_vec(), ..SeccompFilter::default() };
     assert_eq!(check(filtered(vec![real])), "");
     assert_refused("seccomp filter 0", filtered(Vec::new()));
     assert_refused("seccomp filter 0", filtered(vec![SeccompFilter::default()]));
@@ -333,6 +333,7 @@ fn seccomp_filters_must_refuse_what_the_new_containers_do() {
     assert_refused("swapon through", filtered(both, 2));
     assert_refused("in a circle", filtered(&[(&NOTHING, Some(1)), (&NOTHING, Some(0))], 0));
     assert_refused("seccomp filter 7", filtered(&[(&NOTHING, Some(7))], 0));
+    assert_refused("is no program", filtered(&[(&NOTHING, Some(1)), (&[6, 0], None)], 0));
     // Strict mode lets nothing through, and a node that requires no filter looks at none.
     assert_eq!(
         check(|dump, expected| {
@@ -355,7 +356,7 @@ fn seccomp_filters_must_refuse_what_the_new_containers_do() {
 fn a_seccomp_filter_may_be_that_of_all_threads() {
     let threads = |flags: Option<u32>, mode: Option<i32>| {
         move |dump: &mut Dump, expected: &mut Expected| {
-            let program = vec![6, 0];
+            let program = NOTHING.to_vec();
             let filter = SeccompFilter { program, flags, ..SeccompFilter::default() };
             dump.seccomp = Some(Seccomp { filters: vec![filter] });
             let mut other = dump.cores[&1].clone();
@@ -385,6 +386,15 @@ fn a_seccomp_filter_may_be_that_of_all_threads() {
     };
     assert_eq!(check(strict(Some(1))), "");
     assert_refused("swapon through", strict(None));
+    // The kernel would install none, and CRIU not notice.
+    for (mode, filter) in [(1, None), (2, Some(0)), (2, Some(1))] {
+        assert_refused("beside those that are for all threads", |dump, expected| {
+            strict(Some(0))(dump, expected);
+            let other = dump.cores.get_mut(&2).unwrap().thread.as_mut().unwrap();
+            (other.seccomp_mode, other.seccomp_filter) = (Some(mode), filter);
+        });
+    }
+    assert_refused("somebody would listen to", threads(Some(8), Some(2)));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Allowances, AllowedMount};
 use crate::gate::{
     APPARMOR, Expected, Fixed, HANDED_OVER, MountFact, Paths, Refused, SELINUX, Summary,
+    URGENT_LIMITS,
 };
 use crate::rootfs::{Bind, Names, Others};
 use crate::{cgroup, process};
@@ -134,13 +135,17 @@ impl Live {
         let joined = joined.filter(|name| {
             summary.host_namespaces.contains(name) && (!is_handed(name) || nodes.contains(name))
         });
-        let seccomp = self.spec.pointer("/linux/seccomp").filter(|found| !found.is_null());
+        // runc takes one that says nothing for none.
+        let seccomp = self.spec.pointer("/linux/seccomp").filter(|profile| {
+            ["defaultAction", "syscalls"].iter().any(|key| profile.get(key).is_some())
+        });
         Expected {
             capabilities: self.strings("/process/capabilities/bounding", None).collect(),
             user: self.user(),
             no_new_privileges: self.flag("/process/noNewPrivileges"),
             seccomp: seccomp.is_some(),
             refused: seccomp.map(Refused::by_profile).unwrap_or_default(),
+            limits: self.urgent_limits(),
             lsm: here.lsm,
             lsm_profile: self.profile(here.lsm),
             lsm_files: self.label("/linux/mountLabel").filter(|_| here.lsm == SELINUX),
@@ -154,6 +159,17 @@ impl Live {
             joined_namespaces: self.namespaces(is_joined).filter(is_handed).collect(),
             ..Expected::default()
         }
+    }
+
+    /// Returns its limits that let its processes go before others of the node.
+    fn urgent_limits(&self) -> BTreeSet<String> {
+        let urgent = self.list("/process/rlimits").filter_map(|limit| {
+            let name = text(limit, "type")?;
+            let most = limit.get("hard")?.as_u64()?;
+            let is_it = |(one, _, usual): &(&str, usize, u64)| *one == name && most > *usual;
+            URGENT_LIMITS.iter().any(is_it).then_some(name)
+        });
+        urgent.collect()
     }
 
     /// Returns who its processes are, where they stay that: no program that they start gives them more.
@@ -303,6 +319,11 @@ mod tests {
             "process": {
                 "capabilities": { "bounding": ["CAP_KILL"], "effective": ["CAP_KILL"] },
                 "noNewPrivileges": true,
+                "rlimits": [
+                    { "type": "RLIMIT_RTPRIO", "soft": 0, "hard": 1 },
+                    { "type": "RLIMIT_NICE", "soft": 20, "hard": 20 },
+                    { "type": "RLIMIT_NOFILE", "soft": 1024, "hard": 1024 },
+                ],
             },
             "mounts": [
                 { "destination": "/proc", "type": "proc", "source": "proc" },
@@ -338,7 +359,8 @@ mod tests {
         let names = |found: &BTreeSet<String>| found.iter().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(names(&expected.capabilities), "CAP_KILL");
         assert!(expected.no_new_privileges && expected.seccomp);
-        assert_eq!(expected.refused, Refused::by_profile(&json!({})));
+        assert_eq!(names(&expected.limits), "RLIMIT_RTPRIO");
+        assert_eq!(expected.refused, Refused::by_profile(&live.spec["linux"]["seccomp"]));
         assert_eq!(names(&expected.external_mounts), "/dev/shm /etc/hosts");
         assert_eq!(names(&expected.private), "/etc/hosts");
         assert_eq!(names(&expected.masked), "/proc/version");

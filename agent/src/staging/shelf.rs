@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use kybernate_spec::{Digest, chain};
 
-use super::Tier;
 use super::record::{Record, own};
+use super::{Tier, is_fault};
 use crate::config::TierConfig;
 use crate::operations::is_id;
 use crate::{private, process, stage};
@@ -58,6 +58,8 @@ impl Shelf {
             }
             match find(&entry) {
                 Ok(record) => found.push(record),
+                // What is there may be whole.
+                Err(error) if is_fault(&error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), tier = self.tier.name(),
                         "removing what is no whole checkpoint");

@@ -1,5 +1,7 @@
 //! What a container's seccomp profile refuses (OCI runtime specification, `linux.seccomp`).
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::{Guarded, Refused};
@@ -37,27 +39,39 @@ fn has(rule: &Value, name: &str) -> bool {
     names.is_some_and(|names| names.iter().any(|one| one == name))
 }
 
-/// Whether a rule is for this call: of most of its arguments it is not known.
+/// Whether a rule is for this call: of most of its arguments it is not known. All its conditions must hold,
+/// but where two are about one argument: then one is enough, since runc makes a rule of each
+/// (`libcontainer/seccomp`).
 fn applies(rule: &Value, call: Guarded) -> Option<bool> {
     let conditions = rule.get("args").and_then(Value::as_array);
-    let conditions = conditions.map(Vec::as_slice).unwrap_or_default().iter();
-    let all: Vec<Option<bool>> = conditions.map(|condition| holds(condition, call)).collect();
-    let is_known = all.contains(&Some(false)) || !all.contains(&None);
-    is_known.then(|| !all.contains(&Some(false)))
+    let conditions = conditions.map(Vec::as_slice).unwrap_or_default();
+    let all: Vec<Option<bool>> = conditions.iter().map(|one| holds(one, call)).collect();
+    let arguments: BTreeSet<_> = conditions.iter().map(argument).collect();
+    let is_enough = arguments.len() < conditions.len();
+    let (wanted, is_known) = (Some(is_enough), !all.contains(&None));
+    if all.contains(&wanted) { wanted } else { is_known.then_some(!is_enough) }
+}
+
+/// Returns which argument a condition is about.
+fn argument(condition: &Value) -> Option<u64> {
+    condition.get("index").map_or(Some(0), Value::as_u64)
 }
 
 fn holds(condition: &Value, call: Guarded) -> Option<bool> {
     let number = |key: &str| condition.get(key).map_or(Some(0), Value::as_u64);
-    let first = call.first.filter(|_| number("index") == Some(0))?;
     let (value, second) = (number("value")?, number("valueTwo")?);
+    // These bits are set; it is as much at least.
+    let bits = u64::from(call.first);
+    argument(condition).filter(|index| *index == 0)?;
     match condition.get("op")?.as_str()? {
-        "SCMP_CMP_EQ" => Some(first == value),
-        "SCMP_CMP_NE" => Some(first != value),
-        "SCMP_CMP_LT" => Some(first < value),
-        "SCMP_CMP_LE" => Some(first <= value),
-        "SCMP_CMP_GT" => Some(first > value),
-        "SCMP_CMP_GE" => Some(first >= value),
-        "SCMP_CMP_MASKED_EQ" => Some(first & value == second),
+        "SCMP_CMP_EQ" => (bits & !value != 0).then_some(false),
+        "SCMP_CMP_NE" => (bits & !value != 0).then_some(true),
+        "SCMP_CMP_LT" => (bits >= value).then_some(false),
+        "SCMP_CMP_LE" => (bits > value).then_some(false),
+        "SCMP_CMP_GT" => (bits > value).then_some(true),
+        "SCMP_CMP_GE" => (bits >= value).then_some(true),
+        "SCMP_CMP_MASKED_EQ" if bits & value & !second != 0 => Some(false),
+        "SCMP_CMP_MASKED_EQ" => (value & !bits == 0).then_some(value & bits == second),
         _ => None,
     }
 }

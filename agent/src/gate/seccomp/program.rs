@@ -2,12 +2,15 @@
 //! architecture, place and arguments (`Documentation/userspace-api/seccomp_filter.rst`,
 //! `Documentation/networking/filter.rst`).
 
+use super::word::Word;
+
 /// A call of which it is asked what becomes of it. Its place and its other arguments may be anything.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub(super) number: u32,
     pub(super) architecture: u32,
-    pub(super) first: Option<u64>,
+    /// Bits that are set in the lower half of its first argument; all others may be anything.
+    pub(super) first: u32,
 }
 
 /// A filter's instructions.
@@ -26,6 +29,10 @@ struct Instruction {
 /// Its size in bytes.
 const INSTRUCTION: usize = 8;
 
+/// `BPF_MAXINSNS`. The kernel takes no more; CRIU, which cuts their number to 16 bits, would install another
+/// program, and then others than the next.
+const INSTRUCTIONS_MAX: usize = 4096;
+
 /// Size of `struct seccomp_data`.
 const DATA: u32 = 64;
 
@@ -38,19 +45,19 @@ const ASKS: i32 = 0x7fc0_0000;
 /// `SECCOMP_RET_ACTION_FULL`.
 const ACTION: u32 = 0xffff_0000;
 
-/// What the machine holds; what depends on the arguments is not known.
+/// What the machine holds.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     at: usize,
-    a: Option<u32>,
-    x: Option<u32>,
-    memory: [Option<u32>; 16],
+    a: Word,
+    x: Word,
+    memory: [Word; 16],
 }
 
 /// What comes of an instruction.
 enum Step {
     On,
-    Returned(Option<u32>),
+    Returned(Word),
     /// By so many instructions, or by so many.
     Either(usize, usize),
     /// No program that the kernel takes has this.
@@ -58,14 +65,15 @@ enum Step {
 }
 
 impl Program {
-    /// Returns nothing for what is no program.
+    /// Returns nothing for what is no program that CRIU and the kernel take as it is.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (instructions, rest) = bytes.as_chunks::<INSTRUCTION>();
+        let is_whole = rest.is_empty() && (1..=INSTRUCTIONS_MAX).contains(&instructions.len());
         let instructions = instructions.iter().map(|&[c, d, if_true, if_false, w, x, y, z]| {
             let (code, value) = (u16::from_ne_bytes([c, d]), u32::from_ne_bytes([w, x, y, z]));
             Instruction { code, if_true, if_false, value }
         });
-        rest.is_empty().then(|| Self(instructions.collect()))
+        is_whole.then(|| Self(instructions.collect()))
     }
 
     /// Whether it refuses a call, whatever is not known of that.
@@ -81,7 +89,7 @@ impl Program {
                 state.at += 1;
                 match state.step(*instruction, call) {
                     Step::On => {}
-                    Step::Returned(Some(answer)) if is_hard(answer) => break,
+                    Step::Returned(answer) if answer.exact().is_some_and(is_hard) => break,
                     Step::Returned(_) | Step::Wrong => return false,
                     Step::Either(there, here) => {
                         if there != here {
@@ -109,10 +117,10 @@ impl State {
                 Some(loaded) => self.a = loaded,
                 None => return Step::Wrong,
             },
-            0x00 => self.a = Some(value),
-            0x01 => self.x = Some(value),
-            0x80 => self.a = Some(DATA),
-            0x81 => self.x = Some(DATA),
+            0x00 => self.a = Word::of(value),
+            0x01 => self.x = Word::of(value),
+            0x80 => self.a = Word::of(DATA),
+            0x81 => self.x = Word::of(DATA),
             0x60 | 0x61 | 0x02 | 0x03 => {
                 let word = usize::try_from(value).ok().and_then(|at| self.memory.get_mut(at));
                 let Some(word) = word else { return Step::Wrong };
@@ -124,7 +132,7 @@ impl State {
                 }
             }
             // BPF_RET
-            0x06 => return Step::Returned(Some(value)),
+            0x06 => return Step::Returned(Word::of(value)),
             0x16 => return Step::Returned(self.a),
             // BPF_MISC
             0x07 => self.x = self.a,
@@ -144,65 +152,53 @@ impl State {
     /// `BPF_JMP`.
     fn jump(self, instruction: Instruction) -> Step {
         let Instruction { code, value, .. } = instruction;
-        let operand = if code & 0x08 == 0 { Some(value) } else { self.x };
-        let holds = |a: u32, with: u32| match code & !0x0f {
-            0x10 => Some(a == with),
-            0x20 => Some(a > with),
-            0x30 => Some(a >= with),
-            0x40 => Some(a & with != 0),
-            _ => None,
-        };
+        let operand = if code & 0x08 == 0 { Word::of(value) } else { self.x };
         let (there, here) = (usize::from(instruction.if_true), usize::from(instruction.if_false));
-        if holds(0, 0).is_none() {
-            return Step::Wrong;
-        }
-        let by = self.a.zip(operand).and_then(|(a, with)| holds(a, with));
-        let by = by.map(|holds| if holds { there } else { here });
+        let holds = match code & !0x0f {
+            0x10 => self.a.equals(operand),
+            0x20 => self.a.is_more(operand),
+            0x30 => operand.is_more(self.a).map(|is_less| !is_less),
+            0x40 => self.a.shares(operand),
+            _ => return Step::Wrong,
+        };
+        let by = holds.map(|holds| if holds { there } else { here });
         by.map_or(Step::Either(there, here), |by| Step::Either(by, by))
     }
 
     /// `BPF_ALU`.
     fn compute(&mut self, code: u16, value: u32) -> Step {
-        let operand = if code & 0x08 == 0 { Some(value) } else { self.x };
-        let result = |a: u32, with: u32| match code & !0x0f {
-            0x00 => Some(a.wrapping_add(with)),
-            0x10 => Some(a.wrapping_sub(with)),
-            0x20 => Some(a.wrapping_mul(with)),
-            0x30 => a.checked_div(with),
-            0x40 => Some(a | with),
-            0x50 => Some(a & with),
-            0x60 => Some(a.wrapping_shl(with)),
-            0x70 => Some(a.wrapping_shr(with)),
-            0x80 => Some(a.wrapping_neg()),
-            0xa0 => Some(a ^ with),
-            _ => None,
+        let operand = if code & 0x08 == 0 { Word::of(value) } else { self.x };
+        let exactly = |result: fn(u32, u32) -> u32| {
+            let known = self.a.exact().zip(operand.exact());
+            known.map_or(Word::default(), |(a, with)| Word::of(result(a, with)))
         };
-        if result(1, 1).is_none() {
-            return Step::Wrong;
-        }
-        // A program that divides by nothing ends there, with what kills.
-        if code & !0x0f == 0x30 && operand == Some(0) {
-            return Step::Returned(Some(0));
-        }
-        self.a = self.a.zip(operand).and_then(|(a, with)| result(a, with));
+        self.a = match code & !0x0f {
+            0x00 => exactly(u32::wrapping_add),
+            0x10 => exactly(u32::wrapping_sub),
+            0x20 => exactly(u32::wrapping_mul),
+            // A program that divides by nothing ends there, with what kills.
+            0x30 if operand.exact() == Some(0) => return Step::Returned(Word::of(0)),
+            0x30 => exactly(|a, with| a.checked_div(with).unwrap_or_default()),
+            0x40 => self.a.or(operand),
+            0x50 => self.a.and(operand),
+            0x60 => exactly(u32::wrapping_shl),
+            0x70 => exactly(u32::wrapping_shr),
+            0x80 => exactly(|a, _| a.wrapping_neg()),
+            0xa0 => exactly(|a, with| a ^ with),
+            _ => return Step::Wrong,
+        };
         Step::On
     }
 }
 
 impl Call {
-    /// Returns a word of `struct seccomp_data`, as far as it is known; nothing where there is none.
-    #[expect(clippy::option_option, reason = "whether there is one, and whether it is known")]
-    fn load(self, offset: u32) -> Option<Option<u32>> {
-        let half = |shift: u32| {
-            let half = self.first.map(|first| (first >> shift) & u64::from(u32::MAX));
-            half.and_then(|half| u32::try_from(half).ok())
-        };
+    /// Returns a word of `struct seccomp_data`, if there is one.
+    fn load(self, offset: u32) -> Option<Word> {
         match offset {
-            0 => Some(Some(self.number)),
-            4 => Some(Some(self.architecture)),
-            16 => Some(half(0)),
-            20 => Some(half(32)),
-            _ if offset < DATA && offset.is_multiple_of(4) => Some(None),
+            0 => Some(Word::of(self.number)),
+            4 => Some(Word::of(self.architecture)),
+            16 => Some(Word::with(self.first)),
+            _ if offset < DATA && offset.is_multiple_of(4) => Some(Word::default()),
             _ => None,
         }
     }

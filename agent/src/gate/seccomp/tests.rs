@@ -43,7 +43,7 @@ fn bytes(lines: &[Line]) -> Vec<u8> {
 }
 
 fn refused(lines: &[Line]) -> Refused {
-    Refused::by_program(&bytes(lines))
+    Refused::by_program(&bytes(lines)).unwrap_or_default()
 }
 
 fn names(of: Refused) -> String {
@@ -93,22 +93,29 @@ fn a_call_is_refused_under_every_architecture_or_it_is_not() {
 /// A filter could refuse a call with the arguments that somebody tries, and no others.
 #[test]
 fn a_call_is_refused_whatever_its_arguments_or_it_is_not() {
-    let cloned = u32::try_from(NEW_USER).unwrap();
     let lines =
         |of: u32, value: u32| [load(of), jump_equal(value, 0, 1), answer(ERRNO), answer(ALLOW)];
-    for (offset, value) in [(FIRST, 0), (FIRST + 4, 0), (24, 0), (8, 0), (FIRST, cloned)] {
-        let found = names(refused(&lines(offset, value)));
-        let is_first = offset == FIRST && value == cloned || offset == FIRST + 4;
-        assert_eq!(found, if is_first { "clone(CLONE_NEWUSER)" } else { "" }, "{offset} {value}");
+    let signal = 17;
+    for (offset, value) in
+        [(FIRST, 0), (FIRST + 4, 0), (24, 0), (8, 0), (FIRST, NEW_USER), (FIRST, NEW_USER | signal)]
+    {
+        assert_eq!(names(refused(&lines(offset, value))), "", "{offset} {value}");
     }
     // Whatever is loaded, both ways are hard.
     let both = [load(24), jump_equal(0, 0, 1), answer(ERRNO), answer(KILL_PROCESS)];
     assert_eq!(refused(&both), Refused::ALL);
-    // It is computed with, and kept.
+    // One flag of several, as filters are made for that: it is computed with, and kept.
     let masked =
-        [load(FIRST), (0x54, 0, 0, 0x1000_0000), (0x02, 0, 0, 3), (0x00, 0, 0, 0), (0x60, 0, 0, 3)];
-    let lines = [&masked[..], &[jump_equal(0, 0, 1), answer(ALLOW), answer(ERRNO)]].concat();
-    assert_eq!(names(refused(&lines)), "clone(CLONE_NEWUSER)");
+        |mask| [load(FIRST), (0x54, 0, 0, mask), (0x02, 0, 0, 3), (0x00, 0, 0, 0), (0x60, 0, 0, 3)];
+    let lines =
+        |mask| [&masked(mask)[..], &[jump_equal(0, 0, 1), answer(ALLOW), answer(ERRNO)]].concat();
+    for mask in [NEW_USER, 0x7e02_0000] {
+        assert_eq!(names(refused(&lines(mask))), "clone(CLONE_NEWUSER)");
+    }
+    assert_eq!(names(refused(&lines(0x6e02_0000))), "");
+    // BPF_JSET
+    let set = [load(FIRST), (0x45, 0, 1, NEW_USER), answer(ERRNO), answer(ALLOW)];
+    assert_eq!(names(refused(&set)), "clone(CLONE_NEWUSER)");
 }
 
 #[test]
@@ -126,7 +133,12 @@ fn what_is_no_program_refuses_nothing() {
     for lines in wrong {
         assert_eq!(refused(lines), Refused::default(), "{lines:?}");
     }
-    assert_eq!(Refused::by_program(&[6, 0, 0, 0, 0, 0, 0]), Refused::default());
+    assert_eq!(Refused::by_program(&[6, 0, 0, 0, 0, 0, 0]), None);
+    // CRIU has the number of a longer one in 16 bits, and takes what comes next from within it.
+    assert_eq!(refused(&vec![answer(ERRNO); 4096]), Refused::ALL);
+    for long in [4097, 65537] {
+        assert_eq!(Refused::by_program(&bytes(&vec![answer(ERRNO); long])), None);
+    }
     // More ways than anybody goes.
     let mut ways: Vec<Line> =
         (0..200).flat_map(|_| [load(24), jump_equal(0, 1, 0), (0x00, 0, 0, 1)]).collect();
@@ -154,7 +166,7 @@ fn the_machine_computes_as_the_kernels_does() {
         answer(ERRNO),
         answer(ALLOW),
     ];
-    let call = Call { number, architecture: native, first: None };
+    let call = Call { number, architecture: native, first: 0 };
     let program = |lines: &[Line]| Program::parse(&bytes(lines)).unwrap();
     assert!(program(&lines).refuses(call));
     assert!(!program(&lines).refuses(Call { number: number + 1, ..call }));
@@ -188,6 +200,15 @@ fn a_profile_refuses_what_it_says() {
     assert_eq!(Refused::ALL.beyond(profile(errno, &some(allow))), ["bpf".to_owned()].into());
     assert_eq!(names(profile(allow, &some(errno))), "");
     assert_eq!(profile(errno, &some("SCMP_ACT_KILL")), Refused::ALL);
+    // Of conditions of one argument each is a rule.
+    let two = |index: u32| {
+        let condition =
+            |index, value| json!({ "index": index, "value": value, "op": "SCMP_CMP_EQ" });
+        let args = json!([condition(0, 0x1000_0011), condition(index, 17)]);
+        json!([{ "names": ["clone"], "action": allow, "args": args }])
+    };
+    assert!(Refused::ALL.beyond(profile(errno, &two(0))).contains("clone(CLONE_NEWUSER)"));
+    assert_eq!(Refused::ALL.beyond(profile(errno, &two(1))).len(), 1);
 }
 
 /// As containerd's says it, for a container that may make no namespaces.

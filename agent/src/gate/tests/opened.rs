@@ -110,11 +110,23 @@ fn no_limit_lets_it_go_before_the_node_later() {
                 let process = dump.cores.get_mut(&1).unwrap().process.as_mut().unwrap();
                 process.limits = Some(Limits { all });
             })
-            .contains("RLIMIT_RTPRIO"),
+            .contains("may go before"),
             is_refused,
             "{nice} {real_time}"
         );
     }
+    let limited = |dump: &mut Dump| {
+        let all = vec![Limit { current: 0, most: 99 }; 16];
+        dump.cores.get_mut(&1).unwrap().process.as_mut().unwrap().limits = Some(Limits { all });
+    };
+    let may = |limits: &[&str]| {
+        check(|dump, expected| {
+            limited(dump);
+            expected.limits = limits.iter().map(ToString::to_string).collect();
+        })
+    };
+    assert!(may(&["RLIMIT_RTPRIO"]).contains("(RLIMIT_NICE)"));
+    assert_eq!(may(&["RLIMIT_RTPRIO", "RLIMIT_NICE"]), "", "the new container has such limits");
 }
 
 #[test]

@@ -6,7 +6,8 @@ fn inet(kind: u32) -> File {
 }
 
 fn netlink(protocol: u32, groups: &[u32]) -> File {
-    let netlink = Some(NetlinkSocket { protocol, groups: groups.to_vec() });
+    let groups = groups.to_vec();
+    let netlink = Some(NetlinkSocket { protocol, groups, ..NetlinkSocket::default() });
     File { kind: 13, id: 7, netlink, ..File::default() }
 }
 
@@ -26,8 +27,8 @@ fn sockets_that_not_everybody_makes_need_the_new_containers_capabilities() {
         );
         assert_eq!(check(|dump, _| with(dump)), "");
     }
-    // Of netfilter, of the audit, of IPsec.
-    for protocol in [12, 9, 6] {
+    // Of netfilter, of IPsec.
+    for protocol in [12, 6] {
         let with = |dump: &mut Dump| dump.files.push(netlink(protocol, &[0, 4]));
         assert_refused("sockets for which the new container lacks CAP_NET_ADMIN", |dump, _| {
             with(dump);
@@ -39,6 +40,19 @@ fn sockets_that_not_everybody_makes_need_the_new_containers_capabilities() {
             }),
             ""
         );
+    }
+    assert_refused("sockets for which the new container lacks CAP_AUDIT_READ", |dump, _| {
+        dump.files.push(netlink(9, &[1]));
+    });
+    // Whom only an administrator connects to.
+    for (protocol, to_port, to_groups, is_refused) in
+        [(0, 7, 0, true), (0, 0, 1, true), (2, 7, 1, false)]
+    {
+        let told = check(|dump, _| {
+            let netlink = NetlinkSocket { protocol, to_port, to_groups, groups: Vec::new() };
+            dump.files.push(File { kind: 13, id: 7, netlink: Some(netlink), ..File::default() });
+        });
+        assert_eq!(told.contains("CAP_NET_ADMIN"), is_refused, "{protocol} {to_port} {to_groups}");
     }
     for file in
         [inet(1), inet(2), netlink(0, &[1]), netlink(16, &[4]), netlink(4, &[]), netlink(9, &[0])]
