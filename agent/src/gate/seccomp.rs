@@ -102,7 +102,7 @@ const ARCHITECTURES: &[Architecture] = &[
 
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURES: &[Architecture] = &[
-    Architecture { number: 0xc000_00b7, call: number::<syscalls::aarch64::Sysno> },
+    Architecture { number: 0xc000_00b7, call: aarch64 },
     Architecture { number: 0x4000_0028, call: number::<syscalls::arm::Sysno> },
 ];
 
@@ -115,6 +115,12 @@ fn x32(name: &str) -> Option<u32> {
         "kexec_load" => Some(BIT + 528),
         _ => number::<syscalls::x86_64::Sysno>(name).map(|number| number | BIT),
     }
+}
+
+/// Returns the number of a call of the architecture, whose table has one that only 32 bits have.
+#[cfg(target_arch = "aarch64")]
+fn aarch64(name: &str) -> Option<u32> {
+    (name != "clock_settime64").then(|| number::<syscalls::aarch64::Sysno>(name)).flatten()
 }
 
 fn number<Sysno: FromStr + Numbered>(name: &str) -> Option<u32> {

@@ -10,9 +10,9 @@ const PACKETS: i32 = 10;
 /// `SOCK_STREAM` and `SOCK_DGRAM`: all others of the internet are raw.
 const USUAL: [u32; 2] = [1, 2];
 
-/// Protocols of netlink whose groups anybody may listen to: of routes, of `SELinux`, of devices, and the
-/// generic one, of which some groups are not for everybody, by numbers that are each kernel's own.
-const FOR_ALL: [u32; 4] = [0, 7, 15, 16];
+/// Protocols of netlink whose groups anybody may listen to: of routes, of sockets, of `SELinux`, of devices, of
+/// RDMA, and the generic one, of which some groups are not for everybody, by numbers that are each kernel's own.
+const FOR_ALL: [u32; 6] = [0, 4, 7, 15, 16, 20];
 
 /// `NETLINK_USERSOCK`, by which anybody may send to others, and `NETLINK_AUDIT`.
 const USERS: u32 = 2;

@@ -523,11 +523,10 @@ fn identity(
     refused: Option<Refused>,
 ) -> Result<ThreadIdentity, SummaryError> {
     let of = credentials;
-    // CRIU has it win over what the thread says, and for the first thread alone.
-    if leader.old_seccomp_mode.is_some() {
-        return contradiction(format!(
-            "thread {tid} has its seccomp mode from a CRIU that is too old"
-        ));
+    // CRIU has each of them win over what the thread says, and for the first thread alone, and then installs
+    // all filters for all threads (`check_core`).
+    if leader.old_seccomp_mode.is_some() || leader.old_seccomp_filter.is_some() {
+        return contradiction(format!("thread {tid} has its seccomp from a CRIU that is too old"));
     }
     let sets = [&of.inheritable, &of.permitted, &of.effective, &of.bounding, &of.ambient];
     let told = |label: &Option<String>| label.clone().filter(|label| !label.is_empty());

@@ -394,7 +394,7 @@ fn a_seccomp_filter_may_be_that_of_all_threads() {
             (other.seccomp_mode, other.seccomp_filter) = (Some(mode), filter);
         });
     }
-    assert_refused("somebody would listen to", threads(Some(8), Some(2)));
+    assert_refused("flags that no kernel tells of", threads(Some(8), Some(2)));
 }
 
 #[test]

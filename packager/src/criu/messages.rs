@@ -82,6 +82,9 @@ pub struct ProcessCore {
     /// Where older versions had it.
     #[prost(int32, optional, tag = "11")]
     pub old_seccomp_mode: Option<i32>,
+    /// And the filter.
+    #[prost(uint32, optional, tag = "12")]
+    pub old_seccomp_filter: Option<u32>,
     /// How readily the kernel ends it when memory runs out.
     #[prost(int32, optional, tag = "14")]
     pub oom_score_adj: Option<i32>,

@@ -10,8 +10,8 @@ use super::Refused;
 const FILTERED: i32 = 2;
 /// `SECCOMP_FILTER_FLAG_TSYNC`.
 const FOR_ALL_THREADS: u32 = 1;
-/// With `SECCOMP_FILTER_FLAG_LOG` and `SECCOMP_FILTER_FLAG_SPEC_ALLOW`: others are for somebody who listens.
-const FLAGS: u32 = FOR_ALL_THREADS | 2 | 4;
+/// With `SECCOMP_FILTER_FLAG_LOG`: the kernel tells of no other.
+const FLAGS: u32 = FOR_ALL_THREADS | 2;
 
 /// All filters of a dump, by their numbers.
 #[derive(Debug, Default)]
@@ -90,7 +90,7 @@ impl Filters {
             };
             if filter.flags & !FLAGS != 0 {
                 return Err(format!(
-                    "names seccomp filter {number}, which somebody would listen to"
+                    "names seccomp filter {number}, with flags that no kernel tells of"
                 ));
             }
             if chain.len() == self.0.len() {

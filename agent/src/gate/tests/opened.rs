@@ -134,6 +134,9 @@ fn no_older_seccomp_mode_wins_over_a_threads_own() {
     let mut dump = Dump::default();
     dump.cores.get_mut(&1).unwrap().process.as_mut().unwrap().old_seccomp_mode = Some(0);
     assert!(summarise(&dump.images(), &[]).unwrap_err().contains("too old"));
+    let mut dump = Dump::default();
+    dump.cores.get_mut(&1).unwrap().process.as_mut().unwrap().old_seccomp_filter = Some(1);
+    assert!(summarise(&dump.images(), &[]).unwrap_err().contains("too old"));
 }
 
 #[test]
