@@ -31,7 +31,8 @@ mod names;
 /// How long a handshake may take.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Connections that prove themselves at the same time. For one more, one gives way: of the address with most
-/// of them, the one that has taken longest. Who connects and says nothing keeps out nobody but itself.
+/// of them, the one that has taken longest. Who connects from one address and says nothing keeps out nobody
+/// who comes from another.
 const HANDSHAKES_MAX: usize = 64;
 /// Calls of one connection at the same time: an operator's per node, and some that watch.
 const CALLS_MAX: u32 = 64;

@@ -60,8 +60,8 @@ impl Filters {
         Ok(all)
     }
 
-    /// Returns what is refused to a thread, and what it has refused to all; nothing where any call is let
-    /// through.
+    /// Returns what is refused to a thread, and what of that is for all threads of its process; nothing where
+    /// it has no filters, or none that is.
     fn of_thread(&self, thread: &ThreadCore) -> Result<(Option<Refused>, Option<Refused>), String> {
         match thread.seccomp_mode.unwrap_or(0) {
             0 => Ok((None, None)),
