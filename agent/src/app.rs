@@ -24,7 +24,7 @@ use crate::preflight::{Finding, Findings};
 use crate::restore::{self, provide};
 use crate::runtime::{Containerd, RuntimeError, TaskState, TaskStatus};
 use crate::serve::ServeError;
-use crate::stage::StageError;
+use crate::stage::{Promises, StageError};
 use crate::staging::{self, EvictError, Staging};
 use crate::suspend::{self, SuspendError};
 use crate::tasks::Tasks;
@@ -41,6 +41,7 @@ pub struct App {
     pub(crate) staging: Arc<Staging>,
     pub(crate) suspended: suspend::Ledger,
     pub(crate) claims: restore::Claims,
+    pub(crate) promises: Promises,
     pub(crate) gpus: Gpus,
     pub(crate) tasks: Tasks,
     node: NodeCache,
@@ -135,6 +136,7 @@ impl App {
             staging,
             suspended: suspend::Ledger::open(&config.suspended())?,
             claims: restore::Claims::default(),
+            promises: Promises::default(),
             gpus: Gpus::ours(config.gpu.clone()),
             tasks: Tasks::default(),
             node: NodeCache::default(),
@@ -397,6 +399,7 @@ impl From<Rejection> for tonic::Status {
             {
                 Code::NotFound
             }
+            Rejection::Stage(error) if error.may_pass() => Code::ResourceExhausted,
             Rejection::Cancel(
                 CancelError::Ended(..) | CancelError::Undoing(_) | CancelError::TooLate(..),
             )

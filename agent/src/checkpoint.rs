@@ -21,6 +21,7 @@ mod mapped;
 mod meter;
 mod mounts;
 mod origin;
+mod size;
 mod source;
 mod take;
 

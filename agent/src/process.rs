@@ -54,18 +54,6 @@ pub(crate) fn own_program() -> PathBuf {
     named.unwrap_or_else(|| "/proc/self/exe".into())
 }
 
-/// Returns about how many bytes a dump of these processes will have: their private and shared
-/// memory, swapped out or not. Mapped files are not dumped; memory shared between the processes
-/// is counted more than once, so this errs on the large side.
-pub(crate) fn memory_bytes(pids: &[u32]) -> u64 {
-    pids.iter().filter_map(|pid| read(format!("/proc/{pid}/status")).ok()).fold(0, |sum, status| {
-        ["RssAnon:", "RssShmem:", "VmSwap:"]
-            .iter()
-            .filter_map(|key| kibibytes(&status, key))
-            .fold(sum, u64::saturating_add)
-    })
-}
-
 /// Returns how much memory can be had without swapping.
 pub(crate) fn memory_available() -> io::Result<u64> {
     let text = read("/proc/meminfo")?;
@@ -264,7 +252,8 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     }
 }
 
-fn kibibytes(text: &str, key: &str) -> Option<u64> {
+/// Returns what a line of such a text says in kB, in bytes.
+pub(crate) fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let number: u64 = field(text, key)?.split_whitespace().next()?.parse().ok()?;
     number.checked_mul(1024)
 }
@@ -367,7 +356,6 @@ mod tests {
 
     #[test]
     fn this_process_has_memory_and_no_tracer() {
-        assert!(memory_bytes(&[std::process::id()]) > 0);
         assert!(memory_available().unwrap() > 0);
         assert_eq!(tracer(std::process::id()), None);
         assert!(started(std::process::id()).is_some_and(|ticks| ticks > 0));

@@ -10,13 +10,14 @@ use kybernate_spec::chain;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+mod promised;
 mod tmpfs;
 
+pub(crate) use self::promised::{Promised, Promises};
 pub(crate) use self::tmpfs::used;
 
-use crate::config::{Config, StagingConfig};
+use crate::config::StagingConfig;
 use crate::mounts::{self, Mount};
-use crate::process::memory_available;
 
 /// `f_type` of a tmpfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -28,12 +29,14 @@ const MARGIN_BYTES: u64 = 32 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
     /// There is no room.
-    #[error("{directory:?} has {available} bytes left, about {needed} are needed")]
+    #[error("{directory:?} has {available} bytes left{}, about {needed} are needed", beside(*promised))]
     NoSpace {
         /// Where.
         directory: PathBuf,
         /// Bytes that are left.
         available: u64,
+        /// Bytes of these that other operations will write.
+        promised: u64,
         /// Bytes that are needed.
         needed: u64,
     },
@@ -42,20 +45,18 @@ pub enum StageError {
     Io(#[from] io::Error),
 }
 
-/// Picks the place for about `bytes`; nothing is made but the staging directories themselves.
-pub(crate) fn choose(config: &Config, bytes: u64) -> Result<PathBuf, StageError> {
-    let needed = bytes.saturating_add(MARGIN_BYTES);
-    let available = memory_available().unwrap_or(0);
-    if fits_memory(&config.staging, needed, available) {
-        return Ok(config.staging.tmpfs.clone());
+impl StageError {
+    /// Whether there will be room when operations that are under way have ended.
+    pub(crate) const fn may_pass(&self) -> bool {
+        matches!(self, Self::NoSpace { available, needed, .. } if *available >= *needed)
     }
-    let directory = config.disk_stage();
-    make(&directory)?;
-    let available = space(&directory)?;
-    if available < needed {
-        return Err(StageError::NoSpace { directory, available, needed });
+}
+
+fn beside(promised: u64) -> String {
+    match promised {
+        0 => String::new(),
+        promised => format!(", of which operations that are under way will write {promised}"),
     }
-    Ok(directory)
 }
 
 /// Mounts a tmpfs of the agent's own on the staging directory, unless one is there or something lies
@@ -153,7 +154,8 @@ fn unmount_within(directory: &Path) -> io::Result<()> {
     within.iter().rev().try_for_each(|mount| unmount(&mount.point))
 }
 
-fn fits_memory(staging: &StagingConfig, needed: u64, available: u64) -> bool {
+/// Whether so many bytes fit into the staging directory in memory, beside those `promised` to others.
+fn fits_memory(staging: &StagingConfig, needed: u64, available: u64, promised: u64) -> bool {
     #[expect(
         clippy::cast_precision_loss,
         clippy::as_conversions,
@@ -163,7 +165,7 @@ fn fits_memory(staging: &StagingConfig, needed: u64, available: u64) -> bool {
     share
         && make(&staging.tmpfs).is_ok()
         && is_tmpfs(&staging.tmpfs)
-        && space(&staging.tmpfs).is_ok_and(|space| space >= needed)
+        && space(&staging.tmpfs).is_ok_and(|space| space.saturating_sub(promised) >= needed)
 }
 
 fn is_mount_point(directory: &Path) -> io::Result<bool> {
@@ -184,9 +186,9 @@ pub(crate) fn space(directory: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServeArgs;
+    use crate::config::{Config, ServeArgs};
 
-    fn config(root: &Path, memory_share: f64) -> Config {
+    pub(super) fn config(root: &Path, memory_share: f64) -> Config {
         let file = root.join("agent.toml");
         let tmpfs = root.join("tmpfs");
         let text = format!("[staging]\ntmpfs = {tmpfs:?}\nmemory_share = {memory_share}\n");
@@ -200,15 +202,16 @@ mod tests {
     fn what_is_no_tmpfs_is_not_taken_for_memory() {
         let root = tempfile::tempdir().unwrap();
         let config = config(root.path(), 1.0);
-        let chosen = choose(&config, 1 << 20).unwrap();
+        let chosen = Promises::default().choose(&config, 1 << 20, 0).unwrap();
         let expected = if is_tmpfs(root.path()) { "tmpfs" } else { "stage" };
-        assert_eq!(chosen, root.path().join(expected));
+        assert_eq!(chosen.place(), root.path().join(expected));
     }
 
     #[test]
     fn no_room_is_an_error_that_tells_how_much_is_missing() {
         let root = tempfile::tempdir().unwrap();
-        let error = choose(&config(root.path(), 0.5), u64::MAX / 2).unwrap_err();
+        let error = Promises::default().choose(&config(root.path(), 0.5), u64::MAX / 2, 0);
+        let error = error.unwrap_err();
         assert!(matches!(error, StageError::NoSpace { .. }), "{error}");
     }
 }

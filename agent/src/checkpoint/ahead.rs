@@ -18,7 +18,6 @@ use super::source::Source;
 use crate::app::App;
 use crate::cgroup::Freezer;
 use crate::patience::{Patience, Pauses};
-use crate::stage;
 
 /// Less than this is copied while the container is paused, in a few milliseconds.
 const WRITTEN_MIN: u64 = 8 << 20;
@@ -58,11 +57,11 @@ pub(super) async fn is_worthwhile(app: &Arc<App>, source: &Source) -> bool {
     if source.suspended || source.estimate.written < WRITTEN_MIN {
         return false;
     }
-    let (app, upper, stage) = (Arc::clone(app), source.upper.clone(), source.stage.clone());
+    let (app, upper, stage) = (Arc::clone(app), source.upper.clone(), Arc::clone(&source.stage));
     // What changes is there once more.
     let bytes = source.estimate.room.saturating_add(source.estimate.written);
     let look = tokio::task::spawn_blocking(move || {
-        Draft::is_possible(&upper) && stage::choose(&app.config, bytes).is_ok_and(|to| to == stage)
+        Draft::is_possible(&upper) && stage.grows(&app.config, bytes)
     });
     look.await.unwrap_or_default()
 }

@@ -17,7 +17,7 @@ use crate::links::unpadded;
 use crate::mounts::{self, Mount};
 
 /// What the kernel adds to the name of a file that was deleted under it.
-const DELETED: &[u8] = b" (deleted)";
+pub(super) const DELETED: &[u8] = b" (deleted)";
 
 /// What is mapped.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(super) fn by_all(pids: &[u32], until: Instant) -> io::Result<Mapped> {
 
 /// Returns where the kernel tells of a process: in the place of its first thread or, when that one has
 /// ended and tells nothing any more, of another one. `None` when all have.
-fn place_of(pid: u32) -> io::Result<Option<PathBuf>> {
+pub(super) fn place_of(pid: u32) -> io::Result<Option<PathBuf>> {
     let first = PathBuf::from(format!("/proc/{pid}"));
     if has_memory(&first)? {
         return Ok(Some(first));

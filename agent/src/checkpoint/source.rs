@@ -12,6 +12,7 @@ use kybernate_packager::runtime_spec::SourceSpec;
 use super::capture::{Contents, Tree};
 use super::maker::Maker;
 use super::mounts::{self, CapturedMount};
+use super::size::memory_bytes;
 use super::{gpu, policy};
 use crate::app::{App, Rejection};
 use crate::cgroup::Freezer;
@@ -23,7 +24,7 @@ use crate::pre_copy::PreCopyError;
 use crate::preflight::{self, Check, CriuOptions, Finding, Findings, Policy};
 use crate::rootfs::{self, Names, Others};
 use crate::runtime::{Mount, Namespace, TaskState, TaskStatus};
-use crate::stage::{self, StageError};
+use crate::stage::{Promised, StageError};
 use crate::{criu_config, orphan, process, suspend};
 
 /// How many times the memory all rounds before the pause may have, at most: the first has everything,
@@ -59,8 +60,8 @@ pub(crate) struct Source {
     pub(super) upper: PathBuf,
     /// Mounts that CRIU leaves alone, whose content goes along.
     pub(super) captured: Vec<CapturedMount>,
-    /// Where the dump goes.
-    pub(super) stage: PathBuf,
+    /// Where the dump goes, and room for it there.
+    pub(super) stage: Arc<Promised>,
     /// How much there is, about.
     pub(super) estimate: Estimate,
     /// Who of it has memory on a GPU.
@@ -121,7 +122,7 @@ struct Place {
 struct Measured {
     born: u64,
     freezer: Freezer,
-    stage: Result<PathBuf, StageError>,
+    stage: Result<Promised, StageError>,
     estimate: Estimate,
     findings: Vec<Finding>,
     holds: Holds,
@@ -160,13 +161,14 @@ impl Source {
                 app.operations.metrics.refused(Kind::Checkpoint, check.words().id);
             }
         }
-        let source = source.ok_or_else(|| Rejection::Preflight {
+        let mut source = source.ok_or_else(|| Rejection::Preflight {
             container: wanted.container.clone(),
             findings: Findings::new(findings.into_iter().filter(Finding::refuses).collect()),
         })?;
         if wanted.pre_copy {
             source.takes_rounds()?;
         }
+        source.stage = Arc::new(room(app, source.estimate.room).await?);
         Ok(source)
     }
 
@@ -185,6 +187,14 @@ impl Source {
         let told = self.criu_config.is_some();
         if told { Ok(()) } else { Err(PreCopyError::Untold(self.container.id.clone())) }
     }
+}
+
+/// Has room kept for a checkpoint.
+async fn room(app: &Arc<App>, bytes: u64) -> Result<Promised, StageError> {
+    let app = Arc::clone(app);
+    let chosen =
+        tokio::task::spawn_blocking(move || app.promises.choose(&app.config, bytes, bytes)).await;
+    chosen.map_err(|error| StageError::Io(io::Error::other(error)))?
 }
 
 /// Looks at a container without touching it.
@@ -252,7 +262,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
             gpu_aside,
             upper,
             captured,
-            stage,
+            stage: Arc::new(stage),
             estimate,
         }),
         _ => None,
@@ -263,13 +273,13 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
 /// Says what follows from where the dump goes.
 fn found_room(
     app: &App,
-    stage: Result<PathBuf, StageError>,
+    stage: Result<Promised, StageError>,
     estimate: Estimate,
     findings: &mut Vec<Finding>,
-) -> Result<Option<PathBuf>, Rejection> {
+) -> Result<Option<Promised>, Rejection> {
     match stage {
         Ok(stage) => {
-            if stage != app.config.staging.tmpfs {
+            if stage.place() != app.config.staging.tmpfs {
                 let text = format!("about {} bytes", estimate.memory);
                 findings.push(Finding::new(Check::Memory, text));
             }
@@ -335,7 +345,7 @@ async fn measure(
             Ok(led) => subject.bound.extend(led),
             Err(error) => tracing::debug!(%error, "its links are not known"),
         }
-        let memory = process::memory_bytes(&subject.pids).saturating_add(gpu_bytes);
+        let memory = memory_bytes(&subject.pids).saturating_add(gpu_bytes);
         let upper = upper.map(|upper| Contents::of(&upper, Tree::Upper)).unwrap_or_default();
         let in_memory = mounts::memory_bytes(task.pid, &subject.bound);
         let mounts = captured.iter().map(|mount| Contents::of(&mount.source, Tree::Mount));
@@ -346,7 +356,7 @@ async fn measure(
         let rounds = if pre_copy { memory.saturating_mul(ROUNDS) } else { 0 };
         let memory = memory.saturating_add(in_memory);
         let room = room.fold(memory.saturating_add(rounds), u64::saturating_add);
-        let stage = stage::choose(&app.config, room);
+        let stage = app.promises.look(&app.config, room);
         let preflight::Looked { mut findings, links } = preflight::look(&subject);
         findings.extend(maker.finding());
         let unfit = mounts.into_iter().chain([upper]).filter_map(|contents| contents.unfit);

@@ -64,7 +64,8 @@ pub(crate) async fn run(
     order: Order,
     cancel: CancellationToken,
 ) -> Option<Conclusion> {
-    let directory = source.stage.join(driver.id());
+    let directory = source.stage.place().join(driver.id());
+    source.stage.is_for(&directory);
     source.namespace = driver.follow(source.namespace);
     source.gpu.storage = source.gpu_aside.then(|| directory.join(IMAGES));
     let mut taking = Taking {
@@ -229,6 +230,9 @@ impl Taking<'_> {
             captured = self.paused_steps() => captured?,
             error = expired => return Err(error),
         };
+        let (stage, layer) = (Arc::clone(&self.source.stage), self.source.estimate.written);
+        // It is looked at beside what follows, which takes longer.
+        drop(tokio::task::spawn_blocking(move || stage.needs_only(layer)));
         if self.order.after == After::LeaveRunning {
             return Box::pin(self.publish_running(store, captured)).await;
         }

@@ -26,7 +26,7 @@ use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, Re
 use crate::room;
 use crate::rootfs::{Bind, Names, Others};
 use crate::runtime::{Mount, Namespace, RuntimeError};
-use crate::stage::{self, StageError};
+use crate::stage::{self, Promised, StageError};
 use crate::staging::Use;
 use crate::undo::{Undoing, undo};
 
@@ -119,16 +119,26 @@ pub(super) fn is_temporary(made: &Made) -> bool {
     matches!(made, Made::Directory(_) | Made::Lease(_))
 }
 
-/// Returns where there is room for so many bytes in the operation's directory. Nothing is made.
+/// Returns where there is room for so many bytes in the operation's directory, and what keeps `kept` of
+/// them until they are there. Nothing is made.
 pub(super) async fn choose(
     app: &Arc<App>,
     driver: &Driver,
     bytes: u64,
-) -> Result<PathBuf, BringError> {
+    kept: u64,
+) -> Result<(PathBuf, Promised), BringError> {
     let app = Arc::clone(app);
-    let chosen = tokio::task::spawn_blocking(move || stage::choose(&app.config, bytes)).await;
-    let directory = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
-    Ok(directory.join(driver.id()))
+    let chosen =
+        tokio::task::spawn_blocking(move || app.promises.choose(&app.config, bytes, kept)).await;
+    let promised = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
+    let directory = promised.place().join(driver.id());
+    promised.is_for(&directory);
+    Ok((directory, promised))
+}
+
+/// Whether memory is read as it comes, where the dump lets it: most of it is written nowhere then.
+pub(super) fn is_on_demand(app: &App) -> bool {
+    app.config.pages_on_demand && memory::is_possible()
 }
 
 /// Makes a directory that goes with the operation, with these `within`.
@@ -232,7 +242,7 @@ pub(super) async fn dump_for_criu(
     expected: &Expected,
     judged: &CancellationToken,
 ) -> Result<(PathBuf, Summary, Option<Memory>), BringError> {
-    if staged.is_some() || !app.config.pages_on_demand || !memory::is_possible() {
+    if staged.is_some() || !is_on_demand(app) {
         let (images, summary) = dump(admitted, staged, directory, driver, expected).await?;
         driver.step("pull");
         judged.cancel();

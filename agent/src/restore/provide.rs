@@ -47,6 +47,7 @@ use crate::gate::{Expected, Paths, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::rootfs::{Bind, Others};
 use crate::runtime::{Image, Namespace, WriteContentError};
+use crate::stage::Promised;
 use crate::staging::Use;
 
 /// Why it cannot be cancelled any more.
@@ -172,7 +173,7 @@ impl Providing<'_> {
         }
         self.staged = app.staging.take(digest, driver.id()).await;
         self.has_room(&admitted, &parts, &plain).await?;
-        let directory = self.place(&admitted, &parts).await?;
+        let (directory, _promised) = self.place(&admitted, &parts).await?;
         let (dump, seen) = self.dump(&admitted, &gpu, &directory).await?;
         let leased = lease(&plain, driver).await?;
         driver.step("pull");
@@ -247,13 +248,18 @@ impl Providing<'_> {
         room::look(&self.app.config, namespace, load).await
     }
 
-    /// Makes a directory for the dump, unless that is staged, and for the container's layer.
-    async fn place(&self, admitted: &Admitted, parts: &Parts) -> Result<PathBuf, ProvideError> {
+    /// Makes a directory for the dump, unless that is staged, and for the container's layer. Also
+    /// returns what keeps room for both.
+    async fn place(
+        &self,
+        admitted: &Admitted,
+        parts: &Parts,
+    ) -> Result<(PathBuf, Promised), ProvideError> {
         let dump = if self.staged.is_some() { 0 } else { materialise::bytes(&admitted.checkpoint) };
         // gzip packs not quite as well as zstd.
         let bytes = dump.saturating_add(parts.layer_bytes().saturating_mul(2));
-        let directory = choose(self.app, self.driver, bytes).await?;
-        Ok(make(self.driver, directory, &[IMAGES]).await?)
+        let (directory, promised) = choose(self.app, self.driver, bytes, bytes).await?;
+        Ok((make(self.driver, directory, &[IMAGES]).await?, promised))
     }
 
     /// Puts the dump on this node, unless it is staged, and lets the gate judge it as for a restore.

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, Called, IMAGES, Refusing, choose, dump_for_criu, expected, keep, lease_of, look_up,
-    make, make_noted, see_through,
+    BringError, Called, IMAGES, Refusing, choose, dump_for_criu, expected, is_on_demand, keep,
+    lease_of, look_up, make, make_noted, see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
@@ -145,13 +145,16 @@ impl Restoring<'_> {
         self.staged = app.staging.take(&checkpoint.stored.descriptor.digest, driver.id()).await;
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
-        let mut directory = choose(app, driver, bytes).await?;
+        let written = if is_on_demand(app) { checkpoint.images.size.min(bytes) } else { bytes };
+        let (mut directory, promised) = choose(app, driver, bytes, written).await?;
         if staged.is_none() {
             directory = make(driver, directory, WITHIN).await?;
         }
         // What earlier containers left is looked at meanwhile: containerd is asked for each.
         let (fetched, ()) = tokio::join!(self.fetch(&accepted, &directory), volume::sweep(app));
         let Fetched { dump: (images, summary, memory), image, rootfs, leased } = fetched?;
+        // All of it is there, but for memory that comes while it is read.
+        drop(promised);
         let criu_config = self.criu_config(container, summary.clone()).await?;
         let to_come = memory.as_ref().map_or(0, Memory::bytes);
         let work = directory.join(WORK);

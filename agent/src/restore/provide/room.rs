@@ -76,7 +76,8 @@ fn fits(directory: &Path, needed: u64, beside: (&Path, u64)) -> Result<(), Stage
     let needed = if same { needed.saturating_add(bytes) } else { needed };
     let available = stage::space(directory)?;
     if available < needed {
-        return Err(StageError::NoSpace { directory: directory.to_owned(), available, needed });
+        let directory = directory.to_owned();
+        return Err(StageError::NoSpace { directory, available, promised: 0, needed });
     }
     Ok(())
 }
