@@ -102,6 +102,9 @@ pub enum Rejection {
     /// There is no room for the dump.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// There would be room for the dump without other operations.
+    #[error("{0}: ask again when other operations have ended")]
+    RoomTaken(StageError),
     /// A staged checkpoint stays.
     #[error(transparent)]
     Evict(#[from] EvictError),
@@ -399,7 +402,6 @@ impl From<Rejection> for tonic::Status {
             {
                 Code::NotFound
             }
-            Rejection::Stage(error) if error.may_pass() => Code::ResourceExhausted,
             Rejection::Cancel(
                 CancelError::Ended(..) | CancelError::Undoing(_) | CancelError::TooLate(..),
             )
@@ -422,6 +424,7 @@ impl From<Rejection> for tonic::Status {
             )
             | Rejection::Stage(_) => Code::FailedPrecondition,
             Rejection::Taken(_) => Code::AlreadyExists,
+            Rejection::RoomTaken(_) => Code::ResourceExhausted,
             Rejection::Busy(_) | Rejection::NotCleared(_) => Code::Aborted,
             Rejection::ShuttingDown | Rejection::Suspend(SuspendError::Stopped(_)) => {
                 Code::Unavailable

@@ -18,6 +18,7 @@ pub(crate) use self::tmpfs::used;
 
 use crate::config::StagingConfig;
 use crate::mounts::{self, Mount};
+use crate::process::memory_available;
 
 /// `f_type` of a tmpfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -43,13 +44,6 @@ pub enum StageError {
     /// The directory cannot be used.
     #[error("failed to prepare a place for the dump")]
     Io(#[from] io::Error),
-}
-
-impl StageError {
-    /// Whether there will be room when operations that are under way have ended.
-    pub(crate) const fn may_pass(&self) -> bool {
-        matches!(self, Self::NoSpace { available, needed, .. } if *available >= *needed)
-    }
 }
 
 fn beside(promised: u64) -> String {
@@ -154,8 +148,11 @@ fn unmount_within(directory: &Path) -> io::Result<()> {
     within.iter().rev().try_for_each(|mount| unmount(&mount.point))
 }
 
-/// Whether so many bytes fit into the staging directory in memory, beside those `promised` to others.
-fn fits_memory(staging: &StagingConfig, needed: u64, available: u64, promised: u64) -> bool {
+/// Whether so many bytes fit into the staging directory in memory, where there is so much `less`, and
+/// `more`, than the kernel says.
+fn fits_memory(staging: &StagingConfig, needed: u64, less: u64, more: u64) -> bool {
+    let room = |bytes: u64| bytes.saturating_add(more).saturating_sub(less);
+    let available = room(memory_available().unwrap_or(0));
     #[expect(
         clippy::cast_precision_loss,
         clippy::as_conversions,
@@ -165,7 +162,7 @@ fn fits_memory(staging: &StagingConfig, needed: u64, available: u64, promised: u
     share
         && make(&staging.tmpfs).is_ok()
         && is_tmpfs(&staging.tmpfs)
-        && space(&staging.tmpfs).is_ok_and(|space| space.saturating_sub(promised) >= needed)
+        && space(&staging.tmpfs).is_ok_and(|space| room(space) >= needed)
 }
 
 fn is_mount_point(directory: &Path) -> io::Result<bool> {
@@ -202,7 +199,7 @@ mod tests {
     fn what_is_no_tmpfs_is_not_taken_for_memory() {
         let root = tempfile::tempdir().unwrap();
         let config = config(root.path(), 1.0);
-        let chosen = Promises::default().choose(&config, 1 << 20, 0).unwrap();
+        let chosen = Promises::default().choose(&config, 1 << 20).unwrap();
         let expected = if is_tmpfs(root.path()) { "tmpfs" } else { "stage" };
         assert_eq!(chosen.place(), root.path().join(expected));
     }
@@ -210,7 +207,7 @@ mod tests {
     #[test]
     fn no_room_is_an_error_that_tells_how_much_is_missing() {
         let root = tempfile::tempdir().unwrap();
-        let error = Promises::default().choose(&config(root.path(), 0.5), u64::MAX / 2, 0);
+        let error = Promises::default().choose(&config(root.path(), 0.5), u64::MAX / 2);
         let error = error.unwrap_err();
         assert!(matches!(error, StageError::NoSpace { .. }), "{error}");
     }

@@ -57,17 +57,34 @@ fn own_bytes(process: &Path) -> u64 {
     if sum(&status, &["HugetlbPages:"]) == 0 {
         return own;
     }
-    // Huge pages are none of these. Which are shared is known to what goes through all pages only.
-    let all = read(process.join("smaps_rollup")).unwrap_or_default();
-    own.saturating_add(sum(&all, &["Private_Hugetlb:"]))
+    // Huge pages are none of these.
+    own.saturating_add(huge_bytes(&read(process.join("smaps")).unwrap_or_default()))
+}
+
+/// Returns how much there is in huge pages in mappings that are not shared (`proc_pid_smaps(5)`), whoever
+/// else has the same pages after a fork(2).
+fn huge_bytes(smaps: &str) -> u64 {
+    let (mut bytes, mut is_private) = (0_u64, false);
+    for line in smaps.lines() {
+        let mut fields = line.split(' ');
+        if fields.next().is_some_and(|range| unpadded(range.as_bytes()).is_some()) {
+            is_private = fields.next().is_some_and(|modes| modes.ends_with('p'));
+        } else if is_private {
+            let huge = ["Private_Hugetlb:", "Shared_Hugetlb:"];
+            let here = huge.iter().filter_map(|key| kibibytes(line, key));
+            bytes = here.fold(bytes, u64::saturating_add);
+        }
+    }
+    bytes
 }
 
 /// Notes what a process shares: what is mapped was `seen` when somebody else has it mapped, too.
 fn note_shared(process: &Path, shared: &mut Shared, seen: &mut HashSet<Vec<u8>>) -> io::Result<()> {
     for (range, file) in nameless(&fs::read(process.join("maps"))?) {
-        if seen.insert(file.to_vec()) {
-            let is_segment = name(file).starts_with(SEGMENT);
-            note(&process.join("map_files").join(range), is_segment, shared);
+        let is_segment = name(file).starts_with(SEGMENT);
+        if !seen.contains(file) && note(&process.join("map_files").join(range), is_segment, shared)
+        {
+            seen.insert(file.to_vec());
         }
     }
     for opened in fs::read_dir(process.join("fd"))?.flatten() {
@@ -96,14 +113,14 @@ fn name(file: &[u8]) -> &[u8] {
     file.splitn(3, |byte| *byte == b' ').nth(2).unwrap_or_default().trim_ascii_start()
 }
 
-/// Notes what a file has, if it is there still, and has no other name.
-fn note(link: &Path, is_segment: bool, shared: &mut Shared) {
-    if let Ok(found) = fs::metadata(link)
-        && found.nlink() == 0
-    {
+/// Notes what a file has, if it has no other name. Returns whether it could be looked at.
+fn note(link: &Path, is_segment: bool, shared: &mut Shared) -> bool {
+    let Ok(found) = fs::metadata(link) else { return false };
+    if found.nlink() == 0 {
         let bytes = found.blocks().saturating_mul(BLOCK_BYTES);
         shared.insert((is_segment, found.dev(), found.ino()), bytes);
     }
+    true
 }
 
 #[cfg(test)]
@@ -156,5 +173,18 @@ mod tests {
         assert_eq!(ranges, expected);
         let names: Vec<&[u8]> = found.iter().map(|(_, file)| name(file)).collect();
         assert!(names[0] == b"/dev/zero (deleted)" && names[2].starts_with(SEGMENT));
+    }
+
+    #[test]
+    fn huge_pages_of_private_mappings_count() {
+        let smaps = "7f0000000000-7f0000400000 rw-p 00000000 00:10 5   /anon_hugepage (deleted)\n\
+            Size:               4096 kB\n\
+            Shared_Hugetlb:     2048 kB\n\
+            Private_Hugetlb:    2048 kB\n\
+            7f0000400000-7f0000800000 rw-s 00000000 00:10 6   /SYSV00000000 (deleted)\n\
+            Private_Hugetlb:    4096 kB\n\
+            7f0000800000-7f0000801000 rw-p 00000000 00:00 0 \n\
+            Private_Hugetlb:       0 kB\n";
+        assert_eq!(huge_bytes(smaps), 4 << 20);
     }
 }

@@ -168,7 +168,17 @@ impl Source {
         if wanted.pre_copy {
             source.takes_rounds()?;
         }
-        source.stage = Arc::new(room(app, source.estimate.room).await?);
+        let looked = source.stage.place().to_owned();
+        // There was room without others a moment ago.
+        let taken = |error| match error {
+            StageError::NoSpace { .. } => Rejection::RoomTaken(error),
+            StageError::Io(_) => error.into(),
+        };
+        source.stage = Arc::new(room(app, source.estimate.room).await.map_err(taken)?);
+        if source.stage.place() != looked {
+            let place = source.stage.place();
+            tracing::warn!(?place, ?looked, "others are to have that room: the pause is longer");
+        }
         Ok(source)
     }
 
@@ -189,11 +199,16 @@ impl Source {
     }
 }
 
+/// Returns how much packing writes beside a dump of so many bytes, at most: its page index and hashes, and
+/// those of what it is an increment of.
+pub(super) const fn packing_bytes(memory: u64) -> u64 {
+    memory / 64
+}
+
 /// Has room kept for a checkpoint.
 async fn room(app: &Arc<App>, bytes: u64) -> Result<Promised, StageError> {
     let app = Arc::clone(app);
-    let chosen =
-        tokio::task::spawn_blocking(move || app.promises.choose(&app.config, bytes, bytes)).await;
+    let chosen = tokio::task::spawn_blocking(move || app.promises.choose(&app.config, bytes)).await;
     chosen.map_err(|error| StageError::Io(io::Error::other(error)))?
 }
 
@@ -352,7 +367,8 @@ async fn measure(
         let mounts: Vec<Contents> = mounts.collect();
         let written = upper.bytes;
         // What it has written is there twice in the end: as a tar, and compressed.
-        let room = mounts.iter().map(|mount| mount.bytes).chain([written, written]);
+        let more = [written, written, packing_bytes(memory)];
+        let room = mounts.iter().map(|mount| mount.bytes).chain(more);
         let rounds = if pre_copy { memory.saturating_mul(ROUNDS) } else { 0 };
         let memory = memory.saturating_add(in_memory);
         let room = room.fold(memory.saturating_add(rounds), u64::saturating_add);

@@ -25,6 +25,7 @@ use super::base::{self, Opened};
 use super::capture::{Draft, Tree, capture};
 use super::error::CheckpointError;
 use super::meter::measure;
+use super::source::packing_bytes;
 use super::{After, Naming, Order, Source};
 use crate::app::App;
 use crate::container::cgroup_of;
@@ -230,9 +231,10 @@ impl Taking<'_> {
             captured = self.paused_steps() => captured?,
             error = expired => return Err(error),
         };
-        let (stage, layer) = (Arc::clone(&self.source.stage), self.source.estimate.written);
+        let (stage, estimate) = (Arc::clone(&self.source.stage), self.source.estimate);
+        let to_come = estimate.written.saturating_add(packing_bytes(estimate.memory));
         // It is looked at beside what follows, which takes longer.
-        drop(tokio::task::spawn_blocking(move || stage.needs_only(layer)));
+        drop(tokio::task::spawn_blocking(move || stage.needs_only(to_come)));
         if self.order.after == After::LeaveRunning {
             return Box::pin(self.publish_running(store, captured)).await;
         }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kybernate_packager::agent_api as api;
 use kybernate_spec::chain;
@@ -23,10 +24,11 @@ use crate::app::App;
 use crate::cgroup;
 use crate::gate::{Expected, Paths, Summary};
 use crate::operations::{Cancelled, Conclusion, Driver, Made, OperationsError, RefusedBy, Stopped};
+use crate::patience::Patience;
 use crate::room;
 use crate::rootfs::{Bind, Names, Others};
 use crate::runtime::{Mount, Namespace, RuntimeError};
-use crate::stage::{self, Promised, StageError};
+use crate::stage::{self, Promised, Promises, StageError};
 use crate::staging::Use;
 use crate::undo::{Undoing, undo};
 
@@ -42,6 +44,8 @@ pub(crate) enum BringError {
     Materialise(#[from] MaterialiseError),
     #[error(transparent)]
     Stage(#[from] StageError),
+    #[error("{0}: try again when other operations have ended")]
+    RoomTaken(StageError),
     #[error("failed to make a place for the dump")]
     Place(#[source] io::Error),
     #[error(transparent)]
@@ -119,26 +123,41 @@ pub(super) fn is_temporary(made: &Made) -> bool {
     matches!(made, Made::Directory(_) | Made::Lease(_))
 }
 
-/// Returns where there is room for so many bytes in the operation's directory, and what keeps `kept` of
-/// them until they are there. Nothing is made.
+/// How long a restore waits for room that other operations are to have.
+const ROOM_LIMIT: Duration = Duration::from_secs(30);
+
+/// How often it is looked whether there is room.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Returns where there is room for so many bytes in the operation's directory, and what keeps it. Where
+/// others are to have it, they may need less soon. Nothing is made.
 pub(super) async fn choose(
     app: &Arc<App>,
     driver: &Driver,
     bytes: u64,
-    kept: u64,
-) -> Result<(PathBuf, Promised), BringError> {
-    let app = Arc::clone(app);
-    let chosen =
-        tokio::task::spawn_blocking(move || app.promises.choose(&app.config, bytes, kept)).await;
-    let promised = chosen.map_err(|error| StageError::Io(io::Error::other(error)))??;
-    let directory = promised.place().join(driver.id());
-    promised.is_for(&directory);
-    Ok((directory, promised))
-}
-
-/// Whether memory is read as it comes, where the dump lets it: most of it is written nowhere then.
-pub(super) fn is_on_demand(app: &App) -> bool {
-    app.config.pages_on_demand && memory::is_possible()
+) -> Result<(PathBuf, Arc<Promised>), BringError> {
+    let mut looks = Patience::new(ROOM_LIMIT, LOOK_EVERY);
+    let mut taken = StageError::Io(io::ErrorKind::TimedOut.into());
+    while looks.once_more().await {
+        let app = Arc::clone(app);
+        let chosen = tokio::task::spawn_blocking(move || {
+            // A log or two find room beside everybody.
+            let choose = if bytes == 0 { Promises::look } else { Promises::choose };
+            let chosen = choose(&app.promises, &app.config, bytes);
+            // Without others there may be none either.
+            chosen.map_err(|error| (error, app.promises.look(&app.config, bytes).is_ok()))
+        });
+        match chosen.await.map_err(|error| StageError::Io(io::Error::other(error)))? {
+            Ok(promised) => {
+                let directory = promised.place().join(driver.id());
+                promised.is_for(&directory);
+                return Ok((directory, Arc::new(promised)));
+            }
+            Err((error @ StageError::NoSpace { .. }, true)) => taken = error,
+            Err((error, _)) => return Err(error.into()),
+        }
+    }
+    Err(BringError::RoomTaken(taken))
 }
 
 /// Makes a directory that goes with the operation, with these `within`.
@@ -242,7 +261,7 @@ pub(super) async fn dump_for_criu(
     expected: &Expected,
     judged: &CancellationToken,
 ) -> Result<(PathBuf, Summary, Option<Memory>), BringError> {
-    if staged.is_some() || !is_on_demand(app) {
+    if staged.is_some() || !app.config.pages_on_demand || !memory::is_possible() {
         let (images, summary) = dump(admitted, staged, directory, driver, expected).await?;
         driver.step("pull");
         judged.cancel();

@@ -254,11 +254,11 @@ impl Providing<'_> {
         &self,
         admitted: &Admitted,
         parts: &Parts,
-    ) -> Result<(PathBuf, Promised), ProvideError> {
+    ) -> Result<(PathBuf, Arc<Promised>), ProvideError> {
         let dump = if self.staged.is_some() { 0 } else { materialise::bytes(&admitted.checkpoint) };
         // gzip packs not quite as well as zstd.
         let bytes = dump.saturating_add(parts.layer_bytes().saturating_mul(2));
-        let (directory, promised) = choose(self.app, self.driver, bytes, bytes).await?;
+        let (directory, promised) = choose(self.app, self.driver, bytes).await?;
         Ok((make(self.driver, directory, &[IMAGES]).await?, promised))
     }
 

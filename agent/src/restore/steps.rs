@@ -9,12 +9,13 @@ use kybernate_packager::artifact::Checkpoint;
 use kybernate_packager::compat::Subject;
 use kybernate_packager::node::is_cgroup_v2;
 use kybernate_packager::store::Store;
+use kybernate_packager::unpack::on_demand::SPOOL_BYTES_MAX;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admitted, admit};
 use super::bring::{
-    BringError, Called, IMAGES, Refusing, choose, dump_for_criu, expected, is_on_demand, keep,
-    lease_of, look_up, make, make_noted, see_through,
+    BringError, Called, IMAGES, Refusing, choose, dump_for_criu, expected, keep, lease_of, look_up,
+    make, make_noted, see_through,
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
@@ -32,7 +33,7 @@ use crate::gate::{Expected, Summary};
 use crate::operations::{Conclusion, Driver, Made, RefusedBy, Sizes};
 use crate::rootfs::Bind;
 use crate::runtime::{Mount, Namespace};
-use crate::stage::MEMORY;
+use crate::stage::{MEMORY, Promised};
 use crate::staging::Use;
 use crate::{connections, criu_config, stage};
 
@@ -145,16 +146,14 @@ impl Restoring<'_> {
         self.staged = app.staging.take(&checkpoint.stored.descriptor.digest, driver.id()).await;
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
-        let written = if is_on_demand(app) { checkpoint.images.size.min(bytes) } else { bytes };
-        let (mut directory, promised) = choose(app, driver, bytes, written).await?;
+        let (mut directory, promised) = choose(app, driver, bytes).await?;
         if staged.is_none() {
             directory = make(driver, directory, WITHIN).await?;
         }
         // What earlier containers left is looked at meanwhile: containerd is asked for each.
-        let (fetched, ()) = tokio::join!(self.fetch(&accepted, &directory), volume::sweep(app));
+        let (fetched, ()) =
+            tokio::join!(self.fetch(&accepted, &directory, &promised), volume::sweep(app));
         let Fetched { dump: (images, summary, memory), image, rootfs, leased } = fetched?;
-        // All of it is there, but for memory that comes while it is read.
-        drop(promised);
         let criu_config = self.criu_config(container, summary.clone()).await?;
         let to_come = memory.as_ref().map_or(0, Memory::bytes);
         let work = directory.join(WORK);
@@ -170,7 +169,7 @@ impl Restoring<'_> {
             _ => launched?,
         };
         // Everything was read.
-        drop(memory);
+        drop((memory, promised));
         driver.commit(COMMITTED)?;
         // Not before: what is undone must not have its connections end.
         if let Err(error) = connections::hand_over(&self.cgroup(&accepted.container)).await {
@@ -212,7 +211,12 @@ impl Restoring<'_> {
 
     /// Brings the dump and, as soon as the gate has let it pass, the container's image: neither needs
     /// the other.
-    async fn fetch(&self, accepted: &Accepted, directory: &Path) -> Result<Fetched, RestoreError> {
+    async fn fetch(
+        &self,
+        accepted: &Accepted,
+        directory: &Path,
+        promised: &Arc<Promised>,
+    ) -> Result<Fetched, RestoreError> {
         let (app, driver, staged) = (self.app, self.driver, self.staged.as_ref());
         let Accepted { admitted, expected, .. } = accepted;
         let (judged, image_there) = (CancellationToken::new(), CancellationToken::new());
@@ -241,6 +245,10 @@ impl Restoring<'_> {
         let dump = async {
             let dump =
                 dump_for_criu(app, admitted, staged, directory, driver, expected, &judged).await?;
+            // All else is there, or comes while it is read.
+            let (room, to_come) =
+                (Arc::clone(promised), dump.2.as_ref().map_or(0, |_| SPOOL_BYTES_MAX));
+            drop(tokio::task::spawn_blocking(move || room.needs_only(to_come)));
             tokio::time::timeout(IMAGE_FIRST, image_there.cancelled()).await.unwrap_or_default();
             if let (_, _, Some(memory)) = &dump {
                 memory.begin(directory);

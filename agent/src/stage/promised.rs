@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fs_err as fs;
 
 use super::{MARGIN_BYTES, MEMORY, StageError, fits_memory, make, space};
 use crate::config::Config;
-use crate::process::memory_available;
 
 /// How a file system counts what a file has (stat(2), `st_blocks`).
 const BLOCK_BYTES: u64 = 512;
@@ -26,6 +26,16 @@ struct Shared {
     choosing: Mutex<()>,
     // Held for a look only.
     all: Mutex<BTreeMap<u64, Promise>>,
+    next: AtomicU64,
+}
+
+/// What others than oneself have of a file system.
+#[derive(Clone, Copy, Debug, Default)]
+struct Others {
+    /// What they will still write.
+    coming: u64,
+    /// What they have written, which goes when they end.
+    there: u64,
 }
 
 /// Room for one operation; it is free for others when this is dropped.
@@ -47,59 +57,55 @@ struct Promise {
 }
 
 impl Promises {
-    /// Picks the place where there is room for about `bytes`, and keeps `kept` of them for whoever asked:
-    /// some is needed only if the worst comes. Nothing is made but the staging directories themselves.
-    /// Blocks.
-    pub(crate) fn choose(
-        &self,
-        config: &Config,
-        bytes: u64,
-        kept: u64,
-    ) -> Result<Promised, StageError> {
+    /// Picks the place where there is room for about `bytes`, and keeps them for whoever asked. Nothing
+    /// is made but the staging directories themselves. Blocks.
+    pub(crate) fn choose(&self, config: &Config, bytes: u64) -> Result<Promised, StageError> {
         let _alone = lock(&self.0.choosing);
-        let place = self.place_for(config, bytes)?;
-        Ok(self.promise(place, kept)?)
+        let place = self.place_for(config, bytes, |others| (others.coming, 0))?;
+        Ok(self.promise(place, bytes.saturating_add(MARGIN_BYTES))?)
     }
 
     /// Picks the place that an operation would have without any other, and keeps nothing. Blocks.
     pub(crate) fn look(&self, config: &Config, bytes: u64) -> Result<Promised, StageError> {
-        let place = Self::default().place_for(config, bytes)?;
+        let _alone = lock(&self.0.choosing);
+        let place = self.place_for(config, bytes, |others| (0, others.there))?;
         Ok(self.promise(place, 0)?)
     }
 
-    fn promise(&self, place: PathBuf, kept: u64) -> io::Result<Promised> {
+    fn promise(&self, place: PathBuf, bytes: u64) -> io::Result<Promised> {
         let device = device(&place)?;
-        let bytes = if kept == 0 { 0 } else { kept.saturating_add(MARGIN_BYTES) };
-        let mut all = lock(&self.0.all);
-        let number = all.last_key_value().map_or(0, |(last, _)| last + 1);
-        all.insert(number, Promise { device, bytes, directory: None, used: 0 });
-        drop(all);
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0.all).insert(number, Promise { device, bytes, directory: None, used: 0 });
         Ok(Promised { all: self.clone(), number, place })
     }
 
-    /// Picks the place for about `bytes`, beside what all were promised.
-    fn place_for(&self, config: &Config, bytes: u64) -> Result<PathBuf, StageError> {
+    /// Picks the place for about `bytes`: with that much less, or more, for what others have there.
+    fn place_for(
+        &self,
+        config: &Config,
+        bytes: u64,
+        less_and_more: impl Fn(Others) -> (u64, u64),
+    ) -> Result<PathBuf, StageError> {
         let needed = bytes.saturating_add(MARGIN_BYTES);
         let tmpfs = &config.staging.tmpfs;
-        let promised = self.outstanding(tmpfs, None);
-        let available = memory_available().unwrap_or(0).saturating_sub(promised);
-        if fits_memory(&config.staging, needed, available, promised) {
+        // First what others have: what they write meanwhile counts twice, rather than not at all.
+        let (less, more) = less_and_more(self.others(tmpfs, None));
+        if fits_memory(&config.staging, needed, less, more) {
             return Ok(tmpfs.clone());
         }
         let directory = config.disk_stage();
         make(&directory)?;
-        // In this order: what is written meanwhile counts twice, rather than not at all.
-        let promised = self.outstanding(&directory, None);
-        let available = space(&directory)?;
+        let (promised, more) = less_and_more(self.others(&directory, None));
+        let available = space(&directory)?.saturating_add(more);
         if available.saturating_sub(promised) < needed {
             return Err(StageError::NoSpace { directory, available, promised, needed });
         }
         Ok(directory)
     }
 
-    /// Returns how much all but `own` will still write to the file system that a place is on.
-    fn outstanding(&self, place: &Path, own: Option<u64>) -> u64 {
-        let Ok(device) = device(place) else { return 0 };
+    /// Returns what all but `own` have of the file system that a place is on.
+    fn others(&self, place: &Path, own: Option<u64>) -> Others {
+        let Ok(device) = device(place) else { return Others::default() };
         let is_there = |number: u64, one: &Promise| {
             Some(number) != own && one.device == device && one.bytes > 0
         };
@@ -113,7 +119,10 @@ impl Promises {
         }
         let all = lock(&self.0.all);
         let others = all.iter().filter(|(number, one)| is_there(**number, one));
-        others.fold(0, |sum, (_, one)| sum.saturating_add(one.bytes.saturating_sub(one.used)))
+        others.fold(Others::default(), |sum, (_, one)| Others {
+            coming: sum.coming.saturating_add(one.bytes.saturating_sub(one.used)),
+            there: sum.there.saturating_add(one.used),
+        })
     }
 
     /// Looks how much an operation has written. What was there and is not any more was needed all the
@@ -143,12 +152,11 @@ impl Promised {
     pub(crate) fn grows(&self, config: &Config, bytes: u64) -> bool {
         let _alone = lock(&self.all.0.choosing);
         let needed = bytes.saturating_add(MARGIN_BYTES);
-        let promised = self.all.outstanding(&self.place, Some(self.number));
+        let others = self.all.others(&self.place, Some(self.number)).coming;
         let fits = if self.place == config.staging.tmpfs {
-            let available = memory_available().unwrap_or(0).saturating_sub(promised);
-            fits_memory(&config.staging, needed, available, promised)
+            fits_memory(&config.staging, needed, others, 0)
         } else {
-            space(&self.place).is_ok_and(|space| space.saturating_sub(promised) >= needed)
+            space(&self.place).is_ok_and(|space| space.saturating_sub(others) >= needed)
         };
         if fits && let Some(promise) = lock(&self.all.0.all).get_mut(&self.number) {
             promise.bytes = promise.bytes.max(needed);
@@ -164,6 +172,7 @@ impl Promised {
             self.all.note_used(self.number, &directory);
         }
         if let Some(promise) = lock(&self.all.0.all).get_mut(&self.number) {
+            let bytes = bytes.saturating_add(MARGIN_BYTES);
             promise.bytes = promise.bytes.min(promise.used.saturating_add(bytes));
         }
     }
@@ -193,7 +202,7 @@ fn used_in(directory: &Path) -> u64 {
             }
             match fs::symlink_metadata(entry.path()) {
                 // What CRIU mounts takes no room.
-                Ok(found) if found.dev() != top.dev() => {}
+                Ok(found) if found.is_dir() && found.dev() != top.dev() => {}
                 Ok(found) if found.is_dir() => left.push(entry.path()),
                 Ok(found) => {
                     bytes = bytes.saturating_add(found.blocks().saturating_mul(BLOCK_BYTES));
@@ -222,22 +231,22 @@ mod tests {
         let stage = config.disk_stage();
         make(&stage).unwrap();
         let half = space(&stage).unwrap() / 5 * 3;
-        let first = promises.choose(&config, half, half).unwrap();
+        let first = promises.choose(&config, half).unwrap();
         assert_eq!(first.place(), stage);
-        let error = promises.choose(&config, half, 0).unwrap_err();
+        let error = promises.choose(&config, half).unwrap_err();
         let StageError::NoSpace { available, promised, needed, .. } = &error else {
             panic!("{error}")
         };
-        assert!(*promised == half + MARGIN_BYTES && available > needed && error.may_pass());
+        assert!(*promised == half + MARGIN_BYTES && available > needed, "{error}");
         let told = format!("of which operations that are under way will write {promised}");
         assert!(error.to_string().contains(&told), "{error}");
         // It does not stand in its own way, and others get what is left.
         assert!(first.grows(&config, half + 1) && !first.grows(&config, half * 2));
-        drop(promises.choose(&config, half / 3, half / 3).unwrap());
+        drop(promises.choose(&config, half / 3).unwrap());
         // Whoever only looks keeps nothing, and is told what would be.
         let looked = promises.look(&config, half).unwrap();
         drop(first);
-        drop(promises.choose(&config, half, half).unwrap());
+        drop(promises.choose(&config, half).unwrap());
         drop(looked);
         assert!(lock(&promises.0.all).is_empty());
     }
@@ -246,24 +255,27 @@ mod tests {
     fn what_is_there_is_not_promised_any_more() {
         let home = tempfile::tempdir().unwrap();
         let (config, promises) = (config(home.path(), 0.0), Promises::default());
-        let room = promises.choose(&config, 1 << 20, 1 << 20).unwrap();
+        let room = promises.choose(&config, 1 << 20).unwrap();
         let directory = room.place().join("operation");
-        let outstanding = || promises.outstanding(home.path(), None);
+        let outstanding = || promises.others(home.path(), None).coming;
         room.is_for(&directory);
         assert_eq!(outstanding(), (1 << 20) + MARGIN_BYTES);
-        assert_eq!(promises.outstanding(home.path(), Some(room.number)), 0);
+        assert_eq!(promises.others(home.path(), Some(room.number)).coming, 0);
         make(&directory.join("images")).unwrap();
         let (file, content) = (directory.join("images/pages-1.img"), vec![1; 1 << 20]);
         fs::write(&file, content).unwrap();
         // A file system may need some for itself, and give it later.
         fs::File::open(&file).unwrap().sync_all().unwrap();
         assert!(outstanding() <= MARGIN_BYTES, "{}", outstanding());
+        // It is free again when the operation has ended.
+        assert!(promises.others(home.path(), None).there >= 1 << 20);
         fs::remove_file(file).unwrap();
         assert!(outstanding() <= MARGIN_BYTES, "what was used is needed again");
+        assert!(room.grows(&config, 64 << 20) && outstanding() > 32 << 20);
         room.needs_only(4096);
-        assert_eq!(outstanding(), 4096);
+        assert_eq!(outstanding(), 4096 + MARGIN_BYTES);
         room.needs_only(1 << 30);
-        assert_eq!(outstanding(), 4096, "it grew");
+        assert_eq!(outstanding(), 4096 + MARGIN_BYTES, "it grew");
         assert_eq!(used_in(Path::new("/nowhere")), 0);
     }
 }

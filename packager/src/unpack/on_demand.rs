@@ -25,6 +25,7 @@ mod spool;
 use self::kept::{Buffers, ChunkKey, Kept, Lent};
 use self::place::{Piece, Place, Stretch, chunks_after, part, pieces, u64_of};
 use self::spool::Claims;
+pub use self::spool::SPOOL_BYTES_MAX;
 use super::pages::{ATTEMPTS, ChunkHasher, Incoming, may_pass};
 use super::plan::Plan;
 use super::{Limits, UnpackError, contradiction, fetch, plan};

@@ -6,7 +6,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
-use super::cancels::{begin, fails, registry, stage};
+use super::cancels::{at_step, begin, fails, registry, stage};
 use super::is;
 use super::victims::{catch, running, signal, start_containerd};
 use crate::harness::{at_once, checkpoint, restore, said, start};
@@ -101,6 +101,44 @@ fn a_dump_or_capture_without_room_harms_nothing() {
     takes(&mut scenario, "b", MEMORY, capture);
     takes(&mut scenario, "a", DISK, capture);
     takes(&mut scenario, "b", DISK, dump);
+    scenario.end().unwrap();
+}
+
+/// Two at once, and room for one of them.
+#[test]
+fn what_one_was_promised_is_not_anothers() {
+    let mut scenario = start();
+    for name in ["a", "b"] {
+        DISK.give(&mut scenario, name);
+        let node = scenario.node(name);
+        for id in ["one", "other"] {
+            scenario.run_workload(node, id, 64, &[]).unwrap();
+        }
+        let (one, other) = (format!("room/one:{name}"), format!("room/other:{name}"));
+        let (one, other) = (scenario.reference(&one), scenario.reference(&other));
+        let key = format!("node-{name}");
+        // The first has written nothing yet: it waits for the registry.
+        registry(&scenario).signal(Signal::STOP);
+        let first = begin(node, &["checkpoint", "one", &one, "--sign-key", &key]);
+        at_step(&scenario, node, &["preflight"]);
+        let words = ["checkpoint", "other", &other, "--plain-http", "--sign-key", &key];
+        let second = scenario.kyb(node, &words).unwrap();
+        let looked = scenario.kyb(node, &["preflight", "other"]).unwrap();
+        registry(&scenario).signal(Signal::CONT);
+        let text = said(&second);
+        assert_eq!(second.status.code(), Some(1), "{name}: {text}");
+        for told in ["operations that are under way will write", "ask again when"] {
+            assert!(text.contains(told), "{name}: {text}");
+        }
+        assert!(looked.status.success(), "{name}: {}", said(&looked));
+        let first = first.wait_with_output().unwrap();
+        assert!(first.status.success(), "{name}: {}", said(&first));
+        checkpoint(&scenario, node, "other", &other);
+        for id in ["one", "other"] {
+            scenario.wait_for_ticks(node, id).unwrap();
+            scenario.remove(node, id).unwrap();
+        }
+    }
     scenario.end().unwrap();
 }
 

@@ -25,7 +25,10 @@ use crate::pack::upload::blocking;
 use crate::unpack::pages::{ChunkHasher, Incoming};
 use crate::unpack::{UnpackError, contradiction};
 
-/// Most chunks that lie there: 256 MiB.
+/// Most bytes that lie there.
+pub const SPOOL_BYTES_MAX: u64 = 64 * (4 << 20);
+
+/// Most chunks that lie there, of 4 MiB.
 const SPOOLED: u16 = if cfg!(test) { 4 } else { 64 };
 
 /// How many are fetched at once.
