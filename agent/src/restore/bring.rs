@@ -28,7 +28,7 @@ use crate::patience::Patience;
 use crate::room;
 use crate::rootfs::{Bind, Names, Others};
 use crate::runtime::{Mount, Namespace, RuntimeError};
-use crate::stage::{self, Promised, Promises, StageError};
+use crate::stage::{self, Promised, StageError};
 use crate::staging::Use;
 use crate::undo::{Undoing, undo};
 
@@ -141,9 +141,11 @@ pub(super) async fn choose(
     while looks.once_more().await {
         let app = Arc::clone(app);
         let chosen = tokio::task::spawn_blocking(move || {
-            // A log or two find room beside everybody.
-            let choose = if bytes == 0 { Promises::look } else { Promises::choose };
-            let chosen = choose(&app.promises, &app.config, bytes);
+            let chosen = if bytes == 0 {
+                app.promises.little(&app.config)
+            } else {
+                app.promises.choose(&app.config, bytes)
+            };
             // Without others there may be none either.
             chosen.map_err(|error| (error, app.promises.look(&app.config, bytes).is_ok()))
         });

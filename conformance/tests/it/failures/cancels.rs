@@ -27,10 +27,10 @@ pub(super) fn begin(node: &Node, words: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Returns the newest operation, as `kyb ps` tells it.
+/// Returns the newest operation, as `kyb ps` tells it; null where there was none yet.
 pub(super) fn newest(scenario: &Scenario, node: &Node) -> Value {
     let told = scenario.kyb_json(node, &["ps", "--operations"]).unwrap();
-    told["operations"].as_array().unwrap().last().unwrap().clone()
+    told["operations"].as_array().unwrap().last().cloned().unwrap_or_default()
 }
 
 /// Waits until the newest operation is at a step, and returns its id.
@@ -38,7 +38,7 @@ pub(super) fn at_step(scenario: &Scenario, node: &Node, steps: &[&str]) -> Strin
     let mut now = Value::Null;
     let reached = wait_until(END_LIMIT, || {
         now = newest(scenario, node);
-        steps.contains(&now["step"].as_str().unwrap())
+        now["step"].as_str().is_some_and(|step| steps.contains(&step))
     });
     assert!(reached, "it is not at {steps:?}: {now}");
     now["id"].as_str().unwrap().to_owned()
