@@ -34,10 +34,10 @@ use self::call::{Call, Create};
 #[cfg(test)]
 pub(crate) use self::claim::CLAIM_LIMIT;
 use self::claim::{Answer, ClaimError, Dump, Subject, claim, settle};
-use self::mark::{Mark, Note, State};
+use self::mark::{Mark, State};
 use self::run::RunError;
 use self::settings::Settings;
-use crate::restore::noted::AFRESH;
+use crate::restore::noted::{self, AFRESH, Note};
 use crate::{connections, criu_config};
 
 /// Why a container was not created.
@@ -71,11 +71,11 @@ enum WrapperError {
     Left {
         error: String,
         #[source]
-        why: ClaimError,
+        why: Option<ClaimError>,
     },
     #[error("failed to end what an earlier restore has left")]
     Clean(#[source] io::Error),
-    #[error("failed to note that the container begins afresh")]
+    #[error("failed to note that the container begins")]
     Begin(#[source] io::Error),
 }
 
@@ -180,6 +180,9 @@ impl Wrapper {
             Outcome::Failed(error) => error,
         };
         if wish.on_failure == OnFailure::Cold && !error.forbids_fresh() {
+            if self.was_given(call, create, &bundle) {
+                return Err(left(&error, None));
+            }
             tell(Some(call), &format!("kybernate-runc: started afresh: {}", chain(&error)));
             self.will_begin_afresh(call, create, &bundle)?;
             self.give_options(call, create, &mut bundle);
@@ -239,7 +242,7 @@ impl Wrapper {
                     // It takes away again what it has put into the pod by now, if it had begun.
                     match settle(&self.settings, subject, &chain(&error).to_string()) {
                         Ok(_) | Err(ClaimError::Failed(_)) => {}
-                        Err(why) => return Err(left(&error, why)),
+                        Err(why) => return Err(left(&error, Some(why))),
                     }
                 }
                 return Ok(Outcome::Failed(error));
@@ -268,7 +271,7 @@ impl Wrapper {
                 // Also where something of it is left, which the agent's end of it does not touch.
                 let settled = settle(&self.settings, subject, &chain(&error).to_string());
                 ended?;
-                let error = match settled.map_err(|why| left(&error, why))? {
+                let error = match settled.map_err(|why| left(&error, Some(why)))? {
                     Some(why) => WrapperError::Cancelled { reference, why },
                     None => error,
                 };
@@ -324,10 +327,23 @@ impl Wrapper {
         bundle: &Bundle,
     ) -> Result<(), WrapperError> {
         let Some(name) = bundle.note() else { return Ok(()) };
-        let file = self.settings.restored.join(call.namespace()).join(name);
+        let file = self.noted(call, &name);
         let afresh = Some(Note { file, operation: AFRESH.to_owned() });
         let state = State { afresh, ..State::begun(None, None) };
         Mark::of(&self.settings, call, &create.id).write(&state).map_err(WrapperError::Begin)
+    }
+
+    /// Returns where something is noted about a container, by its pod's name for it or its id.
+    fn noted(&self, call: &Call<'_>, name: &str) -> PathBuf {
+        self.settings.restored.join(call.namespace()).join(name)
+    }
+
+    /// Whether something of a restore may be in the directories of its pod: the agent has noted that before
+    /// it put it there, and may have ended.
+    fn was_given(&self, call: &Call<'_>, create: &Create, bundle: &Bundle) -> bool {
+        let names = bundle.note().into_iter().chain([create.id.clone()]);
+        let mut given = names.map(|name| noted::given(&self.noted(call, &name)));
+        given.any(|file| file.try_exists().unwrap_or(true))
     }
 
     /// Notes that somebody has a container from now on. Where that fails it is not started: `delete` of a
@@ -342,7 +358,8 @@ impl Wrapper {
             note.write().and_then(|()| mark.remove()).map_err(WrapperError::Begin)?;
         }
         let runs = state.restored;
-        if state.unstarted.is_some() {
+        if let Some(note) = &state.unstarted {
+            noted::is_owned(&note.file).map_err(WrapperError::Begin)?;
             let started = State { unstarted: None, ..state };
             mark.write(&started).map_err(WrapperError::Clean)?;
         }
@@ -391,7 +408,7 @@ impl Wrapper {
 }
 
 /// What the agent has put into a pod's directories is not known to be gone: nothing is to start in its place.
-fn left(error: &WrapperError, why: ClaimError) -> WrapperError {
+fn left(error: &WrapperError, why: Option<ClaimError>) -> WrapperError {
     WrapperError::Left { error: chain(error).to_string(), why }
 }
 

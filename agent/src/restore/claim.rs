@@ -288,7 +288,11 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let tars = Tars { store: &store, staged: Some(&staged), driver };
     let targets = fill::targets(driven, &checkpoint, tars).await?;
     let (note, filled) = (pod.note().to_owned(), fill::directories(&targets.all));
+    let gives = !filled.is_empty();
     driver.will_make(Made::Claimed { note, filled }).await?;
+    if gives {
+        pod.gives(driver.id()).await.map_err(ClaimError::Place)?;
+    }
     if !fill::empty_all(targets.used).await {
         let told = "failed to empty what this container had in its pod before";
         return Err(ClaimError::Left(Box::new(ClaimError::Place(io::Error::other(told)))));

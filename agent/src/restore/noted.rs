@@ -1,12 +1,98 @@
-//! What is noted about a pod's container that has begun, by kybernate-runc for the agent, until its pod is
-//! gone: the identifier of the operation that restored it, or that it began afresh. The agent itself notes
-//! where something of a restore is left.
+//! What is noted about a pod's container, for who creates it again, until its pod is gone. Two files:
+//!
+//! - kybernate-runc notes for the agent, when the container has begun, the identifier of the operation that
+//!   restored it, or that it began afresh;
+//! - the agent notes for kybernate-runc, before it puts anything into the pod's directories, by which operation
+//!   that is. It goes when all of that is gone again, or when the container is started.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use crate::stage;
 
 /// What the note of a container says that began afresh, since it could not be restored.
 pub(crate) const AFRESH: &str = "afresh";
 
-/// What it says where something of a restore that failed may be in the pod's directories.
-pub(super) const LEFT: &str = "left";
+/// How the names of those notes end that say what was given. No id ends so: a tilde is no part of one.
+const GIVEN: &str = ".given~";
+
+/// A note: written whole or not at all, and there when the machine comes back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Note {
+    pub(crate) file: PathBuf,
+    /// Of this one, and of no restore before.
+    pub(crate) operation: String,
+}
+
+impl Note {
+    /// Writes it, whole or not at all.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        if let Some(directory) = self.file.parent() {
+            stage::make(directory)?;
+        }
+        let new = self.file.with_added_extension("~");
+        let written = fs::File::create(&new).and_then(|mut file| {
+            file.write_all(self.operation.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &self.file)
+        });
+        if written.is_err() {
+            // Nobody takes it for one.
+            fs::remove_file(&new).unwrap_or_default();
+        }
+        written.and_then(|()| sync(&self.file))
+    }
+
+    /// Removes it, unless it is another one's.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        match fs::read_to_string(&self.file) {
+            Ok(text) if text == self.operation => remove(&self.file),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Returns what says that something of the same operation may be in the pod's directories.
+    pub(crate) fn of_given(&self) -> Self {
+        Self { file: given(&self.file), operation: self.operation.clone() }
+    }
+}
+
+/// Returns the file beside a container's note that says that something of a restore may be in the pod's
+/// directories: nothing starts afresh then.
+pub(crate) fn given(note: &Path) -> PathBuf {
+    let mut name = note.file_name().unwrap_or_default().to_owned();
+    name.push(GIVEN);
+    note.with_file_name(name)
+}
+
+/// Notes that all of it is the container's own now, by whatever restore.
+pub(crate) fn is_owned(note: &Path) -> io::Result<()> {
+    match remove(&given(note)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Returns whose a note is by its name, of either kind.
+pub(super) fn whose(name: &str) -> &str {
+    name.strip_suffix(GIVEN).unwrap_or(name)
+}
+
+fn remove(file: &Path) -> io::Result<()> {
+    fs::remove_file(file)?;
+    sync(file)
+}
+
+/// Has what was done to a file's name outlive the machine.
+fn sync(file: &Path) -> io::Result<()> {
+    let directory = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::File::open(directory)?.sync_all()
+}
 
 /// Returns the name of such a note; `None` when the words are none of Kubernetes'.
 pub(crate) fn name(pod_uid: &str, container: &str) -> Option<String> {
@@ -32,5 +118,43 @@ mod tests {
         {
             assert_eq!(name(uid, container), None, "{uid:?} {container:?}");
         }
+    }
+
+    #[test]
+    fn a_note_is_whole_and_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("uid.main");
+        let note = |operation: &str| Note { file: file.clone(), operation: operation.to_owned() };
+        note("7").write().unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "7");
+        note("6").remove().unwrap();
+        assert!(file.exists(), "another one's");
+        note("7").remove().unwrap();
+        note("7").remove().unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        // Where it cannot be put in its place, nothing is left that looks like one.
+        fs::create_dir(&file).unwrap();
+        note("7").write().unwrap_err();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_was_given_is_noted_beside() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("uid.main");
+        let note = |operation: &str| Note { file: file.clone(), operation: operation.to_owned() };
+        note("7").of_given().write().unwrap();
+        assert!(given(&file).exists() && !file.exists());
+        let name = given(&file).file_name().unwrap().to_str().unwrap().to_owned();
+        assert_eq!((whose(&name), whose("uid.main")), ("uid.main", "uid.main"));
+        note("6").of_given().remove().unwrap();
+        assert!(given(&file).exists(), "another one's");
+        note("7").of_given().remove().unwrap();
+        assert!(!given(&file).exists());
+        note("7").of_given().write().unwrap();
+        note("8").write().unwrap();
+        is_owned(&file).unwrap();
+        is_owned(&file).unwrap();
+        assert!(!given(&file).exists() && file.exists());
     }
 }

@@ -5,6 +5,8 @@
 //! <root>/restored               0700
 //!   NAMESPACE/POD.CONTAINER     by which operation, or `afresh`; written by kybernate-runc when the
 //!                               container runs
+//!   NAMESPACE/….given~          by which operation something may be in the pod's directories that no
+//!                               container has begun with
 //! ```
 
 use std::collections::BTreeSet;
@@ -16,7 +18,7 @@ use kybernate_packager::claim::Claimant;
 use kybernate_spec::chain;
 
 use super::live::Live;
-use super::noted::{self, AFRESH, LEFT, is_plain};
+use super::noted::{self, AFRESH, Note, is_plain};
 use crate::app::App;
 use crate::container::RESTORE_AS;
 use crate::runtime::RuntimeError;
@@ -77,8 +79,6 @@ pub(crate) enum PodError {
     As(String, String),
     #[error("it {0} before, and its pod wants it to fail then")]
     Again(&'static str),
-    #[error("a restore that failed has left something in its pod's directories: delete the pod")]
-    Left,
     #[error("failed to look up whether it was restored before")]
     Note(#[from] io::Error),
 }
@@ -90,10 +90,7 @@ impl PodError {
 
     /// Whether the container must not start afresh either.
     pub(super) const fn forbids_fresh(&self) -> bool {
-        matches!(
-            self,
-            Self::Name(..) | Self::Policy(..) | Self::As(..) | Self::Again(_) | Self::Left
-        )
+        matches!(self, Self::Name(..) | Self::Policy(..) | Self::As(..) | Self::Again(_))
     }
 }
 
@@ -170,31 +167,42 @@ impl Pod {
         }
     }
 
-    /// Whether it was restored before in this pod, so that what lies in its directories is of a restore. What
-    /// one has written that began afresh is its own.
-    pub(super) async fn was_restored(&self) -> bool {
+    /// Whether it was given something before in this pod, so that what lies in its directories is of a restore.
+    /// What one has written that began afresh is its own.
+    pub(super) async fn was_given(&self) -> bool {
         let note = self.note.clone();
-        let read = tokio::task::spawn_blocking(move || fs::read_to_string(note)).await;
-        let noted = read.ok().and_then(Result::ok);
-        self.starts_again && noted.is_some_and(|noted| noted != AFRESH)
+        let read = tokio::task::spawn_blocking(move || {
+            let restored = fs::read_to_string(&note).is_ok_and(|noted| noted != AFRESH);
+            restored || noted::given(&note).exists()
+        });
+        self.starts_again && read.await.unwrap_or_default()
     }
 
-    /// Notes that something of a restore may be left in its directories: nothing starts afresh beside that.
-    pub(super) async fn note_left(&self) {
-        if !self.starts_again {
-            return;
-        }
-        let note = self.note.clone();
-        let noted = tokio::task::spawn_blocking(move || fs::write(note, LEFT)).await;
-        if let Err(error) = noted.map_err(io::Error::other).and_then(|noted| noted) {
-            tracing::error!(%error, "failed to note what is left of a restore");
-        }
+    /// Notes that an operation may put something into its directories from now on: nothing starts afresh beside
+    /// that, also when the agent ends in the middle.
+    pub(super) async fn gives(&self, operation: &str) -> io::Result<()> {
+        let note = self.given_by(operation);
+        let noted = tokio::task::spawn_blocking(move || note.write()).await;
+        noted.map_err(io::Error::other).and_then(|noted| noted)
+    }
+
+    /// Notes that all is gone that an operation has put there.
+    pub(super) async fn has_taken_back(&self, operation: &str) {
+        took_back(self.given_by(operation)).await;
+    }
+
+    fn given_by(&self, operation: &str) -> Note {
+        Note { file: self.note.clone(), operation: operation.to_owned() }.of_given()
     }
 
     /// Decides whether it is restored, now that it is created. Blocks.
     pub(super) fn restart(&self, policy: OnRestart) -> Result<Restart, PodError> {
         if let Some(directory) = self.note.parent() {
             stage::make(directory)?;
+        }
+        if !self.starts_again {
+            // What an earlier one was given that had its id was never this one's.
+            noted::is_owned(&self.note)?;
         }
         let noted = match fs::read_to_string(&self.note) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -204,15 +212,21 @@ impl Pod {
         else {
             return Ok(Restart::Restore);
         };
-        if noted == LEFT {
-            return Err(PodError::Left);
-        }
         let before = if noted == AFRESH { "began afresh" } else { "was restored" };
         if policy == OnRestart::Fail {
             return Err(PodError::Again(before));
         }
         let key = format!("{ON_RESTART}{}", self.container);
         Ok(Restart::Fresh(format!("it {before} before in this pod ({key}: fresh)")))
+    }
+}
+
+/// Notes that all is gone that this note tells of.
+pub(super) async fn took_back(given: Note) {
+    let noted = tokio::task::spawn_blocking(move || given.remove()).await;
+    if let Err(error) = noted.map_err(io::Error::other).and_then(|noted| noted) {
+        // It fails rather than begin afresh.
+        tracing::error!(%error, "failed to note that nothing of a restore is left");
     }
 }
 
@@ -243,8 +257,9 @@ fn forget(directory: &Path, there: &BTreeSet<String>) -> io::Result<()> {
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pod = name.split_once('.').map_or(&*name, |(pod, _)| pod);
-        if !there.contains(&name) && !there.contains(pod) {
+        let whose = noted::whose(&name);
+        let pod = whose.split_once('.').map_or(whose, |(pod, _)| pod);
+        if !there.contains(whose) && !there.contains(pod) {
             fs::remove_file(entry.path())?;
         }
     }
@@ -288,15 +303,42 @@ mod tests {
         assert_eq!(restart(&pod, "fresh").unwrap(), told);
         assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
         assert!(matches!(restart(&pod, "fail"), Err(PodError::Again("began afresh"))));
-        fs::write(pod.note(), LEFT).unwrap();
-        for name in ["fresh", "fail"] {
-            let left = restart(&pod, name).unwrap_err();
-            assert!(matches!(left, PodError::Left) && left.forbids_fresh(), "{name}: {left}");
-        }
-        assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
         // Without a pod, the same id is another container.
         pod.starts_again = false;
         assert_eq!(restart(&pod, "fresh").unwrap(), Restart::Restore);
+    }
+
+    #[tokio::test]
+    async fn what_it_was_given_is_a_restores_until_it_is_taken_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let note = directory.path().join("k8s.io/uid.web");
+        let mut pod = Pod {
+            namespace: "team".to_owned(),
+            container: "web".to_owned(),
+            uid: "uid".to_owned(),
+            note: note.clone(),
+            starts_again: true,
+        };
+        assert!(!pod.was_given().await);
+        pod.gives("7").await.unwrap();
+        assert!(pod.was_given().await);
+        // It is tried again, and nobody has begun by then.
+        assert_eq!(pod.restart(OnRestart::Fresh).unwrap(), Restart::Restore);
+        pod.gives("8").await.unwrap();
+        pod.has_taken_back("7").await;
+        assert!(pod.was_given().await, "by another one");
+        pod.has_taken_back("8").await;
+        assert!(!pod.was_given().await);
+        fs::write(&note, "8").unwrap();
+        assert!(pod.was_given().await);
+        fs::write(&note, AFRESH).unwrap();
+        assert!(!pod.was_given().await, "it has written that itself");
+        pod.gives("9").await.unwrap();
+        assert!(pod.was_given().await);
+        pod.starts_again = false;
+        assert!(!pod.was_given().await, "another container");
+        pod.restart(OnRestart::Fresh).unwrap();
+        assert!(!noted::given(&note).exists());
     }
 
     #[test]
@@ -325,12 +367,15 @@ mod tests {
     fn what_is_gone_is_forgotten() {
         let directory = tempfile::tempdir().unwrap();
         let top = directory.path();
-        for name in ["uid-1.web", "uid-2.web", "c1", "c2"] {
-            fs::write(top.join(name), "").unwrap();
+        let names = ["uid-1.web", "uid-2.web", "c1", "c2", "c.1"].map(|name| top.join(name));
+        for name in &names {
+            fs::write(name, "").unwrap();
+            fs::write(noted::given(name), "").unwrap();
         }
-        forget(top, &["uid-1", "c1"].map(str::to_owned).into()).unwrap();
-        let left = ["uid-1.web", "uid-2.web", "c1", "c2"].map(|name| top.join(name).exists());
-        assert_eq!(left, [true, false, true, false]);
+        forget(top, &["uid-1", "c1", "c.1"].map(str::to_owned).into()).unwrap();
+        let left = |of: fn(&Path) -> PathBuf| names.each_ref().map(|name| of(name).exists());
+        assert_eq!(left(Path::to_owned), [true, false, true, false, true]);
+        assert_eq!(left(noted::given), [true, false, true, false, true]);
         forget(&top.join("none"), &BTreeSet::new()).unwrap();
     }
 }

@@ -14,8 +14,8 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::bundle::Bundle;
-use super::mark::Note;
 use super::settings::Settings;
+use crate::restore::noted::Note;
 
 /// How long the agent may take: it judges, which has a limit of its own, and copies captured mounts
 /// from where they are staged. When we do not wait any more it takes them away again.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::call::Call;
 use super::settings::Settings;
+use crate::restore::noted::Note;
 use crate::stage;
 
 /// One container's mark, a file.
@@ -37,57 +38,10 @@ pub(super) struct State {
     pub(super) afresh: Option<Note>,
 }
 
-/// What says that a pod's container was restored, durably: a second start of it in the same pod is none of a
-/// checkpoint any more.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Note {
-    pub(super) file: PathBuf,
-    /// Of this one, and of no restore before.
-    pub(super) operation: String,
-}
-
 impl State {
     /// One that is to be restored, in a cgroup and with a network namespace.
     pub(super) const fn begun(cgroup: Option<String>, network: Option<PathBuf>) -> Self {
         Self { restored: false, cgroup, network, unstarted: None, afresh: None }
-    }
-}
-
-impl Note {
-    /// Writes it, whole or not at all.
-    pub(super) fn write(&self) -> io::Result<()> {
-        if let Some(directory) = self.file.parent() {
-            stage::make(directory)?;
-        }
-        let new = self.file.with_added_extension("~");
-        let written = fs::File::create(&new).and_then(|mut file| {
-            file.write_all(self.operation.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &self.file)
-        });
-        if written.is_err() {
-            // Nobody takes it for one.
-            fs::remove_file(&new).unwrap_or_default();
-        }
-        written.and_then(|()| self.sync())
-    }
-
-    /// Removes it, unless it is another one's.
-    pub(super) fn remove(&self) -> io::Result<()> {
-        match fs::read_to_string(&self.file) {
-            Ok(text) if text == self.operation => {
-                fs::remove_file(&self.file)?;
-                self.sync()
-            }
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(_) | Err(_) => Ok(()),
-        }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        let directory = self.file.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        fs::File::open(directory)?.sync_all()
     }
 }
 
@@ -162,23 +116,5 @@ mod tests {
         one.remove().unwrap();
         one.remove().unwrap();
         assert_eq!(one.read().unwrap(), None);
-    }
-
-    #[test]
-    fn a_note_is_whole_and_its_own() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("uid.main");
-        let note = |operation: &str| Note { file: file.clone(), operation: operation.to_owned() };
-        note("7").write().unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "7");
-        note("6").remove().unwrap();
-        assert!(file.exists(), "another one's");
-        note("7").remove().unwrap();
-        note("7").remove().unwrap();
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-        // Where it cannot be put in its place, nothing is left that looks like one.
-        fs::create_dir(&file).unwrap();
-        note("7").write().unwrap_err();
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

@@ -11,7 +11,7 @@ use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use rustix::process::Signal;
 
 pub(crate) mod cancels;
-mod claims;
+pub(crate) mod claims;
 mod deaths;
 pub(crate) mod halt;
 mod linked;

@@ -7,6 +7,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::{Scenario, counter};
 
 use crate::cgroups;
+use crate::failures::claims::COLD;
 use crate::failures::victims::running;
 use crate::harness::{at_once, checkpoint, next_agents, said, start};
 use crate::workloads::Place;
@@ -395,17 +396,14 @@ fn of_pod(uid: &str) -> Vec<String> {
     labels.iter().flat_map(|label| ["--label", label]).map(str::to_owned).collect()
 }
 
-/// Has a failed restore start afresh.
-const COLD: &str = "on-failure.kybernate.io/main=cold";
-
 /// Names a checkpoint that is nowhere.
-fn nowhere() -> String {
+pub(crate) fn nowhere() -> String {
     format!("restore.kybernate.io/main=10.77.0.1:5000/none@sha256:{}", "0".repeat(64))
 }
 
 impl Spot<'_> {
     /// Creates and starts a container `main` of a Pod.
-    fn create_in_pod(
+    pub(crate) fn create_in_pod(
         &self,
         uid: &str,
         named: [&str; 2],
@@ -421,14 +419,34 @@ impl Spot<'_> {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
+    /// Has one created that is never started, and deleted.
+    pub(crate) fn create_unstarted(
+        &self,
+        uid: &str,
+        [image, id]: [&str; 2],
+        annotations: &[&str],
+        options: &[&str],
+    ) {
+        const PROGRAM: &str = "/usr/local/bin/no-start";
+        let node = self.node;
+        fs::write(node.path(PROGRAM), NO_START).unwrap();
+        node.run(&["chmod", "755", PROGRAM]).unwrap();
+        let options = [&["--runc-binary", PROGRAM], options].concat();
+        let output = self.create_in_pod(uid, [image, id], annotations, &options);
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains("start failed"), "{text}");
+        node.output(&["ctr", "task", "rm", "-f", id]).unwrap();
+        node.run(&["ctr", "container", "rm", id]).unwrap();
+    }
+
     /// Whether a container has begun afresh.
-    fn is_afresh(&self, id: &str) -> bool {
+    pub(crate) fn is_afresh(&self, id: &str) -> bool {
         let status = self.scenario.wait_for_ticks(self.node, id).unwrap();
         status["boot_id_of_process"] != self.before["boot_id_of_process"]
     }
 
     /// Makes the Pod one that is there whatever becomes of its container: nothing of it is forgotten.
-    fn begin_pod(&self, uid: &str, image: &str) {
+    pub(crate) fn begin_pod(&self, uid: &str, image: &str) {
         let labels = of_pod(uid);
         let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
         self.node
@@ -471,14 +489,8 @@ fn is_not_begun_before_its_start(spot: Spot<'_>) {
     let Spot { scenario, node, pinned, .. } = spot;
     let (base, wish) = (scenario.image(), spot.wish());
     spot.begin_pod("0-8", &base);
-    fs::write(node.path("/usr/local/bin/no-start"), NO_START).unwrap();
-    node.run(&["chmod", "755", "/usr/local/bin/no-start"]).unwrap();
-    let unstarted = ["--runc-binary", "/usr/local/bin/no-start"];
     for (image, annotations) in [(&*base, &[&*nowhere(), COLD][..]), (pinned, &[&*wish])] {
-        let output = spot.create_in_pod("0-8", [image, "main-0"], annotations, &unstarted);
-        assert!(!output.status.success(), "{}", said(&output));
-        node.output(&["ctr", "task", "rm", "-f", "main-0"]).unwrap();
-        node.run(&["ctr", "container", "rm", "main-0"]).unwrap();
+        spot.create_unstarted("0-8", [image, "main-0"], annotations, &[]);
         let noted = node.run(&["sh", "-c", "ls /var/lib/kybernate/restored/default"]).unwrap();
         assert_eq!(noted, "", "{annotations:?}");
     }

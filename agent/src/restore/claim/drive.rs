@@ -43,8 +43,8 @@ pub(super) async fn drive(
             let told = room::explained(app, &claim.namespace, &error).await;
             let conclusion = driver.ends(Conclusion::failed(told, error.refused_by()));
             is_clear = !matches!(error, ClaimError::Left(_));
-            if !is_clear {
-                driven.pod.note_left().await;
+            if is_clear {
+                driven.pod.has_taken_back(driver.id()).await;
             }
             // It may start afresh now: the directories of its pod are as they were, or it is told.
             forget_given(driven, false).await;
@@ -69,8 +69,8 @@ pub(super) async fn drive(
             }
             let conclusion;
             (conclusion, is_clear) = conclude(prepared, driver.id(), problem).await;
-            if !is_clear {
-                driven.pod.note_left().await;
+            if is_clear && conclusion.state != State::Done {
+                driven.pod.has_taken_back(driver.id()).await;
             }
             if conclusion.state == State::Done {
                 // Whoever was quicker has come too late all the same.

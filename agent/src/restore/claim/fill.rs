@@ -74,8 +74,7 @@ pub(super) async fn targets<'a>(
             }
             let directory = [target.clone()];
             let created = Some(&**container);
-            if !pod.was_restored().await
-                || uses::are_used(app, namespace, &directory, created).await?
+            if !pod.was_given().await || uses::are_used(app, namespace, &directory, created).await?
             {
                 return Err(refuse(&format!("the pod's {place} is in use already")).into());
             }

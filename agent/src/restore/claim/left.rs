@@ -13,6 +13,8 @@ use crate::operations::{Conclusion, Driver, Made, Record, Sizes};
 use crate::orphan;
 use crate::patience::Patience;
 use crate::restore::bring::is_temporary;
+use crate::restore::noted::Note;
+use crate::restore::pod::took_back;
 
 /// How often it is looked whether it is still at it.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -46,7 +48,7 @@ async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<C
             orphan::end_restore(&record.namespace, &record.container).await;
         }
     }
-    if super::is_noted(note, driver.id()).await {
+    if super::is_noted(note.clone(), driver.id()).await {
         let conclusion = Conclusion::done(Sizes::default());
         let kept = driver.update(|record| record.keep(is_temporary, &conclusion)).await;
         if let Err(error) = kept {
@@ -54,7 +56,9 @@ async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<C
         }
         return Some(conclusion);
     }
-    empty(app, record, filled).await;
+    if empty(app, record, filled).await {
+        took_back(Note { file: note, operation: driver.id().to_owned() }.of_given()).await;
+    }
     None
 }
 
@@ -65,15 +69,17 @@ async fn is_created(record: &Record) -> bool {
     looked.ok().and_then(Result::ok).unwrap_or(false)
 }
 
-async fn empty(app: &App, record: &Record, filled: Vec<PathBuf>) {
+/// Returns whether nothing is there any more.
+async fn empty(app: &App, record: &Record, filled: Vec<PathBuf>) -> bool {
     if filled.is_empty() {
-        return;
+        return true;
     }
     match uses::are_used(app, &record.namespace, &filled, None).await {
-        Ok(false) => drop(fill::empty_all(filled).await),
+        Ok(false) => fill::empty_all(filled).await,
         used => {
             let container = &record.container;
             tracing::warn!(?used, container, "what its pod was given stays: it may be in use");
+            false
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::harness::said;
 use crate::pods::{Staged, stage_on_both};
 
 /// Has a failed restore start afresh.
-pub(super) const COLD: &str = "on-failure.kybernate.io/main=cold";
+pub(crate) const COLD: &str = "on-failure.kybernate.io/main=cold";
 
 /// Has a workload go on in one place only.
 const MOVE: &str = "restore-as.kybernate.io/main=move";

@@ -17,8 +17,8 @@ use super::locks;
 use super::victims::{END_LIMIT, catch, processes, running, signal};
 use crate::harness::{at_once, next_agents, said, start};
 use crate::pods::{
-    CONFIG, ROOT_MODE, Spot, Staged, WORKLOAD, make_ready, root, stage_on_both, stage_on_both_of,
-    with_limit,
+    CONFIG, ROOT_MODE, Spot, Staged, WORKLOAD, make_ready, nowhere, root, stage_on_both,
+    stage_on_both_of, with_limit,
 };
 use crate::workloads::Place;
 use crate::workloads::client::{Line, inside};
@@ -299,8 +299,13 @@ fn what_starts_cold_after_a_failed_restore_answers() {
 /// An emptyDir of the pod, as a kubelet lays it out.
 const SCRATCH: &str = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/scratch";
 
-/// Takes a container with a file in an emptyDir, and stages that on both nodes.
-fn stage_with_scratch(options: &[&str]) -> Staged {
+/// Has a container have it.
+fn scratch() -> String {
+    format!("type=bind,src={SCRATCH},dst=/scratch,options=rbind:rw")
+}
+
+/// Takes a container with a file of this size in an emptyDir, and stages that on both nodes.
+fn stage_with_scratch(options: &[&str], bytes: u64) -> Staged {
     let mut scenario = start();
     next_agents(&mut scenario, CONFIG);
     at_once(&scenario, |node| drop(node.run(&["mkdir", "-p", SCRATCH]).unwrap()));
@@ -309,7 +314,7 @@ fn stage_with_scratch(options: &[&str]) -> Staged {
     let before = scenario.wait_for_ticks(a, "job").unwrap();
     a.run(&["chmod", ROOT_MODE, &root(a, "job")]).unwrap();
     let captured = format!("{SCRATCH}/captured");
-    a.run(&["touch", &captured]).unwrap();
+    a.run(&["sh", "-c", &format!("head -c {bytes} /dev/zero >{captured}")]).unwrap();
     let reference = scenario.reference("pods/scratch:v1");
     let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
     let words = [&words[..], &["--capture-mount", "/scratch"]].concat();
@@ -325,9 +330,9 @@ fn stage_with_scratch(options: &[&str]) -> Staged {
 /// away what it has put there, and not later.
 #[test]
 fn what_starts_cold_has_its_pods_directories_as_they_were() {
-    let mount = format!("type=bind,src={SCRATCH},dst=/scratch,options=rbind:rw");
+    let mount = scratch();
     let options = ["--mount", &*mount];
-    let staged = stage_with_scratch(&options).in_haste();
+    let staged = stage_with_scratch(&options, 0).in_haste();
     staged.on_both(|spot| {
         let node = spot.node;
         let program = ["sh", "-c", "echo cold >/scratch/cold; exec busybox sleep 1000"];
@@ -354,6 +359,99 @@ fn what_starts_cold_has_its_pods_directories_as_they_were() {
         }
         is_clean(spot, "it started cold", &options);
         assert_eq!(list(), "captured\n");
+    });
+    staged.scenario.end().unwrap();
+}
+
+/// Enough that it is not put there in an instant.
+const LARGE_BYTES: u64 = 256 << 20;
+
+/// Has a pod's container created that may start afresh, and kills the agent while it puts into an emptyDir what was
+/// captured. Returns whether it was in time.
+fn dies_giving(staged: &mut Staged, options: &[&str]) -> bool {
+    let here = staged.here();
+    let wishes = [&*here.wish(), COLD];
+    let create = begin(&mut here.command_of([here.pinned, "main"], &wishes, options, &WORKLOAD));
+    let file = here.node.path(&format!("{SCRATCH}/captured"));
+    let there = || fs::metadata(&file).map_or(0, |file| file.len());
+    assert!(catch(|| there() > 0), "nothing is put there");
+    let agents = running(here.node, "kybernate-agent");
+    signal(&agents, Signal::STOP);
+    if there() == LARGE_BYTES {
+        signal(&agents, Signal::CONT);
+        let output = create.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        here.scenario.remove(here.node, "main").unwrap();
+        fs::remove_file(&file).unwrap();
+        return false;
+    }
+    staged.kill_agent();
+    is_not_afresh(&create.wait_with_output().unwrap());
+    true
+}
+
+/// It was not created, since something of a restore may be in its pod's directories.
+fn is_not_afresh(output: &Output) {
+    let text = said(output);
+    let told = "what it was given for that may still be there, so it does not start afresh";
+    assert!(!output.status.success() && text.contains(told), "{text}");
+}
+
+/// Whatever its pod says of failures: what is there by then is nobody's. The next agent takes it away.
+#[test]
+fn nothing_starts_beside_what_a_dead_agent_was_giving() {
+    let mount = scratch();
+    let options = ["--mount", &*mount];
+    let mut staged = stage_with_scratch(&options, LARGE_BYTES).in_haste();
+    for at in ["a", "b"] {
+        staged.at = at;
+        // A machine that is busy may come too late.
+        let died = (0..ROUNDS_MAX).any(|_| dies_giving(&mut staged, &options));
+        assert!(died, "all was there each time");
+        // Nor when it is tried again, with nobody to ask.
+        let here = staged.here();
+        here.node.run(&["ctr", "container", "rm", "main"]).unwrap();
+        let wishes = [&*here.wish(), COLD];
+        let mut again = here.command_of([here.pinned, "main"], &wishes, &options, &WORKLOAD);
+        is_not_afresh(&again.stdin(Stdio::null()).output().unwrap());
+        staged.start_agent();
+        let here = staged.here();
+        let list = || here.node.run(&["ls", SCRATCH]).unwrap();
+        assert!(wait_until(END_LIMIT, || list().is_empty()), "{}", list());
+        is_clean(here, "the agent died as it gave", &options);
+        assert_eq!(list(), "captured\n");
+    }
+    staged.scenario.end().unwrap();
+}
+
+/// One that ended before it was started has not begun: the next one gets all of it again.
+#[test]
+fn what_was_given_and_never_started_is_given_again() {
+    const UID: &str = "0-9";
+    let mount = scratch();
+    let options = ["--mount", &*mount];
+    let staged = stage_with_scratch(&options, 0);
+    let base = staged.scenario.image();
+    staged.on_both(|spot| {
+        let node = spot.node;
+        node.run(&["ctr", "image", "pull", "--plain-http", &base]).unwrap();
+        spot.begin_pod(UID, &base);
+        let list = || node.run(&["ls", SCRATCH]).unwrap();
+        spot.create_unstarted(UID, [spot.pinned, "main-0"], &[&spot.wish()], &options);
+        node.run(&["touch", &format!("{SCRATCH}/more")]).unwrap();
+        let afresh = spot.create_in_pod(UID, [&base, "main-1"], &[&nowhere(), COLD], &options);
+        is_not_afresh(&afresh);
+        node.run(&["ctr", "container", "rm", "main-1"]).unwrap();
+        assert_eq!(list(), "captured\nmore\n");
+        let again = spot.create_in_pod(UID, [spot.pinned, "main-2"], &[&spot.wish()], &options);
+        assert!(again.status.success() && !spot.is_afresh("main-2"), "{}", said(&again));
+        assert_eq!(list(), "captured\n");
+        spot.scenario.remove(node, "main-2").unwrap();
+        // What has begun is restored no more, and begins afresh beside what it has.
+        let afresh = spot.create_in_pod(UID, [&base, "main-3"], &[&nowhere(), COLD], &options);
+        assert!(afresh.status.success() && spot.is_afresh("main-3"), "{}", said(&afresh));
+        spot.scenario.remove(node, "main-3").unwrap();
+        node.run(&["ctr", "container", "rm", "other"]).unwrap();
     });
     staged.scenario.end().unwrap();
 }
