@@ -67,7 +67,10 @@ enum WrapperError {
     Cancelled { reference: String, why: String },
     #[error("failed to prepare the restore")]
     Prepare(#[source] io::Error),
-    #[error("{error}; what it was given for that may still be there, so it does not start afresh")]
+    #[error(
+        "{error}; what it was given for that may still be there, so it does not start afresh (where that \
+         does not change with the next try, delete the pod)"
+    )]
     Left {
         error: String,
         #[source]
@@ -168,6 +171,7 @@ impl Wrapper {
         // What is wrong with a bundle is the runtime's to say.
         let Ok(mut bundle) = Bundle::read(&create.bundle) else { return self.pass(words) };
         let Some(wish) = bundle.wish().map_err(WrapperError::Wish)? else {
+            self.begins_with_all(call, &bundle);
             self.give_options(call, create, &mut bundle);
             return self.pass(words);
         };
@@ -346,6 +350,15 @@ impl Wrapper {
         given.any(|file| file.try_exists().unwrap_or(true))
     }
 
+    /// Notes that a container that nobody wants to be restored has what lies in its pod's directories.
+    fn begins_with_all(&self, call: &Call<'_>, bundle: &Bundle) {
+        let Some(name) = bundle.note() else { return };
+        if let Err(error) = noted::is_owned(&self.noted(call, &name)) {
+            let text = "a later restore may take what it finds for an earlier one's";
+            tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
+        }
+    }
+
     /// Notes that somebody has a container from now on. Where that fails it is not started: `delete` of a
     /// restored one would take back what says that it was restored, and one that begins afresh would be
     /// restored when it is created again. Returns whether it runs already.
@@ -359,9 +372,10 @@ impl Wrapper {
         }
         let runs = state.restored;
         if let Some(note) = &state.unstarted {
-            noted::is_owned(&note.file).map_err(WrapperError::Begin)?;
-            let started = State { unstarted: None, ..state };
+            let started = State { unstarted: None, ..state.clone() };
             mark.write(&started).map_err(WrapperError::Clean)?;
+            // Until then nobody has begun with what it was given, whatever becomes of it.
+            noted::is_owned(&note.file).map_err(WrapperError::Begin)?;
         }
         Ok(runs)
     }

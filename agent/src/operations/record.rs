@@ -185,8 +185,6 @@ pub(crate) enum Made {
     Claimed {
         /// Is there when the container runs.
         note: PathBuf,
-        /// Directories of its pod that are filled for it.
-        filled: Vec<PathBuf>,
     },
     /// Nobody else gets the checkpoint, in its registry.
     Taken {

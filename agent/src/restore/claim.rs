@@ -20,6 +20,7 @@ use tonic::metadata::MetadataValue;
 
 mod drive;
 mod fill;
+mod given;
 mod left;
 mod open;
 mod taken;
@@ -156,6 +157,8 @@ struct Claim {
     root: PathBuf,
     /// The kybernate-runc that asks, where that is known.
     caller: Option<Known>,
+    /// Whether it looks at what is noted as given.
+    heeds_given: bool,
 }
 
 /// What it gets, and what is kept for it meanwhile.
@@ -182,6 +185,7 @@ pub(crate) async fn claim(
     let policy = pod.policy(&claim.live)?;
     let claimant = pod.claimant(&claim.live, &app.config.node)?;
     let alone = taken::alone(app, &pod, claimant.is_some()).await?;
+    given::take_back(app, &claim, &pod).await?;
     let looked = pod.clone();
     let restart = tokio::task::spawn_blocking(move || looked.restart(policy)).await;
     if let Restart::Fresh(fresh_because) =
@@ -287,12 +291,8 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let criu_config = criu_config(app, driver, claim, summary).await?;
     let tars = Tars { store: &store, staged: Some(&staged), driver };
     let targets = fill::targets(driven, &checkpoint, tars).await?;
-    let (note, filled) = (pod.note().to_owned(), fill::directories(&targets.all));
-    let gives = !filled.is_empty();
-    driver.will_make(Made::Claimed { note, filled }).await?;
-    if gives {
-        pod.gives(driver.id()).await.map_err(ClaimError::Place)?;
-    }
+    driver.will_make(Made::Claimed { note: pod.note().to_owned() }).await?;
+    given::note(driven, fill::directories(&targets.all)).await?;
     if !fill::empty_all(targets.used).await {
         let told = "failed to empty what this container had in its pod before";
         return Err(ClaimError::Left(Box::new(ClaimError::Place(io::Error::other(told)))));
@@ -422,6 +422,7 @@ impl Claim {
             live,
             root,
             caller: None,
+            heeds_given: request.heeds_given,
         })
     }
 

@@ -1,9 +1,10 @@
 //! What is noted about a pod's container, for who creates it again, until its pod is gone. Two files:
 //!
-//! - kybernate-runc notes for the agent, when the container has begun, the identifier of the operation that
-//!   restored it, or that it began afresh;
-//! - the agent notes for kybernate-runc, before it puts anything into the pod's directories, by which operation
-//!   that is. It goes when all of that is gone again, or when the container is started.
+//! - kybernate-runc notes for the agent, when the container runs, the identifier of the operation that
+//!   restored it, or, when it is started, that it began afresh;
+//! - the agent notes for kybernate-runc, before it puts anything into the pod's directories, which operation
+//!   does that, and where. It is there for as long as something may be there that no container has begun with:
+//!   it goes with what was given, or when kybernate-runc starts the container.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -28,23 +29,19 @@ pub(crate) struct Note {
     pub(crate) operation: String,
 }
 
+/// What was given to a container that has not begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Given {
+    pub(super) operation: String,
+    /// Where something of it may be.
+    pub(super) directories: Vec<PathBuf>,
+}
+
 impl Note {
-    /// Writes it, whole or not at all.
+    /// Writes it.
     pub(crate) fn write(&self) -> io::Result<()> {
-        if let Some(directory) = self.file.parent() {
-            stage::make(directory)?;
-        }
-        let new = self.file.with_added_extension("~");
-        let written = fs::File::create(&new).and_then(|mut file| {
-            file.write_all(self.operation.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &self.file)
-        });
-        if written.is_err() {
-            // Nobody takes it for one.
-            fs::remove_file(&new).unwrap_or_default();
-        }
-        written.and_then(|()| sync(&self.file))
+        write(&self.file, self.operation.as_bytes())
     }
 
     /// Removes it, unless it is another one's.
@@ -55,22 +52,44 @@ impl Note {
             Ok(_) | Err(_) => Ok(()),
         }
     }
+}
 
-    /// Returns what says that something of the same operation may be in the pod's directories.
-    pub(crate) fn of_given(&self) -> Self {
-        Self { file: given(&self.file), operation: self.operation.clone() }
+impl Given {
+    /// Reads what is noted beside a container's note.
+    pub(super) fn read(note: &Path) -> io::Result<Option<Self>> {
+        match fs::read(given(note)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            read => Ok(Some(serde_json::from_slice(&read?)?)),
+        }
+    }
+
+    /// Writes it there, in place of an earlier one.
+    pub(super) fn write(&self, note: &Path) -> io::Result<()> {
+        write(&given(note), &serde_json::to_vec(self)?)
+    }
+
+    /// Notes that all of it is gone, unless another operation has given something since. Nobody has begun with
+    /// it: the container was not restored either, whatever its note says.
+    pub(super) fn is_gone(&self, note: &Path) -> io::Result<()> {
+        if Self::read(note)?.is_none_or(|noted| noted.operation != self.operation) {
+            return Ok(());
+        }
+        let (file, operation) = (note.to_owned(), self.operation.clone());
+        // First: one without the other would be one that has begun.
+        Note { file, operation }.remove()?;
+        is_owned(note)
     }
 }
 
-/// Returns the file beside a container's note that says that something of a restore may be in the pod's
-/// directories: nothing starts afresh then.
+/// Returns the file beside a container's note that says that it was given something: nothing starts afresh
+/// while it is there.
 pub(crate) fn given(note: &Path) -> PathBuf {
     let mut name = note.file_name().unwrap_or_default().to_owned();
     name.push(GIVEN);
     note.with_file_name(name)
 }
 
-/// Notes that all of it is the container's own now, by whatever restore.
+/// Notes that the container begins with what is there: all of it is its own from now on.
 pub(crate) fn is_owned(note: &Path) -> io::Result<()> {
     match remove(&given(note)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -81,6 +100,23 @@ pub(crate) fn is_owned(note: &Path) -> io::Result<()> {
 /// Returns whose a note is by its name, of either kind.
 pub(super) fn whose(name: &str) -> &str {
     name.strip_suffix(GIVEN).unwrap_or(name)
+}
+
+fn write(file: &Path, content: &[u8]) -> io::Result<()> {
+    if let Some(directory) = file.parent() {
+        stage::make(directory)?;
+    }
+    let new = file.with_added_extension("~");
+    let written = fs::File::create(&new).and_then(|mut file| {
+        file.write_all(content)?;
+        file.sync_all()
+    });
+    let written = written.and_then(|()| fs::rename(&new, file));
+    if written.is_err() {
+        // Nobody takes it for one.
+        fs::remove_file(&new).unwrap_or_default();
+    }
+    written.and_then(|()| sync(file))
 }
 
 fn remove(file: &Path) -> io::Result<()> {
@@ -141,20 +177,34 @@ mod tests {
     #[test]
     fn what_was_given_is_noted_beside() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("uid.main");
-        let note = |operation: &str| Note { file: file.clone(), operation: operation.to_owned() };
-        note("7").of_given().write().unwrap();
-        assert!(given(&file).exists() && !file.exists());
-        let name = given(&file).file_name().unwrap().to_str().unwrap().to_owned();
+        let note = directory.path().join("uid.main");
+        let by = |operation: &str| Given {
+            operation: operation.to_owned(),
+            directories: vec!["/shm".into()],
+        };
+        assert_eq!(Given::read(&note).unwrap(), None);
+        by("7").write(&note).unwrap();
+        assert_eq!(Given::read(&note).unwrap(), Some(by("7")));
+        assert!(given(&note).exists() && !note.exists());
+        let name = given(&note).file_name().unwrap().to_str().unwrap().to_owned();
         assert_eq!((whose(&name), whose("uid.main")), ("uid.main", "uid.main"));
-        note("6").of_given().remove().unwrap();
-        assert!(given(&file).exists(), "another one's");
-        note("7").of_given().remove().unwrap();
-        assert!(!given(&file).exists());
-        note("7").of_given().write().unwrap();
-        note("8").write().unwrap();
-        is_owned(&file).unwrap();
-        is_owned(&file).unwrap();
-        assert!(!given(&file).exists() && file.exists());
+        by("6").is_gone(&note).unwrap();
+        assert!(given(&note).exists(), "another one's");
+        // It was created, and never started.
+        Note { file: note.clone(), operation: "7".to_owned() }.write().unwrap();
+        by("7").is_gone(&note).unwrap();
+        assert!(!given(&note).exists() && !note.exists());
+        // What was restored before is not forgotten.
+        Note { file: note.clone(), operation: "7".to_owned() }.write().unwrap();
+        by("8").write(&note).unwrap();
+        by("8").is_gone(&note).unwrap();
+        assert!(!given(&note).exists() && note.exists());
+        by("7").write(&note).unwrap();
+        is_owned(&note).unwrap();
+        is_owned(&note).unwrap();
+        by("7").is_gone(&note).unwrap();
+        assert!(!given(&note).exists() && note.exists(), "it has begun");
+        fs::write(given(&note), "{").unwrap();
+        Given::read(&note).unwrap_err();
     }
 }

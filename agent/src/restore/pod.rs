@@ -5,8 +5,8 @@
 //! <root>/restored               0700
 //!   NAMESPACE/POD.CONTAINER     by which operation, or `afresh`; written by kybernate-runc when the
 //!                               container runs
-//!   NAMESPACE/….given~          by which operation something may be in the pod's directories that no
-//!                               container has begun with
+//!   NAMESPACE/….given~          what may be in the pod's directories that no container has begun with;
+//!                               written by the agent
 //! ```
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use kybernate_packager::claim::Claimant;
 use kybernate_spec::chain;
 
 use super::live::Live;
-use super::noted::{self, AFRESH, Note, is_plain};
+use super::noted::{self, AFRESH, is_plain};
 use crate::app::App;
 use crate::container::RESTORE_AS;
 use crate::runtime::RuntimeError;
@@ -167,42 +167,24 @@ impl Pod {
         }
     }
 
-    /// Whether it was given something before in this pod, so that what lies in its directories is of a restore.
-    /// What one has written that began afresh is its own.
-    pub(super) async fn was_given(&self) -> bool {
+    /// Whether it was restored before in this pod, so that what lies in its directories is of a restore. What
+    /// one has written that began afresh is its own.
+    pub(super) async fn was_restored(&self) -> bool {
         let note = self.note.clone();
-        let read = tokio::task::spawn_blocking(move || {
-            let restored = fs::read_to_string(&note).is_ok_and(|noted| noted != AFRESH);
-            restored || noted::given(&note).exists()
-        });
-        self.starts_again && read.await.unwrap_or_default()
+        let read = tokio::task::spawn_blocking(move || fs::read_to_string(note)).await;
+        let noted = read.ok().and_then(Result::ok);
+        self.starts_again && noted.is_some_and(|noted| noted != AFRESH)
     }
 
-    /// Notes that an operation may put something into its directories from now on: nothing starts afresh beside
-    /// that, also when the agent ends in the middle.
-    pub(super) async fn gives(&self, operation: &str) -> io::Result<()> {
-        let note = self.given_by(operation);
-        let noted = tokio::task::spawn_blocking(move || note.write()).await;
-        noted.map_err(io::Error::other).and_then(|noted| noted)
-    }
-
-    /// Notes that all is gone that an operation has put there.
-    pub(super) async fn has_taken_back(&self, operation: &str) {
-        took_back(self.given_by(operation)).await;
-    }
-
-    fn given_by(&self, operation: &str) -> Note {
-        Note { file: self.note.clone(), operation: operation.to_owned() }.of_given()
+    /// Whether it may be one that ended and is created again, so that its directories are those of before.
+    pub(super) const fn starts_again(&self) -> bool {
+        self.starts_again
     }
 
     /// Decides whether it is restored, now that it is created. Blocks.
     pub(super) fn restart(&self, policy: OnRestart) -> Result<Restart, PodError> {
         if let Some(directory) = self.note.parent() {
             stage::make(directory)?;
-        }
-        if !self.starts_again {
-            // What an earlier one was given that had its id was never this one's.
-            noted::is_owned(&self.note)?;
         }
         let noted = match fs::read_to_string(&self.note) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -212,21 +194,16 @@ impl Pod {
         else {
             return Ok(Restart::Restore);
         };
+        if noted::given(&self.note).try_exists()? {
+            // It has not begun with what is there, which is refused now.
+            return Ok(Restart::Restore);
+        }
         let before = if noted == AFRESH { "began afresh" } else { "was restored" };
         if policy == OnRestart::Fail {
             return Err(PodError::Again(before));
         }
         let key = format!("{ON_RESTART}{}", self.container);
         Ok(Restart::Fresh(format!("it {before} before in this pod ({key}: fresh)")))
-    }
-}
-
-/// Notes that all is gone that this note tells of.
-pub(super) async fn took_back(given: Note) {
-    let noted = tokio::task::spawn_blocking(move || given.remove()).await;
-    if let Err(error) = noted.map_err(io::Error::other).and_then(|noted| noted) {
-        // It fails rather than begin afresh.
-        tracing::error!(%error, "failed to note that nothing of a restore is left");
     }
 }
 
@@ -268,6 +245,7 @@ fn forget(directory: &Path, there: &BTreeSet<String>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::noted::Given;
     use super::*;
 
     #[test]
@@ -303,42 +281,16 @@ mod tests {
         assert_eq!(restart(&pod, "fresh").unwrap(), told);
         assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
         assert!(matches!(restart(&pod, "fail"), Err(PodError::Again("began afresh"))));
+        let given = Given { operation: "8".to_owned(), directories: Vec::new() };
+        given.write(&note).unwrap();
+        for name in ["fresh", "restore", "fail"] {
+            assert_eq!(restart(&pod, name).unwrap(), Restart::Restore, "{name}: it has not begun");
+        }
+        given.is_gone(&note).unwrap();
+        assert!(matches!(restart(&pod, "fresh").unwrap(), Restart::Fresh(_)));
         // Without a pod, the same id is another container.
         pod.starts_again = false;
         assert_eq!(restart(&pod, "fresh").unwrap(), Restart::Restore);
-    }
-
-    #[tokio::test]
-    async fn what_it_was_given_is_a_restores_until_it_is_taken_back() {
-        let directory = tempfile::tempdir().unwrap();
-        let note = directory.path().join("k8s.io/uid.web");
-        let mut pod = Pod {
-            namespace: "team".to_owned(),
-            container: "web".to_owned(),
-            uid: "uid".to_owned(),
-            note: note.clone(),
-            starts_again: true,
-        };
-        assert!(!pod.was_given().await);
-        pod.gives("7").await.unwrap();
-        assert!(pod.was_given().await);
-        // It is tried again, and nobody has begun by then.
-        assert_eq!(pod.restart(OnRestart::Fresh).unwrap(), Restart::Restore);
-        pod.gives("8").await.unwrap();
-        pod.has_taken_back("7").await;
-        assert!(pod.was_given().await, "by another one");
-        pod.has_taken_back("8").await;
-        assert!(!pod.was_given().await);
-        fs::write(&note, "8").unwrap();
-        assert!(pod.was_given().await);
-        fs::write(&note, AFRESH).unwrap();
-        assert!(!pod.was_given().await, "it has written that itself");
-        pod.gives("9").await.unwrap();
-        assert!(pod.was_given().await);
-        pod.starts_again = false;
-        assert!(!pod.was_given().await, "another container");
-        pod.restart(OnRestart::Fresh).unwrap();
-        assert!(!noted::given(&note).exists());
     }
 
     #[test]

@@ -51,9 +51,12 @@ struct Promise {
     /// The file system.
     device: u64,
     bytes: u64,
-    /// Where the operation writes, and how much was seen there.
+    /// Where the operation writes.
     directory: Option<PathBuf>,
+    /// How much was seen there at most: what was there and is not any more was needed all the same.
     used: u64,
+    /// How much was seen there at last.
+    there: u64,
 }
 
 impl Promises {
@@ -81,7 +84,8 @@ impl Promises {
     fn promise(&self, place: PathBuf, bytes: u64) -> io::Result<Promised> {
         let device = device(&place)?;
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.0.all).insert(number, Promise { device, bytes, directory: None, used: 0 });
+        lock(&self.0.all)
+            .insert(number, Promise { device, bytes, directory: None, used: 0, there: 0 });
         Ok(Promised { all: self.clone(), number, place })
     }
 
@@ -127,16 +131,16 @@ impl Promises {
         let others = all.iter().filter(|(number, one)| is_there(**number, one));
         others.fold(Others::default(), |sum, (_, one)| Others {
             coming: sum.coming.saturating_add(one.bytes.saturating_sub(one.used)),
-            there: sum.there.saturating_add(one.used),
+            there: sum.there.saturating_add(one.there),
         })
     }
 
-    /// Looks how much an operation has written. What was there and is not any more was needed all the
-    /// same.
+    /// Looks how much an operation has written.
     fn note_used(&self, number: u64, directory: &Path) {
         let used = used_in(directory);
         if let Some(promise) = lock(&self.0.all).get_mut(&number) {
             promise.used = promise.used.max(used);
+            promise.there = used;
         }
     }
 }
@@ -277,6 +281,7 @@ mod tests {
         assert!(promises.others(home.path(), None).there >= 1 << 20);
         fs::remove_file(file).unwrap();
         assert!(outstanding() <= MARGIN_BYTES, "what was used is needed again");
+        assert_eq!(promises.others(home.path(), None).there, 0, "what is gone is free already");
         assert!(room.grows(&config, 64 << 20) && outstanding() > 32 << 20);
         room.needs_only(4096);
         assert_eq!(outstanding(), 4096 + MARGIN_BYTES);

@@ -402,7 +402,24 @@ pub(crate) fn nowhere() -> String {
 }
 
 impl Spot<'_> {
-    /// Creates and starts a container `main` of a Pod.
+    /// Prepares to create and start a container `main` of a Pod.
+    pub(crate) fn command_in_pod(
+        &self,
+        uid: &str,
+        named: [&str; 2],
+        annotations: &[&str],
+        options: &[&str],
+    ) -> Command {
+        let annotation = format!("io.kubernetes.cri.sandbox-uid={uid}");
+        let annotations = [&[&*annotation], annotations].concat();
+        let labels = of_pod(uid);
+        let options = labels.iter().map(String::as_str).chain(options.iter().copied());
+        let options: Vec<&str> = options.collect();
+        let mut command = command_of(self.node, named, &annotations, &options, &WORKLOAD);
+        command.stdin(Stdio::null());
+        command
+    }
+
     pub(crate) fn create_in_pod(
         &self,
         uid: &str,
@@ -410,13 +427,7 @@ impl Spot<'_> {
         annotations: &[&str],
         options: &[&str],
     ) -> Output {
-        let annotation = format!("io.kubernetes.cri.sandbox-uid={uid}");
-        let annotations = [&[&*annotation], annotations].concat();
-        let labels = of_pod(uid);
-        let options = labels.iter().map(String::as_str).chain(options.iter().copied());
-        let options: Vec<&str> = options.collect();
-        let mut command = command_of(self.node, named, &annotations, &options, &WORKLOAD);
-        command.stdin(Stdio::null()).output().unwrap()
+        self.command_in_pod(uid, named, annotations, options).output().unwrap()
     }
 
     /// Has one created that is never started, and deleted.
@@ -437,6 +448,11 @@ impl Spot<'_> {
         assert!(!output.status.success() && text.contains("start failed"), "{text}");
         node.output(&["ctr", "task", "rm", "-f", id]).unwrap();
         node.run(&["ctr", "container", "rm", id]).unwrap();
+    }
+
+    /// Returns what is noted about Pods' containers.
+    pub(crate) fn noted(&self) -> String {
+        self.node.run(&["ls", "/var/lib/kybernate/restored/default"]).unwrap()
     }
 
     /// Whether a container has begun afresh.
@@ -491,8 +507,7 @@ fn is_not_begun_before_its_start(spot: Spot<'_>) {
     spot.begin_pod("0-8", &base);
     for (image, annotations) in [(&*base, &[&*nowhere(), COLD][..]), (pinned, &[&*wish])] {
         spot.create_unstarted("0-8", [image, "main-0"], annotations, &[]);
-        let noted = node.run(&["sh", "-c", "ls /var/lib/kybernate/restored/default"]).unwrap();
-        assert_eq!(noted, "", "{annotations:?}");
+        assert_eq!(spot.noted(), "", "{annotations:?}");
     }
     let restored = spot.create_in_pod("0-8", [pinned, "main-1"], &[&wish], &[]);
     assert!(restored.status.success() && !spot.is_afresh("main-1"), "{}", said(&restored));

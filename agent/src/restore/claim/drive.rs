@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::left::{ALONE_LOOKS, LOOK_EVERY};
-use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, is_noted, prepare, taken};
+use super::{Claim, ClaimError, Driven, GRACE, Prepared, fill, given, is_noted, prepare, taken};
 use crate::operations::{Cancelled, Conclusion, Made, Record, State, Stopped};
 use crate::patience::Patience;
 use crate::process::{self, Known};
@@ -44,10 +44,10 @@ pub(super) async fn drive(
             let conclusion = driver.ends(Conclusion::failed(told, error.refused_by()));
             is_clear = !matches!(error, ClaimError::Left(_));
             if is_clear {
-                driven.pod.has_taken_back(driver.id()).await;
+                given::is_gone(driven.pod.note(), driver.id()).await;
             }
             // It may start afresh now: the directories of its pod are as they were, or it is told.
-            forget_given(driven, false).await;
+            forget_given(driven, is_clear).await;
             // Whoever asked may have gone.
             drop(answer.send(Err(error)));
             conclusion
@@ -70,7 +70,7 @@ pub(super) async fn drive(
             let conclusion;
             (conclusion, is_clear) = conclude(prepared, driver.id(), problem).await;
             if is_clear && conclusion.state != State::Done {
-                driven.pod.has_taken_back(driver.id()).await;
+                given::is_gone(driven.pod.note(), driver.id()).await;
             }
             if conclusion.state == State::Done {
                 // Whoever was quicker has come too late all the same.

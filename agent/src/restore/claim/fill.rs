@@ -74,7 +74,8 @@ pub(super) async fn targets<'a>(
             }
             let directory = [target.clone()];
             let created = Some(&**container);
-            if !pod.was_given().await || uses::are_used(app, namespace, &directory, created).await?
+            if !pod.was_restored().await
+                || uses::are_used(app, namespace, &directory, created).await?
             {
                 return Err(refuse(&format!("the pod's {place} is in use already")).into());
             }
@@ -172,8 +173,14 @@ pub(super) async fn empty_again(filled: Vec<Filled>) -> bool {
 pub(super) async fn empty_all(directories: Vec<PathBuf>) -> bool {
     in_background(move || {
         for directory in &directories {
-            for entry in fs::read_dir(directory)? {
-                remove(&entry?.path())?;
+            match fs::read_dir(directory) {
+                // Nor is there anything in it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                entries => {
+                    for entry in entries? {
+                        remove(&entry?.path())?;
+                    }
+                }
             }
         }
         Ok(())

@@ -1,20 +1,18 @@
 //! A claim whose agent has ended: kybernate-runc may go on without it, and notes when the container
 //! runs. The next agent waits for that, and does what the first one would have done then.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kybernate_spec::chain;
 
-use super::{GRACE, fill, taken, uses};
+use super::{ClaimError, GRACE, fill, given, taken, uses};
 use crate::app::App;
 use crate::operations::{Conclusion, Driver, Made, Record, Sizes};
 use crate::orphan;
 use crate::patience::Patience;
 use crate::restore::bring::is_temporary;
-use crate::restore::noted::Note;
-use crate::restore::pod::took_back;
 
 /// How often it is looked whether it is still at it.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -24,8 +22,8 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(super) const ALONE_LOOKS: u32 = 5;
 
 /// Waits until nobody works on what was claimed, and returns how the restore went when it succeeded:
-/// then what its container needs is kept. Else the pod's directories are emptied for the next one,
-/// unless a container runs that has them, started afresh or beside it.
+/// then what its container needs is kept. Else what the pod's directories were given is taken away for the next
+/// one, unless a container has begun with it or runs beside it.
 pub(crate) async fn finish(app: &Arc<App>, driver: &Driver, record: &Record) -> Option<Conclusion> {
     let finished = finish_claimed(app, driver, record).await;
     if finished.is_none() {
@@ -36,10 +34,10 @@ pub(crate) async fn finish(app: &Arc<App>, driver: &Driver, record: &Record) -> 
 
 async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<Conclusion> {
     let claimed = record.made.iter().find_map(|made| match made {
-        Made::Claimed { note, filled } => Some((note.clone(), filled.clone())),
+        Made::Claimed { note } => Some(note.clone()),
         _ => None,
     });
-    let (note, filled) = claimed?;
+    let note = claimed?;
     let mut looks = Patience::new(app.config.pods.restore_limit + GRACE, LOOK_EVERY);
     let mut alone = 0;
     while alone < ALONE_LOOKS && looks.once_more().await {
@@ -56,8 +54,9 @@ async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<C
         }
         return Some(conclusion);
     }
-    if empty(app, record, filled).await {
-        took_back(Note { file: note, operation: driver.id().to_owned() }.of_given()).await;
+    if let Err(error) = empty(app, driver, record, &note).await {
+        let error = chain(&error).to_string();
+        tracing::warn!(container = record.container, error, "what its pod was given stays");
     }
     None
 }
@@ -69,17 +68,16 @@ async fn is_created(record: &Record) -> bool {
     looked.ok().and_then(Result::ok).unwrap_or(false)
 }
 
-/// Returns whether nothing is there any more.
-async fn empty(app: &App, record: &Record, filled: Vec<PathBuf>) -> bool {
-    if filled.is_empty() {
-        return true;
+/// Takes away what no container has begun with, where none runs that has it.
+async fn empty(app: &App, driver: &Driver, record: &Record, note: &Path) -> Result<(), ClaimError> {
+    let given = given::by(note, driver.id()).await.map_err(ClaimError::Place)?;
+    if given.is_empty() {
+        return Ok(());
     }
-    match uses::are_used(app, &record.namespace, &filled, None).await {
-        Ok(false) => fill::empty_all(filled).await,
-        used => {
-            let container = &record.container;
-            tracing::warn!(?used, container, "what its pod was given stays: it may be in use");
-            false
-        }
+    if uses::are_used(app, &record.namespace, &given, None).await? {
+        tracing::warn!(container = record.container, "what its pod was given stays: it is in use");
+    } else if fill::empty_all(given).await {
+        given::is_gone(note, driver.id()).await;
     }
+    Ok(())
 }

@@ -366,12 +366,20 @@ fn what_starts_cold_has_its_pods_directories_as_they_were() {
 /// Enough that it is not put there in an instant.
 const LARGE_BYTES: u64 = 256 << 20;
 
+/// The pod that has the emptyDir.
+const UID: &str = "0-9";
+
+/// Returns what lies in the emptyDir.
+fn list(node: &Node) -> String {
+    node.run(&["ls", SCRATCH]).unwrap()
+}
+
 /// Has a pod's container created that may start afresh, and kills the agent while it puts into an emptyDir what was
 /// captured. Returns whether it was in time.
 fn dies_giving(staged: &mut Staged, options: &[&str]) -> bool {
     let here = staged.here();
     let wishes = [&*here.wish(), COLD];
-    let create = begin(&mut here.command_of([here.pinned, "main"], &wishes, options, &WORKLOAD));
+    let create = begin(&mut here.command_in_pod(UID, [here.pinned, "main"], &wishes, options));
     let file = here.node.path(&format!("{SCRATCH}/captured"));
     let there = || fs::metadata(&file).map_or(0, |file| file.len());
     assert!(catch(|| there() > 0), "nothing is put there");
@@ -382,7 +390,8 @@ fn dies_giving(staged: &mut Staged, options: &[&str]) -> bool {
         let output = create.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
         here.scenario.remove(here.node, "main").unwrap();
-        fs::remove_file(&file).unwrap();
+        let tidy = format!("rm {SCRATCH}/* /var/lib/kybernate/restored/default/{UID}.main");
+        here.node.run(&["sh", "-c", &tidy]).unwrap();
         return false;
     }
     staged.kill_agent();
@@ -405,29 +414,80 @@ fn nothing_starts_beside_what_a_dead_agent_was_giving() {
     let mut staged = stage_with_scratch(&options, LARGE_BYTES).in_haste();
     for at in ["a", "b"] {
         staged.at = at;
+        let base = staged.scenario.image();
+        staged.here().begin_pod(UID, staged.here().pinned);
         // A machine that is busy may come too late.
         let died = (0..ROUNDS_MAX).any(|_| dies_giving(&mut staged, &options));
         assert!(died, "all was there each time");
         // Nor when it is tried again, with nobody to ask.
         let here = staged.here();
         here.node.run(&["ctr", "container", "rm", "main"]).unwrap();
+        here.node.run(&["ctr", "image", "pull", "--plain-http", &base]).unwrap();
         let wishes = [&*here.wish(), COLD];
-        let mut again = here.command_of([here.pinned, "main"], &wishes, &options, &WORKLOAD);
-        is_not_afresh(&again.stdin(Stdio::null()).output().unwrap());
+        let create = |id, image: &str, wishes: &[&str]| {
+            here.create_in_pod(UID, [image, id], wishes, &options)
+        };
+        is_not_afresh(&create("main-1", here.pinned, &wishes));
+        assert_eq!(here.noted(), format!("{UID}.main.given~\n"));
+        here.node.run(&["ctr", "container", "rm", "main-1"]).unwrap();
         staged.start_agent();
         let here = staged.here();
-        let list = || here.node.run(&["ls", SCRATCH]).unwrap();
-        assert!(wait_until(END_LIMIT, || list().is_empty()), "{}", list());
+        let is_clear = || list(here.node).is_empty() && here.noted().is_empty();
+        assert!(wait_until(END_LIMIT, is_clear), "{} {}", list(here.node), here.noted());
+        let afresh = [&*nowhere(), COLD];
+        let output = here.create_in_pod(UID, [&base, "main-2"], &afresh, &options);
+        assert!(output.status.success() && here.is_afresh("main-2"), "{}", said(&output));
+        here.scenario.remove(here.node, "main-2").unwrap();
+        here.node.run(&["ctr", "container", "rm", "other"]).unwrap();
         is_clean(here, "the agent died as it gave", &options);
-        assert_eq!(list(), "captured\n");
+        assert_eq!(list(here.node), "captured\n");
     }
     staged.scenario.end().unwrap();
 }
 
-/// One that ended before it was started has not begun: the next one gets all of it again.
+/// The next agent learns that the container has begun with what its pod was given, whatever came after it.
+#[test]
+fn what_a_container_began_with_outlives_it_and_the_agent() {
+    let mount = scratch();
+    let options = ["--mount", &*mount];
+    let mut staged = stage_with_scratch(&options, 0).in_haste();
+    for at in ["a", "b"] {
+        staged.at = at;
+        let here = staged.here();
+        here.begin_pod(UID, here.pinned);
+        let wishes = [&*here.wish(), COLD];
+        let mut create = here.command_in_pod(UID, [here.pinned, "main"], &wishes, &options);
+        let create = hang_in(here.node, &mut create);
+        staged.kill_agent();
+        let here = staged.here();
+        here.node.freezer("main").set(false).unwrap();
+        let output = create.wait_with_output().unwrap();
+        assert!(output.status.success() && !here.is_afresh("main"), "{}", said(&output));
+        assert_eq!(here.noted(), format!("{UID}.main\n"));
+        here.scenario.remove(here.node, "main").unwrap();
+        // Nobody is there to say that it was restored before.
+        let output = here.create_in_pod(UID, [here.pinned, "main-1"], &wishes, &options);
+        assert!(output.status.success() && here.is_afresh("main-1"), "{}", said(&output));
+        here.node.run(&["touch", &format!("{SCRATCH}/own")]).unwrap();
+        here.scenario.remove(here.node, "main-1").unwrap();
+        staged.start_agent();
+        let here = staged.here();
+        let mut last = Value::Null;
+        let ended = wait_until(END_LIMIT, || {
+            last = newest(here.scenario, here.node);
+            last["state"] != "running"
+        });
+        assert!(ended, "{last}");
+        assert_eq!(list(here.node), "captured\nown\n");
+        here.node.run(&["ctr", "container", "rm", "other"]).unwrap();
+    }
+    staged.scenario.end().unwrap();
+}
+
+/// One that ended before it was started has not begun: what it was given is taken away by the next try, and
+/// nothing starts afresh before.
 #[test]
 fn what_was_given_and_never_started_is_given_again() {
-    const UID: &str = "0-9";
     let mount = scratch();
     let options = ["--mount", &*mount];
     let staged = stage_with_scratch(&options, 0);
@@ -436,21 +496,43 @@ fn what_was_given_and_never_started_is_given_again() {
         let node = spot.node;
         node.run(&["ctr", "image", "pull", "--plain-http", &base]).unwrap();
         spot.begin_pod(UID, &base);
-        let list = || node.run(&["ls", SCRATCH]).unwrap();
-        spot.create_unstarted(UID, [spot.pinned, "main-0"], &[&spot.wish()], &options);
+        let (wish, afresh) = ([&*spot.wish(), COLD], [&*nowhere(), COLD]);
+        let create = |id, image: &str, wishes: &[&str]| {
+            spot.create_in_pod(UID, [image, id], wishes, &options)
+        };
+        spot.create_unstarted(UID, [spot.pinned, "main-0"], &wish, &options);
+        assert_eq!(
+            (list(node), spot.noted()),
+            ("captured\n".into(), format!("{UID}.main.given~\n"))
+        );
+        // Whoever has it meanwhile keeps it.
+        let sidecar = ["--mount", &*mount, &base, "sidecar", "/workload", "pause"];
+        node.run(&[&["ctr", "run", "-d"], &sidecar[..]].concat()).unwrap();
         node.run(&["touch", &format!("{SCRATCH}/more")]).unwrap();
-        let afresh = spot.create_in_pod(UID, [&base, "main-1"], &[&nowhere(), COLD], &options);
-        is_not_afresh(&afresh);
-        node.run(&["ctr", "container", "rm", "main-1"]).unwrap();
-        assert_eq!(list(), "captured\nmore\n");
-        let again = spot.create_in_pod(UID, [spot.pinned, "main-2"], &[&spot.wish()], &options);
-        assert!(again.status.success() && !spot.is_afresh("main-2"), "{}", said(&again));
-        assert_eq!(list(), "captured\n");
-        spot.scenario.remove(node, "main-2").unwrap();
-        // What has begun is restored no more, and begins afresh beside what it has.
-        let afresh = spot.create_in_pod(UID, [&base, "main-3"], &[&nowhere(), COLD], &options);
-        assert!(afresh.status.success() && spot.is_afresh("main-3"), "{}", said(&afresh));
+        for (id, image, wishes) in [("main-1", &*base, &afresh), ("main-2", spot.pinned, &wish)] {
+            is_not_afresh(&create(id, image, wishes));
+            node.run(&["ctr", "container", "rm", id]).unwrap();
+            assert_eq!(list(node), "captured\nmore\n");
+        }
+        spot.scenario.remove(node, "sidecar").unwrap();
+        let again = create("main-3", spot.pinned, &wish);
+        assert!(again.status.success() && !spot.is_afresh("main-3"), "{}", said(&again));
+        assert_eq!((list(node), spot.noted()), ("captured\n".into(), format!("{UID}.main\n")));
         spot.scenario.remove(node, "main-3").unwrap();
+        // What has begun is restored no more, and begins afresh beside what it has.
+        let begun = create("main-4", spot.pinned, &wish);
+        assert!(begun.status.success() && spot.is_afresh("main-4"), "{}", said(&begun));
+        assert_eq!(list(node), "captured\n");
+        spot.scenario.remove(node, "main-4").unwrap();
+
+        // With nothing to restore, another one starts afresh where nothing is.
+        let tidy = format!("rm {SCRATCH}/* /var/lib/kybernate/restored/default/{UID}.main");
+        node.run(&["sh", "-c", &tidy]).unwrap();
+        spot.create_unstarted(UID, [spot.pinned, "main-5"], &wish, &options);
+        let cold = create("main-6", &base, &afresh);
+        assert!(cold.status.success() && spot.is_afresh("main-6"), "{}", said(&cold));
+        assert_eq!((list(node), spot.noted()), (String::new(), format!("{UID}.main\n")));
+        spot.scenario.remove(node, "main-6").unwrap();
         node.run(&["ctr", "container", "rm", "other"]).unwrap();
     });
     staged.scenario.end().unwrap();
