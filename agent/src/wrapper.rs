@@ -171,7 +171,7 @@ impl Wrapper {
         // What is wrong with a bundle is the runtime's to say.
         let Ok(mut bundle) = Bundle::read(&create.bundle) else { return self.pass(words) };
         let Some(wish) = bundle.wish().map_err(WrapperError::Wish)? else {
-            self.begins_with_all(call, &bundle);
+            self.begins_with_all(call, &bundle)?;
             self.give_options(call, create, &mut bundle);
             return self.pass(words);
         };
@@ -351,12 +351,9 @@ impl Wrapper {
     }
 
     /// Notes that a container that nobody wants to be restored has what lies in its pod's directories.
-    fn begins_with_all(&self, call: &Call<'_>, bundle: &Bundle) {
-        let Some(name) = bundle.note() else { return };
-        if let Err(error) = noted::is_owned(&self.noted(call, &name)) {
-            let text = "a later restore may take what it finds for an earlier one's";
-            tell(Some(call), &format!("kybernate-runc: {text}: {error}"));
-        }
+    fn begins_with_all(&self, call: &Call<'_>, bundle: &Bundle) -> Result<(), WrapperError> {
+        let Some(name) = bundle.note() else { return Ok(()) };
+        noted::is_owned(&self.noted(call, &name)).map_err(WrapperError::Begin)
     }
 
     /// Notes that somebody has a container from now on. Where that fails it is not started: `delete` of a

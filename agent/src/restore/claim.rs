@@ -35,7 +35,7 @@ pub(crate) use self::taken::reserve_claimed;
 use super::admission::{AdmissionError, Admitted, admit};
 use super::gpu::{self, GpuRestoreError};
 use super::live::{Here, Live};
-use super::pod::{Pod, PodError, Restart};
+use super::pod::{OnRestart, Pod, PodError, Restart};
 use super::rules::Refusal;
 use super::volume::{self, Tars, VolumeError};
 use super::{Limits, Order, Purpose, spec};
@@ -88,6 +88,11 @@ pub(crate) enum ClaimError {
     Late,
     #[error("its directories in the pod are not as they were: something of a restore may be there")]
     Left(#[source] Box<Self>),
+    #[error(
+        "what an earlier restore was given, with which no container has begun, is still in {0:?}: end the \
+         other containers that have it, or delete the pod"
+    )]
+    Earlier(Vec<PathBuf>),
     #[error("kybernate-runc does not wait for it any more")]
     GivenUp,
     #[error(transparent)]
@@ -119,7 +124,7 @@ impl ClaimError {
         match self {
             Self::Pod(error) => error.forbids_fresh(),
             Self::Rejected(rejection) => matches!(rejection, Rejection::Busy(_)),
-            Self::Left(_) => true,
+            Self::Left(_) | Self::Earlier(_) => true,
             _ => false,
         }
     }
@@ -157,8 +162,10 @@ struct Claim {
     root: PathBuf,
     /// The kybernate-runc that asks, where that is known.
     caller: Option<Known>,
-    /// Whether it looks at what is noted as given.
-    heeds_given: bool,
+    /// Where that looks for what is noted.
+    restored: PathBuf,
+    /// When it was asked.
+    began: Instant,
 }
 
 /// What it gets, and what is kept for it meanwhile.
@@ -185,18 +192,14 @@ pub(crate) async fn claim(
     let policy = pod.policy(&claim.live)?;
     let claimant = pod.claimant(&claim.live, &app.config.node)?;
     let alone = taken::alone(app, &pod, claimant.is_some()).await?;
-    given::take_back(app, &claim, &pod).await?;
-    let looked = pod.clone();
-    let restart = tokio::task::spawn_blocking(move || looked.restart(policy)).await;
-    if let Restart::Fresh(fresh_because) =
-        restart.map_err(|error| PodError::Note(error.into()))??
-    {
-        return Ok(api::ClaimResponse { fresh_because, ..api::ClaimResponse::default() });
-    }
     let (answer, answered) = oneshot::channel();
     let app = Arc::clone(app);
-    // Not here: a call that is dropped in the middle must not leave an operation nobody drives.
+    // Not here: a call that is dropped in the middle must not leave an operation nobody drives, nor a thread
+    // that still empties something.
     app.tasks.clone().spawn(move |cancel| async move {
+        if let Some(ended) = begins(&app, &claim, &pod, policy).await.transpose() {
+            return drop(answer.send(ended));
+        }
         let driver = match app.operations.begin(claim.subject()).await {
             Ok(driver) => driver,
             // To nobody, when whoever asked has gone.
@@ -223,6 +226,25 @@ pub(crate) async fn claim(
         drop(open);
     });
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
+}
+
+/// Has nothing be left of an earlier try. Returns the answer where the container is not restored, since its pod
+/// wants it to begin anew.
+async fn begins(
+    app: &App,
+    claim: &Claim,
+    pod: &Pod,
+    policy: OnRestart,
+) -> Result<Option<api::ClaimResponse>, ClaimError> {
+    given::take_back(app, claim, pod).await?;
+    let pod = pod.clone();
+    let restart = tokio::task::spawn_blocking(move || pod.restart(policy)).await;
+    match restart.map_err(|error| PodError::Note(error.into()))?? {
+        Restart::Restore => Ok(None),
+        Restart::Fresh(fresh_because) => {
+            Ok(Some(api::ClaimResponse { fresh_because, ..api::ClaimResponse::default() }))
+        }
+    }
 }
 
 /// Notes how a restore went. Tells why it was ended from here, when it was. When this returns of one that
@@ -278,7 +300,6 @@ struct Accepted {
 
 async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepared, ClaimError> {
     let Driven { app, driver, claim, pod, .. } = driven;
-    let began = Instant::now();
     let accepted = tokio::select! {
         accepted = tokio::time::timeout(ACCEPT_LIMIT, accept(driven)) => accepted,
         () = wanted.cancelled() => return Err(ClaimError::GivenUp),
@@ -292,7 +313,7 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
     let tars = Tars { store: &store, staged: Some(&staged), driver };
     let targets = fill::targets(driven, &checkpoint, tars).await?;
     driver.will_make(Made::Claimed { note: pod.note().to_owned() }).await?;
-    given::note(driven, fill::directories(&targets.all)).await?;
+    given::note(driven, targets.given).await?;
     if !fill::empty_all(targets.used).await {
         let told = "failed to empty what this container had in its pod before";
         return Err(ClaimError::Left(Box::new(ClaimError::Place(io::Error::other(told)))));
@@ -302,7 +323,7 @@ async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepar
         return Err(fill::undone(filled, error).await);
     }
     let sizes = Sizes::of(&checkpoint.config.sizes);
-    let limit = left(app.config.pods.restore_limit, began.elapsed());
+    let limit = left(app.config.pods.restore_limit, claim.began.elapsed());
     let limit = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX);
     let text = |path: &Path| path.display().to_string();
     let note = pod.note().to_owned();
@@ -422,7 +443,8 @@ impl Claim {
             live,
             root,
             caller: None,
-            heeds_given: request.heeds_given,
+            restored: PathBuf::from(request.restored),
+            began: Instant::now(),
         })
     }
 

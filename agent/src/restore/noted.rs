@@ -29,15 +29,6 @@ pub(crate) struct Note {
     pub(crate) operation: String,
 }
 
-/// What was given to a container that has not begun.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Given {
-    pub(super) operation: String,
-    /// Where something of it may be.
-    pub(super) directories: Vec<PathBuf>,
-}
-
 impl Note {
     /// Writes it.
     pub(crate) fn write(&self) -> io::Result<()> {
@@ -51,33 +42,6 @@ impl Note {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             Ok(_) | Err(_) => Ok(()),
         }
-    }
-}
-
-impl Given {
-    /// Reads what is noted beside a container's note.
-    pub(super) fn read(note: &Path) -> io::Result<Option<Self>> {
-        match fs::read(given(note)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            read => Ok(Some(serde_json::from_slice(&read?)?)),
-        }
-    }
-
-    /// Writes it there, in place of an earlier one.
-    pub(super) fn write(&self, note: &Path) -> io::Result<()> {
-        write(&given(note), &serde_json::to_vec(self)?)
-    }
-
-    /// Notes that all of it is gone, unless another operation has given something since. Nobody has begun with
-    /// it: the container was not restored either, whatever its note says.
-    pub(super) fn is_gone(&self, note: &Path) -> io::Result<()> {
-        if Self::read(note)?.is_none_or(|noted| noted.operation != self.operation) {
-            return Ok(());
-        }
-        let (file, operation) = (note.to_owned(), self.operation.clone());
-        // First: one without the other would be one that has begun.
-        Note { file, operation }.remove()?;
-        is_owned(note)
     }
 }
 
@@ -102,7 +66,8 @@ pub(super) fn whose(name: &str) -> &str {
     name.strip_suffix(GIVEN).unwrap_or(name)
 }
 
-fn write(file: &Path, content: &[u8]) -> io::Result<()> {
+/// Writes a file whole or not at all, durably.
+pub(super) fn write(file: &Path, content: &[u8]) -> io::Result<()> {
     if let Some(directory) = file.parent() {
         stage::make(directory)?;
     }
@@ -178,33 +143,13 @@ mod tests {
     fn what_was_given_is_noted_beside() {
         let directory = tempfile::tempdir().unwrap();
         let note = directory.path().join("uid.main");
-        let by = |operation: &str| Given {
-            operation: operation.to_owned(),
-            directories: vec!["/shm".into()],
-        };
-        assert_eq!(Given::read(&note).unwrap(), None);
-        by("7").write(&note).unwrap();
-        assert_eq!(Given::read(&note).unwrap(), Some(by("7")));
-        assert!(given(&note).exists() && !note.exists());
-        let name = given(&note).file_name().unwrap().to_str().unwrap().to_owned();
-        assert_eq!((whose(&name), whose("uid.main")), ("uid.main", "uid.main"));
-        by("6").is_gone(&note).unwrap();
-        assert!(given(&note).exists(), "another one's");
-        // It was created, and never started.
-        Note { file: note.clone(), operation: "7".to_owned() }.write().unwrap();
-        by("7").is_gone(&note).unwrap();
-        assert!(!given(&note).exists() && !note.exists());
-        // What was restored before is not forgotten.
-        Note { file: note.clone(), operation: "7".to_owned() }.write().unwrap();
-        by("8").write(&note).unwrap();
-        by("8").is_gone(&note).unwrap();
-        assert!(!given(&note).exists() && note.exists());
-        by("7").write(&note).unwrap();
+        write(&given(&note), b"7").unwrap();
+        let names = fs::read_dir(directory.path()).unwrap().map(|one| one.unwrap().file_name());
+        let names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        assert_eq!(names, ["uid.main.given~"]);
+        assert_eq!((whose(&names[0]), whose("uid.main")), ("uid.main", "uid.main"));
         is_owned(&note).unwrap();
         is_owned(&note).unwrap();
-        by("7").is_gone(&note).unwrap();
-        assert!(!given(&note).exists() && note.exists(), "it has begun");
-        fs::write(given(&note), "{").unwrap();
-        Given::read(&note).unwrap_err();
+        assert!(!given(&note).exists());
     }
 }

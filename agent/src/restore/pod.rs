@@ -194,10 +194,6 @@ impl Pod {
         else {
             return Ok(Restart::Restore);
         };
-        if noted::given(&self.note).try_exists()? {
-            // It has not begun with what is there, which is refused now.
-            return Ok(Restart::Restore);
-        }
         let before = if noted == AFRESH { "began afresh" } else { "was restored" };
         if policy == OnRestart::Fail {
             return Err(PodError::Again(before));
@@ -245,7 +241,6 @@ fn forget(directory: &Path, there: &BTreeSet<String>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::noted::Given;
     use super::*;
 
     #[test]
@@ -281,13 +276,6 @@ mod tests {
         assert_eq!(restart(&pod, "fresh").unwrap(), told);
         assert_eq!(restart(&pod, "restore").unwrap(), Restart::Restore);
         assert!(matches!(restart(&pod, "fail"), Err(PodError::Again("began afresh"))));
-        let given = Given { operation: "8".to_owned(), directories: Vec::new() };
-        given.write(&note).unwrap();
-        for name in ["fresh", "restore", "fail"] {
-            assert_eq!(restart(&pod, name).unwrap(), Restart::Restore, "{name}: it has not begun");
-        }
-        given.is_gone(&note).unwrap();
-        assert!(matches!(restart(&pod, "fresh").unwrap(), Restart::Fresh(_)));
         // Without a pod, the same id is another container.
         pod.starts_again = false;
         assert_eq!(restart(&pod, "fresh").unwrap(), Restart::Restore);

@@ -105,7 +105,7 @@ pub(super) fn claim(
         reference: reference.to_owned(),
         spec_json: bundle.text().to_vec(),
         root: bundle.root().map_err(ClaimError::Root)?.display().to_string(),
-        heeds_given: true,
+        restored: settings.restored.display().to_string(),
     };
     let answer = call(settings, CLAIM_LIMIT, async |mut agent| agent.claim(request).await)?;
     if !answer.fresh_because.is_empty() {

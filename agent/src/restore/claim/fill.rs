@@ -1,5 +1,6 @@
 //! Captured mounts of a pod's container: their content goes into what the new pod has there.
 
+use std::ffi::OsString;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -8,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use fs_err as fs;
 use kybernate_packager::artifact::{Checkpoint, Volume};
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::super::live::Live;
@@ -30,8 +32,9 @@ pub(super) struct Filled {
     had: Had,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Had {
+/// Owner and permissions of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Had {
     user: u32,
     group: u32,
     mode: u32,
@@ -41,8 +44,10 @@ struct Had {
 #[derive(Debug, Default)]
 pub(super) struct Targets<'a> {
     pub(super) all: Vec<Target<'a>>,
-    /// What an earlier restore of the same container, in the same pod, was given.
-    pub(super) used: Vec<PathBuf>,
+    /// The directories among them into which something is put.
+    pub(super) given: Vec<PathBuf>,
+    /// What the same container, in the same pod, has there, with the names of it.
+    pub(super) used: Vec<(PathBuf, Vec<OsString>)>,
 }
 
 /// Finds what is to be filled: the pod's shared memory and its emptyDirs, which must be empty, unless it
@@ -62,13 +67,17 @@ pub(super) async fn targets<'a>(
             tracing::info!(place, "the new pod has a volume of its own there");
             continue;
         };
-        if target == Path::new(SHARED_MEMORY) && !volume::is_bare(tars, number).await {
+        let is_bare = volume::is_bare(tars, number).await;
+        if target == Path::new(SHARED_MEMORY) {
+            if is_bare {
+                continue;
+            }
             return Err(refuse("the pod has its node's /dev/shm (hostIPC)").into());
         }
-        let looked = target.clone();
-        let count = tokio::task::spawn_blocking(move || Ok(fs::read_dir(looked)?.count())).await;
-        if count.map_err(io::Error::other).and_then(|count| count).map_err(ClaimError::Place)? > 0 {
-            if volume::is_bare(tars, number).await {
+        // Before it is looked whose it is: what comes later is somebody else's.
+        let names = names_in(&target).await.map_err(ClaimError::Place)?;
+        if !names.is_empty() {
+            if is_bare {
                 // Nothing is missing there.
                 continue;
             }
@@ -79,16 +88,14 @@ pub(super) async fn targets<'a>(
             {
                 return Err(refuse(&format!("the pod's {place} is in use already")).into());
             }
-            targets.used.extend(directory);
+            targets.used.push((target.clone(), names));
+        }
+        if !is_bare {
+            targets.given.push(target.clone());
         }
         targets.all.push(((number, volume), target));
     }
     Ok(targets)
-}
-
-/// Returns the directories of the node.
-pub(super) fn directories(targets: &[Target<'_>]) -> Vec<PathBuf> {
-    targets.iter().map(|(_, directory)| directory.clone()).collect()
 }
 
 /// Fills them, and returns what was filled; nothing of it stays after an error but [`ClaimError::Left`], as
@@ -136,9 +143,16 @@ fn refuse(reason: &str) -> Refusal {
 }
 
 impl Had {
-    fn of(directory: &Path) -> io::Result<Self> {
+    pub(super) fn of(directory: &Path) -> io::Result<Self> {
         let had = fs::metadata(directory)?;
         Ok(Self { user: had.uid(), group: had.gid(), mode: had.mode() & 0o7777 })
+    }
+
+    /// Gives a directory these again.
+    pub(super) fn back(self, directory: &Path) -> io::Result<()> {
+        let Self { user, group, mode } = self;
+        let owned = std::os::unix::fs::chown(directory, Some(user), Some(group));
+        owned.and(fs::set_permissions(directory, Permissions::from_mode(mode)))
     }
 }
 
@@ -146,14 +160,7 @@ impl Filled {
     /// Makes it what it was, as far as it can be.
     fn empty(&self) -> io::Result<()> {
         let names = std::mem::take(&mut *self.names.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut emptied = Ok(());
-        for name in names {
-            emptied = emptied.and(remove(&self.directory.join(name)));
-        }
-        let Had { user, group, mode } = self.had;
-        let owned = std::os::unix::fs::chown(&self.directory, Some(user), Some(group));
-        let permitted = fs::set_permissions(&self.directory, Permissions::from_mode(mode));
-        emptied.and(owned).and(permitted)
+        remove_all(&self.directory, names).and(self.had.back(&self.directory))
     }
 }
 
@@ -169,23 +176,27 @@ pub(super) async fn empty_again(filled: Vec<Filled>) -> bool {
     in_background(empty).await
 }
 
-/// Takes away all that lies in directories that nobody has. Returns whether they are empty.
-pub(super) async fn empty_all(directories: Vec<PathBuf>) -> bool {
-    in_background(move || {
-        for directory in &directories {
-            match fs::read_dir(directory) {
-                // Nor is there anything in it.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                entries => {
-                    for entry in entries? {
-                        remove(&entry?.path())?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    })
-    .await
+/// Takes away what lies in directories that nobody has, by its names. Returns whether it is gone.
+pub(super) async fn empty_all(used: Vec<(PathBuf, Vec<OsString>)>) -> bool {
+    let remove = |(directory, names): (PathBuf, Vec<_>)| remove_all(&directory, names);
+    in_background(move || used.into_iter().map(remove).fold(Ok(()), io::Result::and)).await
+}
+
+/// Returns the names of what lies in a directory; nothing lies in one that is not there.
+pub(super) async fn names_in(directory: &Path) -> io::Result<Vec<OsString>> {
+    let directory = directory.to_owned();
+    let names = tokio::task::spawn_blocking(move || match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.map(|entry| Ok(entry?.file_name())).collect(),
+    });
+    names.await.map_err(io::Error::other)?
+}
+
+/// Removes what has these names in a directory, durably.
+fn remove_all(directory: &Path, names: impl IntoIterator<Item = OsString>) -> io::Result<()> {
+    let removed =
+        names.into_iter().map(|name| remove(&directory.join(name))).fold(Ok(()), io::Result::and);
+    removed.and_then(|()| fs::File::open(directory)?.sync_all())
 }
 
 async fn in_background(empty: impl FnOnce() -> io::Result<()> + Send + 'static) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kybernate_spec::chain;
 
-use super::{ClaimError, GRACE, fill, given, taken, uses};
+use super::{ClaimError, GRACE, given, taken};
 use crate::app::App;
 use crate::operations::{Conclusion, Driver, Made, Record, Sizes};
 use crate::orphan;
@@ -32,7 +32,7 @@ pub(crate) async fn finish(app: &Arc<App>, driver: &Driver, record: &Record) -> 
     finished
 }
 
-async fn finish_claimed(app: &App, driver: &Driver, record: &Record) -> Option<Conclusion> {
+async fn finish_claimed(app: &Arc<App>, driver: &Driver, record: &Record) -> Option<Conclusion> {
     let claimed = record.made.iter().find_map(|made| match made {
         Made::Claimed { note } => Some(note.clone()),
         _ => None,
@@ -69,15 +69,21 @@ async fn is_created(record: &Record) -> bool {
 }
 
 /// Takes away what no container has begun with, where none runs that has it.
-async fn empty(app: &App, driver: &Driver, record: &Record, note: &Path) -> Result<(), ClaimError> {
-    let given = given::by(note, driver.id()).await.map_err(ClaimError::Place)?;
-    if given.is_empty() {
-        return Ok(());
-    }
-    if uses::are_used(app, &record.namespace, &given, None).await? {
-        tracing::warn!(container = record.container, "what its pod was given stays: it is in use");
-    } else if fill::empty_all(given).await {
-        given::is_gone(note, driver.id()).await;
+async fn empty(
+    app: &Arc<App>,
+    driver: &Driver,
+    record: &Record,
+    note: &Path,
+) -> Result<(), ClaimError> {
+    let of = (&*record.namespace, note, driver.id());
+    let left = match taken::reserve_moved(app, record, note) {
+        Ok(_alone) => given::take_back_of(app, of).await?,
+        // Another try is under way, which begins with that.
+        Err(_busy) => return Ok(()),
+    };
+    if !left.is_empty() {
+        let container = &record.container;
+        tracing::warn!(container, ?left, "what its pod was given stays: it is in use");
     }
     Ok(())
 }

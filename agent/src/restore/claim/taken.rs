@@ -43,6 +43,18 @@ pub(crate) fn reserve_claimed(app: &Arc<App>, record: &Record) -> Option<Busy> {
     app.reserve(PODS, &note?.display().to_string()).ok()
 }
 
+/// Reserves for a moment what [`reserve_claimed`] leaves to others.
+pub(super) fn reserve_moved(
+    app: &Arc<App>,
+    record: &Record,
+    note: &Path,
+) -> Result<Option<Busy>, Rejection> {
+    if !record.made.iter().any(|made| matches!(made, Made::Taken { .. })) {
+        return Ok(None);
+    }
+    app.reserve(PODS, &note.display().to_string()).map(Some)
+}
+
 /// Takes the checkpoint for a pod that wants nobody else to have it.
 pub(super) async fn take(driven: Driven<'_>, admitted: &Admitted) -> Result<(), ClaimError> {
     let Some(claimant) = driven.claimant else { return Ok(()) };

@@ -299,29 +299,41 @@ fn what_starts_cold_after_a_failed_restore_answers() {
 /// An emptyDir of the pod, as a kubelet lays it out.
 const SCRATCH: &str = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/scratch";
 
-/// Has a container have it.
-fn scratch() -> String {
-    format!("type=bind,src={SCRATCH},dst=/scratch,options=rbind:rw")
+/// One that a sidecar has, too.
+const SHARED: &str = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/shared";
+
+/// Has a container have an emptyDir.
+fn mount_of(volume: &str) -> String {
+    let (_, name) = volume.rsplit_once('/').unwrap();
+    format!("type=bind,src={volume},dst=/{name},options=rbind:rw")
 }
 
-/// Takes a container with a file of this size in an emptyDir, and stages that on both nodes.
-fn stage_with_scratch(options: &[&str], bytes: u64) -> Staged {
+/// Takes a container with a file of this size in each of these emptyDirs, and stages that on both nodes.
+fn stage_with(volumes: &[&str], options: &[&str], bytes: u64) -> Staged {
     let mut scenario = start();
     next_agents(&mut scenario, CONFIG);
-    at_once(&scenario, |node| drop(node.run(&["mkdir", "-p", SCRATCH]).unwrap()));
+    let all = volumes.join(" ");
+    at_once(&scenario, |node| {
+        node.run(&["sh", "-c", &format!("mkdir -p {all}")]).unwrap();
+    });
     let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 24, options).unwrap();
     let before = scenario.wait_for_ticks(a, "job").unwrap();
     a.run(&["chmod", ROOT_MODE, &root(a, "job")]).unwrap();
-    let captured = format!("{SCRATCH}/captured");
-    a.run(&["sh", "-c", &format!("head -c {bytes} /dev/zero >{captured}")]).unwrap();
+    let each = |what: &str| {
+        a.run(&["sh", "-c", &format!("for place in {all}; do {what} $place/captured; done")])
+            .unwrap();
+    };
+    each(&format!("head -c {bytes} /dev/zero >"));
     let reference = scenario.reference("pods/scratch:v1");
-    let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
-    let words = [&words[..], &["--capture-mount", "/scratch"]].concat();
+    let mut words = vec!["checkpoint", "job", &*reference, "--plain-http", "--sign-key", "node-a"];
+    for volume in volumes {
+        words.extend(["--capture-mount", volume.rsplit_once("~empty-dir").unwrap().1]);
+    }
     let taken = scenario.kyb_json(a, &words).unwrap();
     let pinned = format!("{reference}@{}", taken["digest"].as_str().unwrap());
     scenario.remove(a, "job").unwrap();
-    a.run(&["rm", &captured]).unwrap();
+    each("rm");
     at_once(&scenario, |node| make_ready(&scenario, node, &pinned));
     Staged { scenario, at: "a", pinned, before }
 }
@@ -330,9 +342,9 @@ fn stage_with_scratch(options: &[&str], bytes: u64) -> Staged {
 /// away what it has put there, and not later.
 #[test]
 fn what_starts_cold_has_its_pods_directories_as_they_were() {
-    let mount = scratch();
+    let mount = mount_of(SCRATCH);
     let options = ["--mount", &*mount];
-    let staged = stage_with_scratch(&options, 0).in_haste();
+    let staged = stage_with(&[SCRATCH], &options, 0).in_haste();
     staged.on_both(|spot| {
         let node = spot.node;
         let program = ["sh", "-c", "echo cold >/scratch/cold; exec busybox sleep 1000"];
@@ -409,9 +421,9 @@ fn is_not_afresh(output: &Output) {
 /// Whatever its pod says of failures: what is there by then is nobody's. The next agent takes it away.
 #[test]
 fn nothing_starts_beside_what_a_dead_agent_was_giving() {
-    let mount = scratch();
+    let mount = mount_of(SCRATCH);
     let options = ["--mount", &*mount];
-    let mut staged = stage_with_scratch(&options, LARGE_BYTES).in_haste();
+    let mut staged = stage_with(&[SCRATCH], &options, LARGE_BYTES).in_haste();
     for at in ["a", "b"] {
         staged.at = at;
         let base = staged.scenario.image();
@@ -448,9 +460,9 @@ fn nothing_starts_beside_what_a_dead_agent_was_giving() {
 /// The next agent learns that the container has begun with what its pod was given, whatever came after it.
 #[test]
 fn what_a_container_began_with_outlives_it_and_the_agent() {
-    let mount = scratch();
+    let mount = mount_of(SCRATCH);
     let options = ["--mount", &*mount];
-    let mut staged = stage_with_scratch(&options, 0).in_haste();
+    let mut staged = stage_with(&[SCRATCH], &options, 0).in_haste();
     for at in ["a", "b"] {
         staged.at = at;
         let here = staged.here();
@@ -488,9 +500,9 @@ fn what_a_container_began_with_outlives_it_and_the_agent() {
 /// nothing starts afresh before.
 #[test]
 fn what_was_given_and_never_started_is_given_again() {
-    let mount = scratch();
-    let options = ["--mount", &*mount];
-    let staged = stage_with_scratch(&options, 0);
+    let mounts = [mount_of(SCRATCH), mount_of(SHARED)];
+    let options = ["--mount", &*mounts[0], "--mount", &*mounts[1]];
+    let staged = stage_with(&[SCRATCH, SHARED], &options, 0);
     let base = staged.scenario.image();
     staged.on_both(|spot| {
         let node = spot.node;
@@ -500,38 +512,48 @@ fn what_was_given_and_never_started_is_given_again() {
         let create = |id, image: &str, wishes: &[&str]| {
             spot.create_in_pod(UID, [image, id], wishes, &options)
         };
+        let has = |scratch: &str, shared: &str, noted: &str| {
+            let shared_has = node.run(&["ls", SHARED]).unwrap();
+            assert_eq!([&*list(node), &shared_has, &spot.noted()], [scratch, shared, noted]);
+        };
+        let (begun, given) = (format!("{UID}.main\n"), format!("{UID}.main.given~\n"));
         spot.create_unstarted(UID, [spot.pinned, "main-0"], &wish, &options);
-        assert_eq!(
-            (list(node), spot.noted()),
-            ("captured\n".into(), format!("{UID}.main.given~\n"))
-        );
-        // Whoever has it meanwhile keeps it.
-        let sidecar = ["--mount", &*mount, &base, "sidecar", "/workload", "pause"];
+        has("captured\n", "captured\n", &given);
+        // Whoever has it meanwhile keeps it, and that alone.
+        let sidecar = ["--mount", &*mounts[1], &base, "sidecar", "/workload", "pause"];
         node.run(&[&["ctr", "run", "-d"], &sidecar[..]].concat()).unwrap();
-        node.run(&["touch", &format!("{SCRATCH}/more")]).unwrap();
+        node.run(&["touch", &format!("{SHARED}/more")]).unwrap();
         for (id, image, wishes) in [("main-1", &*base, &afresh), ("main-2", spot.pinned, &wish)] {
-            is_not_afresh(&create(id, image, wishes));
+            let output = create(id, image, wishes);
+            let text = said(&output);
+            let told = format!("no container has begun, is still in [{SHARED:?}]");
+            assert!(!output.status.success() && text.contains(&told), "{text}");
             node.run(&["ctr", "container", "rm", id]).unwrap();
-            assert_eq!(list(node), "captured\nmore\n");
+            has(if id == "main-1" { "" } else { "theirs\n" }, "captured\nmore\n", &given);
+            node.run(&["touch", &format!("{SCRATCH}/theirs")]).unwrap();
         }
+        node.run(&["rm", &format!("{SCRATCH}/theirs")]).unwrap();
         spot.scenario.remove(node, "sidecar").unwrap();
         let again = create("main-3", spot.pinned, &wish);
         assert!(again.status.success() && !spot.is_afresh("main-3"), "{}", said(&again));
-        assert_eq!((list(node), spot.noted()), ("captured\n".into(), format!("{UID}.main\n")));
+        has("captured\n", "captured\n", &begun);
         spot.scenario.remove(node, "main-3").unwrap();
         // What has begun is restored no more, and begins afresh beside what it has.
-        let begun = create("main-4", spot.pinned, &wish);
-        assert!(begun.status.success() && spot.is_afresh("main-4"), "{}", said(&begun));
-        assert_eq!(list(node), "captured\n");
+        let next = create("main-4", spot.pinned, &wish);
+        assert!(next.status.success() && spot.is_afresh("main-4"), "{}", said(&next));
+        has("captured\n", "captured\n", &begun);
         spot.scenario.remove(node, "main-4").unwrap();
 
-        // With nothing to restore, another one starts afresh where nothing is.
-        let tidy = format!("rm {SCRATCH}/* /var/lib/kybernate/restored/default/{UID}.main");
+        // With nothing to restore, another one starts afresh where nothing is, as it was.
+        let noted = "/var/lib/kybernate/restored/default";
+        let tidy = format!("rm {SCRATCH}/* {SHARED}/* {noted}/{UID}.main; chmod 0710 {SCRATCH}");
         node.run(&["sh", "-c", &tidy]).unwrap();
         spot.create_unstarted(UID, [spot.pinned, "main-5"], &wish, &options);
+        assert_eq!(node.run(&["stat", "-c", "%a", SCRATCH]).unwrap(), "755\n");
         let cold = create("main-6", &base, &afresh);
         assert!(cold.status.success() && spot.is_afresh("main-6"), "{}", said(&cold));
-        assert_eq!((list(node), spot.noted()), (String::new(), format!("{UID}.main\n")));
+        has("", "", &begun);
+        assert_eq!(node.run(&["stat", "-c", "%a", SCRATCH]).unwrap(), "710\n");
         spot.scenario.remove(node, "main-6").unwrap();
         node.run(&["ctr", "container", "rm", "other"]).unwrap();
     });
