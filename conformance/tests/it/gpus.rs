@@ -2,7 +2,6 @@
 //! and agents, and a driver that is none. Its state is in a file of the container's, and goes with it.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use kybernate_conformance::command::wait_until;
@@ -10,7 +9,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 
 use crate::failures::victims::catch;
-use crate::harness::{checkpoint, on_both, restore, said, start};
+use crate::harness::{checkpoint, library, on_both, restore, said, start};
 
 mod plugin;
 mod storage;
@@ -27,7 +26,7 @@ const LIMIT: Duration = Duration::from_mins(1);
 fn install(node: &Node, driver: &str) -> String {
     let place = node.path("/opt/gpu");
     fs_err::create_dir_all(&place).unwrap();
-    build("gpu/simulation.rs", &place.join(LIBRARY));
+    library("gpu/simulation.rs", &place.join(LIBRARY));
     fs_err::write(place.join("driver"), driver).unwrap();
     let uuid = uuid(node);
     fs_err::write(place.join("gpus"), format!("{uuid} {} SIM-1\n", 8 * GIB)).unwrap();
@@ -37,17 +36,6 @@ fn install(node: &Node, driver: &str) -> String {
 /// Returns what the GPU of a node is called.
 fn uuid(node: &Node) -> String {
     format!("GPU-{}-0000-0000-0000-000000000000", node.name().repeat(8))
-}
-
-/// Makes a library of a source file that stands alone.
-fn build(source: &str, library: &Path) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
-    let status = Command::new(Path::new(env!("CARGO")).with_file_name("rustc"))
-        .args(["--crate-type", "cdylib", "--edition", "2024", "-C", "strip=symbols", "-o"])
-        .arg(library)
-        .arg(source)
-        .status();
-    assert!(status.unwrap().success(), "the simulation does not compile");
 }
 
 fn fails(node: &Node, faults: &str) {

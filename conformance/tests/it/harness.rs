@@ -1,6 +1,6 @@
 //! Builds the programs under test and starts scenarios.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
@@ -40,6 +40,17 @@ pub(crate) fn bin() -> PathBuf {
 pub(crate) fn start() -> Scenario {
     preflight().unwrap();
     Scenario::start(&bin(), &|text| println!("{text}")).unwrap()
+}
+
+/// Makes a library of a source file that stands alone.
+pub(crate) fn library(source: &str, place: &Path) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let status = Command::new(Path::new(env!("CARGO")).with_file_name("rustc"))
+        .args(["--crate-type", "cdylib", "--edition", "2024", "-C", "strip=symbols", "-o"])
+        .arg(place)
+        .arg(path)
+        .status();
+    assert!(status.unwrap().success(), "{source} does not compile");
 }
 
 /// Looks at what tests said that were run by their names: all of them were, and passed.

@@ -1,6 +1,7 @@
 //! Who dies in the middle of a checkpoint, and when: the source runs on, whatever the moment.
 
 mod abandoned;
+mod calls;
 mod rounds;
 
 use std::path::PathBuf;
@@ -96,11 +97,9 @@ const MOMENTS: [Moment; 13] = [
 const AHEAD: [Moment; 2] =
     [("everybody is held", Dump::froze), ("files are copied", |dump| dump.file("draft").is_some())];
 
-/// When a process runs what CRIU wrote over its code, soon or now.
-const WINDOWS: [Moment; 2] = [
-    ("CRIU infects", |dump| dump.says("Dumping task (pid")),
-    ("CRIU has written all memory", |dump| dump.written() >= u64::from(MIB) << 20),
-];
+/// When a process soon runs what CRIU wrote over its code; `calls` has the moments within.
+const CURES: Moment =
+    ("CRIU has written all memory", |dump| dump.written() >= u64::from(MIB) << 20);
 
 /// A checkpoint under way, looked at from outside: nothing here enters the node, so that a look
 /// takes microseconds.
@@ -477,9 +476,7 @@ fn a_checkpoint_goes_on_whenever_kyb_is_killed() {
 fn the_source_runs_on_whenever_criu_is_killed() {
     on_both(start(), |place| {
         place.kills(Victim::HungCriu, MOMENTS[3]);
-        for window in WINDOWS {
-            place.kills(Victim::HungCriu, window);
-        }
+        place.kills(Victim::HungCriu, CURES);
         // Once it lets go, it ends too soon to be caught.
         for moment in &MOMENTS[3..10] {
             place.kills(Victim::Criu, *moment);

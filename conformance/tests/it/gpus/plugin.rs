@@ -6,8 +6,8 @@ use std::process::Stdio;
 
 use kybernate_conformance::node::Node;
 
-use super::{CONFIG, build, counts_on, run, start_with_driver};
-use crate::harness::{checkpoint, restore, said};
+use super::{CONFIG, counts_on, run, start_with_driver};
+use crate::harness::{checkpoint, library, restore, said};
 use crate::pods::{self, Staged};
 
 /// Where CRIU has its plugins.
@@ -16,7 +16,7 @@ const PLUGIN: &str = "/usr/lib/criu/cuda_plugin.so";
 fn install_plugin(node: &Node) {
     let place = node.path(PLUGIN);
     fs_err::create_dir_all(place.parent().unwrap()).unwrap();
-    build("gpu/plugin.rs", &place);
+    library("gpu/plugin.rs", &place);
 }
 
 /// Returns how many processes the plugin has brought back.
