@@ -7,10 +7,12 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use fs_err as fs;
+use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 
 use crate::cgroup::Freezer;
@@ -25,6 +27,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(3);
 
 /// How long what CRIU has begun may take to come to rest when it is stopped.
 const REST_LIMIT: Duration = Duration::from_millis(40);
+
+/// How long one look may take: what is read may have to be fetched first.
+const LOOK_LIMIT: Duration = Duration::from_millis(500);
 
 /// Bytes at the beginning of the code that CRIU writes over, and some.
 const WRITTEN_OVER: u64 = 64;
@@ -41,6 +46,12 @@ const NAME: [u8; 8] = *b"CRIUMFD\0";
 /// Signals that a thread has blocked while it does what CRIU wants of it: all but those that nobody can
 /// block, and the one of the trap.
 const BLOCKED: &str = "fffffffffffbfeef";
+
+/// What it is told of as having stopped for, by a trap that is a signal for it.
+const TRAP: &str = "5";
+
+/// How CRIU's code in a process waits for CRIU (compel, `plugins/std/infect.c`).
+const RECEIVE: [libc::c_long; 2] = [libc::SYS_recvfrom, libc::SYS_recvmsg];
 
 /// What a look at a container's threads found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,54 +71,77 @@ struct Foreign {
     written_over: Option<Range<u64>>,
     /// What CRIU has mapped into it.
     code: Vec<Range<u64>>,
-    /// Whether CRIU's bytes are over its code just now.
-    is_written: bool,
 }
 
 /// How a thread is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Thread {
     state: Option<char>,
     /// Its program counter.
     at: Option<u64>,
+    /// Whether it waits for what somebody sends.
+    receives: bool,
     /// Whether it has blocked what CRIU has it block.
     is_deaf: bool,
+    /// Whether it is given a trap when its tracer is gone: nobody has asked why it stopped.
+    has_trap: bool,
 }
 
 /// Kills the CRIU that dumps the processes of a cgroup. Where that `stays` frozen, nothing of it runs
 /// before somebody has put right what is left: its sockets deny what they are asked
 /// ([`crate::connections`]). Else it runs from then on.
 pub(crate) async fn cut(criu: u32, freezer: &Freezer, stays: bool) -> io::Result<()> {
-    let mut tries = Patience::new(CUT_LIMIT, LOOK_EVERY);
+    let (mut tries, mut alone) = (Patience::new(CUT_LIMIT, LOOK_EVERY), None);
     while tries.once_more().await {
+        if alone.is_none() {
+            match reserve(criu) {
+                Ok(Some(found)) => alone = Some(found),
+                Ok(None) => continue,
+                // It has ended.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
         process::signal(criu, Signal::STOP)?;
         let mut rests = Patience::new(REST_LIMIT, LOOK_EVERY);
         let mut moment = Moment::Restless;
         while moment == Moment::Restless && rests.once_more().await {
             let freezer = freezer.clone();
-            let looked = tokio::task::spawn_blocking(move || look(criu, &freezer)).await;
+            let looked = tokio::task::spawn_blocking(move || look(criu, &freezer));
+            let looked = tokio::time::timeout(LOOK_LIMIT, looked).await;
             // What cannot be looked at must not leave it stopped: it is killed in the end.
-            moment = looked.ok().and_then(Result::ok).unwrap_or(Moment::Bad);
+            let looked = looked.ok().and_then(Result::ok).and_then(Result::ok);
+            moment = looked.unwrap_or(Moment::Bad);
         }
         if moment == Moment::Good {
-            if stays {
-                freeze(freezer).await;
-            }
-            return process::kill(criu);
+            return end(criu, freezer, stays).await;
         }
         process::signal(criu, Signal::CONT)?;
     }
     tracing::warn!(pid = criu, "a dump is ended at a bad moment: none was good");
-    process::kill(criu)
+    end(criu, freezer, stays).await
 }
 
-/// Freezes what CRIU may have thawed for its work.
-async fn freeze(freezer: &Freezer) {
-    let freezer = freezer.clone();
-    let frozen = tokio::task::spawn_blocking(move || freezer.freeze()).await;
-    if let Err(error) = frozen.map_err(io::Error::other).and_then(|frozen| frozen) {
-        tracing::warn!(%error, "failed to freeze a container whose dump is ended");
+/// Returns what nobody else has who ends the same CRIU, the guardian or an agent, for as long as it is kept:
+/// one would have it go on while another looks at what it has stopped at.
+fn reserve(criu: u32) -> io::Result<Option<OwnedFd>> {
+    let own = OwnedFd::from(fs::File::open(format!("/proc/{criu}"))?.into_file());
+    match rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        locked => Ok(locked.map(|()| Some(own))?),
     }
+}
+
+/// Kills it, with what it may have thawed for its work frozen before.
+async fn end(criu: u32, freezer: &Freezer, stays: bool) -> io::Result<()> {
+    if stays && state(&format!("/proc/{criu}")).is_some() {
+        let freezer = freezer.clone();
+        let frozen = tokio::task::spawn_blocking(move || freezer.freeze()).await;
+        if let Err(error) = frozen.map_err(io::Error::other).and_then(|frozen| frozen) {
+            tracing::warn!(%error, "failed to freeze a container whose dump is ended");
+        }
+    }
+    process::kill(criu)
 }
 
 /// Looks at every thread that CRIU traces.
@@ -116,40 +150,56 @@ fn look(criu: u32, freezer: &Freezer) -> io::Result<Moment> {
     let mut worst = if stopped { Moment::Good } else { Moment::Restless };
     for pid in freezer.processes()? {
         let Ok(maps) = process::read(format!("/proc/{pid}/maps")) else { continue };
-        let mut foreign = foreign(&maps);
-        foreign.is_written = foreign.written_over.as_ref().is_some_and(|code| holds(pid, code));
+        let foreign = foreign(&maps);
         let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-        for thread in threads.filter_map(Result::ok) {
-            let thread = thread.path().display().to_string();
-            let status = process::read(format!("{thread}/status")).unwrap_or_default();
-            if field(&status, "TracerPid:").and_then(|pid| pid.parse().ok()) != Some(criu) {
-                continue;
-            }
-            let at = process::read(format!("{thread}/syscall")).unwrap_or_default();
-            let at = program_counter(&at);
-            let is_deaf = field(&status, "SigBlk:") == Some(BLOCKED);
-            worst = worst.max(judge(Thread { state: state(&thread), at, is_deaf }, &foreign));
+        let threads = threads.filter_map(Result::ok);
+        let traced = threads.filter_map(|thread| of(&thread.path().display().to_string(), criu));
+        let judged = traced.map(|thread| judge(thread, &foreign)).max();
+        let written = || foreign.written_over.as_ref().is_some_and(|code| holds(pid, code));
+        // Only of those that CRIU has: what is read may be anybody's.
+        match judged {
+            Some(Moment::Good) if written() => worst = worst.max(Moment::Bad),
+            Some(judged) => worst = worst.max(judged),
+            None => {}
         }
     }
     Ok(worst)
 }
 
-/// Decides about one thread. One that is stopped is to be where it was found, with what it had blocked
-/// and its code as it was. One that sleeps in CRIU's own code waits for CRIU there, and puts everything
-/// back when nobody speaks to it any more; one that sleeps in a system call that CRIU wrote over its code
-/// comes to the trap after it.
+/// Returns how a thread is that CRIU traces.
+fn of(thread: &str, criu: u32) -> Option<Thread> {
+    let read = |name: &str| process::read(format!("{thread}/{name}")).unwrap_or_default();
+    let status = read("status");
+    if field(&status, "TracerPid:")?.parse().ok() != Some(criu) {
+        return None;
+    }
+    let (call, stat) = (read("syscall"), read("stat"));
+    let number = call.split(' ').next().and_then(|number| number.parse().ok());
+    Some(Thread {
+        at: program_counter(&call),
+        receives: number.is_some_and(|number| RECEIVE.contains(&number)),
+        is_deaf: field(&status, "SigBlk:") == Some(BLOCKED),
+        // The last one (`proc_pid_stat(5)`, `exit_code`).
+        has_trap: stat.split_ascii_whitespace().next_back() == Some(TRAP),
+        state: state(thread),
+    })
+}
+
+/// Decides about one thread. One that is stopped is to be where it was found, with what it had blocked. One
+/// that CRIU's own code has wait for CRIU puts everything back when nobody speaks to it any more; one that
+/// sleeps elsewhere in there, or in a system call that CRIU wrote over its code, comes to the trap after it.
 fn judge(thread: Thread, foreign: &Foreign) -> Moment {
-    let Thread { state, at, is_deaf } = thread;
+    let Thread { state, at, receives, is_deaf, has_trap } = thread;
     let within = |range: &Range<u64>| at.is_some_and(|at| range.contains(&at));
-    let is_as_it_was = !is_deaf && !foreign.is_written;
     let written_over = foreign.written_over.as_ref().is_some_and(within);
+    let is_criu = foreign.code.iter().any(within);
+    let elsewhere = at.is_some() && !written_over && !is_criu;
     match state {
         None | Some('Z' | 'X') => Moment::Good,
-        Some('S' | 'D' | 'I') if at.is_some() && !written_over => Moment::Good,
-        Some('t' | 'T') => {
-            let elsewhere = at.is_some() && !written_over && !foreign.code.iter().any(within);
-            if elsewhere && is_as_it_was { Moment::Good } else { Moment::Bad }
-        }
+        Some('S') if is_criu && receives => Moment::Good,
+        Some('S' | 'D' | 'I') if elsewhere => Moment::Good,
+        Some('t' | 'T') if elsewhere && !is_deaf && !has_trap => Moment::Good,
+        Some('t' | 'T') => Moment::Bad,
         _ => Moment::Restless,
     }
 }
@@ -167,15 +217,26 @@ fn foreign(maps: &str) -> Foreign {
     let code = maps.lines().find(|line| is_code(line) && !is_criu(line)).and_then(range);
     let code = code.map(|code| code.start..code.start.saturating_add(WRITTEN_OVER));
     let criu = maps.lines().filter(is_criu).filter_map(range);
-    Foreign { written_over: code, code: criu.collect(), is_written: false }
+    Foreign { written_over: code, code: criu.collect() }
 }
 
 /// Whether CRIU's bytes are at the beginning of a process's code; not, where that cannot be read.
 fn holds(pid: u32, code: &Range<u64>) -> bool {
+    let read = |name: &str, at: u64, bytes: &mut [u8]| {
+        let file = fs::File::open(format!("/proc/{pid}/{name}")).map(fs::File::into_file);
+        file.and_then(|file| file.read_exact_at(bytes, at)).is_ok()
+    };
+    // What was written to is a page of the process's own. Another one would have to be read from its file.
+    let mut page = [0; 8];
+    let number = code.start / u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX);
+    let is_own = read("pagemap", number * 8, &mut page) && is_own(u64::from_ne_bytes(page));
     let mut bytes = [0; 16];
-    let memory = fs::File::open(format!("/proc/{pid}/mem")).map(fs::File::into_file);
-    let read = memory.and_then(|memory| memory.read_exact_at(&mut bytes, code.start));
-    read.is_ok() && is_of_criu(&bytes)
+    is_own && read("mem", code.start, &mut bytes) && is_of_criu(&bytes)
+}
+
+/// Whether a page is there, or swapped, and not of a file (`/proc/PID/pagemap`, bits 63, 62 and 61).
+fn is_own(page: u64) -> bool {
+    page >> 62 != 0 && page >> 61 & 1 == 0
 }
 
 fn is_of_criu(bytes: &[u8; 16]) -> bool {
@@ -202,25 +263,30 @@ mod tests {
         7fb41b26a000-7fb41b26f000 rwxs 00000000 00:01 7511 /memfd:CRIUMFD (deleted)\n";
 
     fn thread(state: char, at: Option<u64>) -> Thread {
-        Thread { state: Some(state), at, is_deaf: false }
+        Thread { state: Some(state), at, ..Thread::default() }
     }
 
     #[test]
     fn what_works_for_criu_is_not_left_alone() {
         let foreign = foreign(MAPS);
         let (written_over, criu) = (0x7fb4_1a3e_7003, 0x7fb4_1b26_b000);
-        for (at, asleep) in [(written_over, Moment::Restless), (criu, Moment::Good)] {
+        for at in [written_over, criu] {
             assert_eq!(judge(thread('t', Some(at)), &foreign), Moment::Bad, "{at:x}");
-            assert_eq!(judge(thread('S', Some(at)), &foreign), asleep, "{at:x}");
-            assert_eq!(judge(thread('R', Some(at)), &foreign), Moment::Restless, "{at:x}");
+            for state in ['S', 'D', 'R'] {
+                let judged = judge(thread(state, Some(at)), &foreign);
+                assert_eq!(judged, Moment::Restless, "{state} {at:x}");
+            }
+        }
+        for (state, moment) in [('S', Moment::Good), ('D', Moment::Restless), ('t', Moment::Bad)] {
+            let waits = Thread { receives: true, ..thread(state, Some(criu)) };
+            assert_eq!(judge(waits, &foreign), moment, "{state}");
         }
         for state in ['t', 'S'] {
             assert_eq!(judge(thread(state, Some(0x7fb4_1a3e_8000)), &foreign), Moment::Good);
         }
         assert_eq!(judge(thread('t', None), &foreign), Moment::Bad);
         assert_eq!(judge(thread('S', None), &foreign), Moment::Restless);
-        let gone = Thread { state: None, at: None, is_deaf: false };
-        assert_eq!(judge(gone, &foreign), Moment::Good);
+        assert_eq!(judge(Thread::default(), &foreign), Moment::Good);
     }
 
     #[test]
@@ -236,14 +302,36 @@ mod tests {
 
     #[test]
     fn what_is_where_it_was_is_to_be_as_it_was() {
-        let (mut foreign, there) = (foreign(MAPS), Some(0x7fb4_1a3e_8000));
+        let (foreign, there) = (foreign(MAPS), Some(0x7fb4_1a3e_8000));
         let deaf = Thread { is_deaf: true, ..thread('t', there) };
         assert_eq!(judge(deaf, &foreign), Moment::Bad);
+        let trapped = Thread { has_trap: true, ..thread('t', there) };
+        assert_eq!(judge(trapped, &foreign), Moment::Bad);
         // CRIU's code puts that back.
-        let within = Thread { is_deaf: true, ..thread('S', Some(0x7fb4_1b26_b000)) };
+        let within =
+            Thread { receives: true, is_deaf: true, ..thread('S', Some(0x7fb4_1b26_b000)) };
         assert_eq!(judge(within, &foreign), Moment::Good);
-        foreign.is_written = true;
-        assert_eq!(judge(thread('t', there), &foreign), Moment::Bad);
+    }
+
+    #[test]
+    fn a_page_of_its_own_was_written_to() {
+        let (present, swapped, of_file) = (1 << 63, 1 << 62, 1 << 61);
+        assert!(is_own(present | 7) && is_own(swapped));
+        assert!(!is_own(present | of_file) && !is_own(0) && !is_own(of_file));
+        let own = vec![0x0f_u8, 0x05, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0, 0, 0, 0, 0, 0, 0, 0];
+        let at = u64::try_from(own.as_ptr().addr()).unwrap();
+        assert!(holds(std::process::id(), &(at..at + 16)));
+        assert!(!holds(std::process::id(), &(0..16)));
+    }
+
+    #[test]
+    fn one_at_a_time_ends_it() {
+        let own = std::process::id();
+        let alone = reserve(own).unwrap();
+        assert!(alone.is_some() && reserve(own).unwrap().is_none());
+        drop(alone);
+        assert!(reserve(own).unwrap().is_some());
+        assert_eq!(reserve(u32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -79,7 +79,10 @@ fn guard(args: &GuardianArgs) -> io::Result<()> {
         Ok(_) => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(stand(args))
+    let stood = runtime.block_on(stand(args));
+    // It waits for nobody who still looks at something.
+    runtime.shutdown_background();
+    stood
 }
 
 async fn stand(args: &GuardianArgs) -> io::Result<()> {

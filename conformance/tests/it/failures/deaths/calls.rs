@@ -12,7 +12,7 @@ use super::{Place, Way, catch};
 use crate::harness::{self, library, start};
 
 /// Enough for CRIU to come there on a loaded machine.
-const DEADLINE: &str = "3s";
+const DEADLINE: &str = "5s";
 
 /// Where CRIU stops: behind how many calls after it had the process go on for the third time. Then what it
 /// has mapped is there, and the process closes a file for it: how that ends, and how the next one begins.
@@ -34,7 +34,9 @@ impl State {
     fn of(place: &Place<'_>) -> Vec<Self> {
         let processes = place.dump.freezer.directory().join("cgroup.procs");
         let processes = fs::read_to_string(processes).unwrap();
-        processes.lines().map(Self::of_process).collect()
+        let mut states: Vec<_> = processes.lines().map(Self::of_process).collect();
+        states.sort_by(|one, other| one.pid.cmp(&other.pid));
+        states
     }
 
     fn of_process(pid: &str) -> Self {
@@ -93,9 +95,12 @@ impl Place<'_> {
         self.ticks(counter, &what);
         self.runs_on(&what);
         assert_eq!(State::of(self), before, "{what}");
-        let guardian =
-            fs::read_to_string(self.node.path("/var/lib/kybernate/guardian.log")).unwrap();
-        assert!(!guardian.contains("bad moment"), "{what}: {guardian}");
+        let agent = format!("agent-{}.log", self.node.name());
+        let agent = self.scenario.testbed.private().join(agent);
+        for log in [self.node.path("/var/lib/kybernate/guardian.log"), agent] {
+            let log = fs::read_to_string(log).unwrap();
+            assert!(!log.contains("bad moment"), "{what}: {log}");
+        }
     }
 }
 
