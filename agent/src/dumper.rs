@@ -19,7 +19,7 @@ use crate::cgroup::Freezer;
 use crate::patience::Patience;
 use crate::process::{self, field};
 
-/// How long a good moment is waited for.
+/// How long a good moment is waited for, and for one look, and for others who look.
 const CUT_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long CRIU goes on between two looks.
@@ -27,9 +27,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(3);
 
 /// How long what CRIU has begun may take to come to rest when it is stopped.
 const REST_LIMIT: Duration = Duration::from_millis(40);
-
-/// How long one look may take: what is read may have to be fetched first.
-const LOOK_LIMIT: Duration = Duration::from_millis(500);
 
 /// Bytes at the beginning of the code that CRIU writes over, and some.
 const WRITTEN_OVER: u64 = 64;
@@ -52,6 +49,9 @@ const TRAP: &str = "5";
 
 /// How CRIU's code in a process waits for CRIU (compel, `plugins/std/infect.c`).
 const RECEIVE: [libc::c_long; 2] = [libc::SYS_recvfrom, libc::SYS_recvmsg];
+
+/// The same in one of 32 bits (`socketcall(2)` on x86), and what it is then asked for first.
+const RECEIVE_32: (libc::c_long, [&str; 2]) = (102, ["0xc", "0x11"]);
 
 /// What a look at a container's threads found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,24 +91,16 @@ struct Thread {
 /// before somebody has put right what is left: its sockets deny what they are asked
 /// ([`crate::connections`]). Else it runs from then on.
 pub(crate) async fn cut(criu: u32, freezer: &Freezer, stays: bool) -> io::Result<()> {
-    let (mut tries, mut alone) = (Patience::new(CUT_LIMIT, LOOK_EVERY), None);
+    let _alone = alone(criu).await;
+    let mut tries = Patience::new(CUT_LIMIT, LOOK_EVERY);
     while tries.once_more().await {
-        if alone.is_none() {
-            match reserve(criu) {
-                Ok(Some(found)) => alone = Some(found),
-                Ok(None) => continue,
-                // It has ended.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
         process::signal(criu, Signal::STOP)?;
         let mut rests = Patience::new(REST_LIMIT, LOOK_EVERY);
         let mut moment = Moment::Restless;
         while moment == Moment::Restless && rests.once_more().await {
             let freezer = freezer.clone();
             let looked = tokio::task::spawn_blocking(move || look(criu, &freezer));
-            let looked = tokio::time::timeout(LOOK_LIMIT, looked).await;
+            let looked = tokio::time::timeout(CUT_LIMIT, looked).await;
             // What cannot be looked at must not leave it stopped: it is killed in the end.
             let looked = looked.ok().and_then(Result::ok).and_then(Result::ok);
             moment = looked.unwrap_or(Moment::Bad);
@@ -122,22 +114,42 @@ pub(crate) async fn cut(criu: u32, freezer: &Freezer, stays: bool) -> io::Result
     end(criu, freezer, stays).await
 }
 
-/// Returns what nobody else has who ends the same CRIU, the guardian or an agent, for as long as it is kept:
-/// one would have it go on while another looks at what it has stopped at.
+/// Waits until nobody else ends the same CRIU, the guardian or an agent: one would have it go on while another
+/// looks at what it has stopped at. Returns what keeps others away; they may be late, and are not waited for then.
+async fn alone(criu: u32) -> Option<OwnedFd> {
+    let mut looks = Patience::new(CUT_LIMIT * 2, LOOK_EVERY);
+    while looks.once_more().await {
+        match reserve(criu) {
+            Ok(Some(alone)) => return Some(alone),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, pid = criu, "others may end it as well");
+                return None;
+            }
+        }
+    }
+    None
+}
+
+/// Locks a file of CRIU's in `/proc` that only root may open; nothing when somebody else has.
 fn reserve(criu: u32) -> io::Result<Option<OwnedFd>> {
-    let own = OwnedFd::from(fs::File::open(format!("/proc/{criu}"))?.into_file());
+    let own = OwnedFd::from(fs::File::open(format!("/proc/{criu}/syscall"))?.into_file());
     match rustix::fs::flock(&own, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         locked => Ok(locked.map(|()| Some(own))?),
     }
 }
 
-/// Kills it, with what it may have thawed for its work frozen before.
+/// Kills it, with what it may have thawed for its work frozen before; not where it cannot die before its disk
+/// answers: nobody may be left by then who would let that run.
 async fn end(criu: u32, freezer: &Freezer, stays: bool) -> io::Result<()> {
-    if stays && state(&format!("/proc/{criu}")).is_some() {
+    let dies = state(&format!("/proc/{criu}")).is_some_and(|state| state != 'D');
+    if stays && dies {
         let freezer = freezer.clone();
-        let frozen = tokio::task::spawn_blocking(move || freezer.freeze()).await;
-        if let Err(error) = frozen.map_err(io::Error::other).and_then(|frozen| frozen) {
+        let frozen = tokio::task::spawn_blocking(move || freezer.freeze());
+        let frozen = tokio::time::timeout(CUT_LIMIT, frozen).await.map_err(io::Error::from);
+        let frozen = frozen.and_then(|frozen| frozen.map_err(io::Error::other));
+        if let Err(error) = frozen.and_then(|frozen| frozen) {
             tracing::warn!(%error, "failed to freeze a container whose dump is ended");
         }
     }
@@ -174,15 +186,23 @@ fn of(thread: &str, criu: u32) -> Option<Thread> {
         return None;
     }
     let (call, stat) = (read("syscall"), read("stat"));
-    let number = call.split(' ').next().and_then(|number| number.parse().ok());
     Some(Thread {
         at: program_counter(&call),
-        receives: number.is_some_and(|number| RECEIVE.contains(&number)),
+        receives: receives(&call),
         is_deaf: field(&status, "SigBlk:") == Some(BLOCKED),
         // The last one (`proc_pid_stat(5)`, `exit_code`).
         has_trap: stat.split_ascii_whitespace().next_back() == Some(TRAP),
         state: state(thread),
     })
+}
+
+/// Whether a thread waits for what somebody sends (`proc_pid_syscall(5)`).
+fn receives(call: &str) -> bool {
+    let mut words = call.split_ascii_whitespace();
+    let number: Option<libc::c_long> = words.next().and_then(|number| number.parse().ok());
+    let (number_32, asked) = RECEIVE_32;
+    let is_asked = words.next().is_some_and(|word| asked.contains(&word));
+    number.is_some_and(|number| RECEIVE.contains(&number) || number == number_32 && is_asked)
 }
 
 /// Decides about one thread. One that is stopped is to be where it was found, with what it had blocked. One
@@ -322,6 +342,17 @@ mod tests {
         let at = u64::try_from(own.as_ptr().addr()).unwrap();
         assert!(holds(std::process::id(), &(at..at + 16)));
         assert!(!holds(std::process::id(), &(0..16)));
+    }
+
+    #[test]
+    fn who_receives_is_told_from_others() {
+        let [from, message] = RECEIVE;
+        for call in [format!("{from} 0x3 0x7f"), format!("{message} 0x3"), "102 0xc 0x1".into()] {
+            assert!(receives(&call), "{call}");
+        }
+        for call in ["running\n", "-1 0xc 0x11", "102 0x1 0xc", "102", ""] {
+            assert!(!receives(call), "{call}");
+        }
     }
 
     #[test]

@@ -137,7 +137,9 @@ impl Story {
     pub(super) fn take(&self, node: &Node, id: &str, path: &str, more: &[&str]) -> String {
         let (reference, key) = (self.scenario.reference(path), format!("node-{}", node.name()));
         let words = ["checkpoint", id, &reference, "--plain-http", "--namespace", PODS];
-        let words = [&words[..], &["--sign-key", &key], more].concat();
+        // Sixteen guests are taken side by side, and some are large.
+        let signed = ["--sign-key", &key, "--pause-deadline", "5m"];
+        let words = [&words[..], &signed, more].concat();
         let taken = self.scenario.kyb_json(node, &words).unwrap();
         format!("{reference}@{}", taken["digest"].as_str().unwrap())
     }

@@ -25,6 +25,8 @@ use crate::harness::{self, said, start};
 
 /// The longest pause that is asked for.
 const DEADLINE: Duration = Duration::from_secs(8);
+/// How long a dump that an agent has left may go on.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// What a tick and its being seen may take on top of it, on a loaded machine.
 const SLACK: Duration = Duration::from_secs(4);
 /// The workload's memory: long enough to dump that moments can be told apart.
@@ -251,7 +253,8 @@ impl<'a> Place<'a> {
         let died = !ended && self.dies(victim, &program);
         self.dumped |= victim.is_criu() && (!died || self.dump.says("Dumping finished"));
         self.ticks(before, &what);
-        println!("{what}: ran on after {:?}, died: {died}", began.elapsed());
+        let took = began.elapsed();
+        println!("{what}: ran on after {took:?}, died: {died}");
         if died && victim.is_containerd_for_long() && kyb.try_wait().unwrap().is_none() {
             self.waits(&what);
         }
@@ -281,7 +284,9 @@ impl<'a> Place<'a> {
         self.runs_on(&what);
         // Decision 0040: what was cut short may be dumped without a thread's number, which is refused.
         let spoiled = ["left its code", "the images cannot be judged"];
-        if victim.is_criu() && spoiled.iter().any(|why| said(&next).contains(why)) {
+        // On a machine that is too slow for it, a dump is cut short whoever has died.
+        let cut_short = victim.is_criu() || took >= PATIENCE;
+        if cut_short && spoiled.iter().any(|why| said(&next).contains(why)) {
             println!("{what}: no checkpoint any more: {}", said(&next));
             self.scenario.remove(self.node, "job").unwrap();
             self.begin();
