@@ -5,7 +5,7 @@ mod calls;
 mod rounds;
 
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -233,11 +233,7 @@ impl<'a> Place<'a> {
         let reference = self.scenario.reference(&tag);
         let key = format!("node-{}", self.node.name());
         let deadline = format!("{}s", DEADLINE.as_secs());
-        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let limited = ["--pause-deadline", &deadline];
-        let mut kyb = self.node.command(&[&words[..], self.way.words, &limited].concat());
-        let words = fs::File::create(self.words()).unwrap().into_parts().0;
-        let mut kyb = kyb.stdout(Stdio::null()).stderr(words).spawn().unwrap();
+        let mut kyb = self.ask(&tag, &[self.way.words, &["--pause-deadline", &deadline]].concat());
         let program = self.program(victim, &what);
         let mut ended = false;
         let caught = catch(|| {
@@ -294,6 +290,15 @@ impl<'a> Place<'a> {
             assert!(next.status.success(), "{what}: the next one fails: {}", said(&next));
         }
         died
+    }
+
+    /// Asks for a checkpoint with such a tag. What is said of it goes to [`Self::words`].
+    fn ask(&self, tag: &str, more: &[&str]) -> Child {
+        let (reference, key) = (self.scenario.reference(tag), format!("node-{}", self.node.name()));
+        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
+        let told = fs::File::create(self.words()).unwrap().into_parts().0;
+        let mut kyb = self.node.command(&[&words[..], more].concat());
+        kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap()
     }
 
     /// Whether no operation is under way.
@@ -515,12 +520,7 @@ fn kyb_does_not_wait_for_containerd_when_the_time_is_over() {
     let mut scenario = start();
     harness::on_both(&mut scenario, |scenario, node, agent| {
         let place = Place::new(scenario, node, Some(agent), Way::default());
-        let reference = scenario.reference(&format!("deaths/late:{}", node.name()));
-        let key = format!("node-{}", node.name());
-        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let mut kyb = node.command(&[&words[..], &["--timeout", "8s"]].concat());
-        let told = fs::File::create(place.words()).unwrap().into_parts().0;
-        let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+        let mut kyb = place.ask(&format!("deaths/late:{}", node.name()), &["--timeout", "8s"]);
         assert!(catch(|| MOMENTS[6].1(&place.dump)), "no memory is written\n{}", place.told());
         let (before, program) = (place.dump.counter(), running(node, "containerd"));
         signal(&program, Signal::KILL);

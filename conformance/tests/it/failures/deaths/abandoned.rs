@@ -1,7 +1,5 @@
 //! Agent and guardian die in one moment, so that nobody is left to let the source run.
 
-use std::process::Stdio;
-
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use rustix::process::Signal;
@@ -13,12 +11,7 @@ impl Place<'_> {
     /// Kills the agent and its guardian in the middle of a pause, so that nobody is left to end it.
     fn abandoned(&mut self, tag: &str) {
         let tag = format!("deaths/both:{tag}-{}", self.node.name());
-        let (reference, key) =
-            (self.scenario.reference(&tag), format!("node-{}", self.node.name()));
-        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let told = fs::File::create(self.words()).unwrap().into_parts().0;
-        let mut kyb = self.node.command(&words);
-        let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+        let mut kyb = self.ask(&tag, &[]);
         assert!(catch(|| MOMENTS[6].1(&self.dump)), "no memory is written\n{}", self.told());
         let guardians = processes(self.node, guards);
         signal(&guardians, Signal::STOP);

@@ -3,7 +3,6 @@
 
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::path::Path;
-use std::process::Stdio;
 
 use fs_err as fs;
 use kybernate_conformance::node::Node;
@@ -77,12 +76,8 @@ impl Place<'_> {
         let before = State::of(self);
         let stopped = self.node.path("/run/criu-stopped");
         fs::write(self.node.path("/run/criu-stops"), format!("{CONTINUED} {calls}")).unwrap();
-        let reference = self.scenario.reference(&format!("deaths/{}:{calls}", self.node.name()));
-        let key = format!("node-{}", self.node.name());
-        let words = ["kyb", "checkpoint", "job", &reference, "--plain-http", "--sign-key", &key];
-        let mut kyb = self.node.command(&[&words[..], &["--pause-deadline", DEADLINE]].concat());
-        let told = fs::File::create(self.words()).unwrap().into_parts().0;
-        let mut kyb = kyb.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+        let tag = format!("deaths/{}:{calls}", self.node.name());
+        let mut kyb = self.ask(&tag, &["--pause-deadline", DEADLINE]);
         let mut ended = None;
         let caught = catch(|| {
             ended = kyb.try_wait().unwrap();
