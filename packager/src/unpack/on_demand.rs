@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use kybernate_spec::page_index::{Chunk, SEGMENT_BYTES};
 use kybernate_spec::{Descriptor, chain};
 use tokio::runtime::Handle;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::task::JoinSet;
 
 mod kept;
@@ -92,6 +92,8 @@ struct Shared {
     reads: Semaphore,
     buffers: Arc<Buffers>,
     claims: Claims,
+    /// Whether what was read last is stored, and not a hole.
+    reading: watch::Sender<bool>,
     // These are held for a look only, never across an `.await`.
     kept: Mutex<Kept>,
     ahead: Mutex<JoinSet<()>>,
@@ -136,6 +138,7 @@ impl OnDemand {
             reads: Semaphore::new(READS),
             buffers: Arc::default(),
             claims: Claims::default(),
+            reading: watch::Sender::default(),
             kept: Mutex::default(),
             ahead: Mutex::default(),
             failure: Mutex::default(),
@@ -188,8 +191,8 @@ impl OnDemand {
         self.shared.shards.iter().fold(0, |sum, shard| sum.saturating_add(shard.size))
     }
 
-    /// Begins to fetch what is read first, the beginning of the largest file, before it is read. What
-    /// comes lies in `directory` until then.
+    /// Begins to fetch the largest file before it is read, every second chunk first. What comes lies in
+    /// `directory` until then.
     pub fn begin(&self, directory: &Path) {
         let Some(file) = self.files.iter().max_by_key(|file| file.length).cloned() else { return };
         let (shared, directory) = (Arc::clone(&self.shared), directory.to_owned());
@@ -229,6 +232,7 @@ impl Drop for OnDemand {
 impl Drop for PagesReader {
     fn drop(&mut self) {
         lock(&self.shared.kept).leave(self.number);
+        self.shared.is_reading(false);
     }
 }
 
@@ -251,6 +255,7 @@ impl PagesReader {
             chunks.entry(piece.key).or_insert_with(kept);
         }
         shared.fetch_ahead(&next);
+        shared.is_reading(!pieces.is_empty());
         let mut parts = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let content = chunks.get(&piece.key).ok_or(Unreadable)?;
@@ -271,12 +276,14 @@ impl PagesReader {
             }
             (pieces(&place, stretch), chunks_after(&place, stretch))
         };
+        let is_stored = !pieces.is_empty();
         let mut parts = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let content = lock(&shared.kept).ready(self.number, piece.key)?;
             parts.push((piece, part(&content, piece)?));
         }
         shared.fetch_ahead(&next);
+        shared.is_reading(is_stored);
         shared.join(&parts, stretch)
     }
 
@@ -333,6 +340,11 @@ impl Shared {
         }
         let fetched = content.get_or_try_init(|| self.bring(key)).await;
         fetched.cloned().map_err(|error| self.fail(error))
+    }
+
+    /// Notes whether what is read is stored. In a hole there is time for the spool.
+    fn is_reading(&self, is_stored: bool) {
+        self.reading.send_if_modified(|reading| std::mem::replace(reading, is_stored) != is_stored);
     }
 
     /// Begins to fetch chunks that will be asked for, as long as there is room.

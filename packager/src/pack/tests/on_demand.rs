@@ -117,6 +117,35 @@ async fn what_came_before_it_is_read_lies_ready() {
 }
 
 #[tokio::test]
+async fn it_comes_before_it_is_read_while_a_hole_is_read() {
+    let mut content = noise(4 * MIB, 1);
+    content.extend(vec![0; 8 << 20]);
+    content.extend(noise(40 * MIB, 2));
+    let packed = Packed::of(&[(0x10_0000, content.clone())]).await;
+    let progress = Progress::default();
+    let pages = packed.begin(&progress).await.unwrap();
+    let before = progress.snapshot().transferred;
+    let fetched = || (progress.snapshot().transferred - before) / u64::from(CHUNK_BYTES);
+    let reader = pages.read(&pages.files()[0]).unwrap();
+    assert!(reader.at(0, READ_BYTES_MAX).await.unwrap() == content[..1 << 20]);
+    pages.begin(packed.scratch.path());
+    // The reader has one, and has three fetched; nobody else fetches.
+    for turn in 0..1000 {
+        tokio::task::yield_now().await;
+        assert!(fetched() <= 4, "{} in turn {turn}", fetched());
+    }
+    assert!(reader.at(6 * MIB, 4096).await.unwrap() == [0; 4096][..]);
+    let more = async {
+        while fetched() < 8 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_mins(1), more).await.unwrap();
+    assert!(read(&reader, READ_BYTES_MAX).await == content);
+    assert_eq!(fetched(), 11);
+}
+
+#[tokio::test]
 async fn anywhere_and_by_several_at_once_it_is_the_same() {
     let packed = Packed::of(&various()).await;
     let pages = packed.begin(&Progress::default()).await.unwrap();

@@ -1,12 +1,12 @@
 //! Chunks that are fetched before anybody reads them, and lie beside the dump until then.
 //!
 //! Before CRIU reads memory, a container has to be made and CRIU has to start: meanwhile come more
-//! chunks than are kept in memory. They are fetched in the order in which they will be read, until
-//! whoever reads has caught up; from then on chunks go right to the reader. It is an advantage only:
-//! what does not come this way is fetched by whoever reads it, who also says why it cannot be.
+//! chunks than are kept in memory. While somebody reads what is stored, chunks go right to the reader,
+//! and none come here: they would be written and read once more. It is an advantage only: what does
+//! not come this way is fetched by whoever reads it, who also says why it cannot be.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use super::kept::{Buffers, ChunkKey};
 use super::place::{chunks_of, u64_of};
-use super::{AHEAD, LOOK_AHEAD, PagesFile, Shared, lock};
+use super::{LOOK_AHEAD, PagesFile, Shared, lock};
 use crate::pack::upload::blocking;
 use crate::unpack::pages::{ChunkHasher, Incoming};
 use crate::unpack::{UnpackError, contradiction};
@@ -72,13 +72,6 @@ struct Slot {
     again: mpsc::Sender<u16>,
 }
 
-/// Whether a chunk is to be spooled.
-enum Found {
-    New(Arc<Spooled>),
-    Spooled,
-    Read,
-}
-
 impl Claims {
     /// Notes that a chunk is read. Returns it when it is in the spool, where it is not any more.
     pub(super) fn read(&self, key: ChunkKey) -> Option<Arc<Spooled>> {
@@ -93,17 +86,18 @@ impl Claims {
         matches!(lock(&self.0).get(&key), Some(Claim::Reader))
     }
 
+    /// Whether a chunk is somebody's.
+    fn is_taken(&self, key: ChunkKey) -> bool {
+        lock(&self.0).contains_key(&key)
+    }
+
     /// Gives a chunk this room, unless it is somebody's.
-    fn spool(&self, key: ChunkKey, slot: Slot) -> Found {
-        match lock(&self.0).entry(key) {
-            Entry::Occupied(claim) if matches!(claim.get(), Claim::Reader) => Found::Read,
-            Entry::Occupied(_) => Found::Spooled,
-            Entry::Vacant(vacant) => {
-                let spooled = Arc::new(Spooled { slot, length: OnceCell::new() });
-                vacant.insert(Claim::Spool(Arc::clone(&spooled)));
-                Found::New(spooled)
-            }
-        }
+    fn spool(&self, key: ChunkKey, slot: Slot) -> Option<Arc<Spooled>> {
+        let mut claims = lock(&self.0);
+        let Entry::Vacant(vacant) = claims.entry(key) else { return None };
+        let spooled = Arc::new(Spooled { slot, length: OnceCell::new() });
+        vacant.insert(Claim::Spool(Arc::clone(&spooled)));
+        Some(spooled)
     }
 }
 
@@ -160,7 +154,9 @@ impl Spooled {
 }
 
 impl Shared {
-    /// Spools a file's chunks in `directory`, until whoever reads it has caught up.
+    /// Spools a file's chunks in `directory`, in the order in which they will be read: every second one,
+    /// beginning with the first, then the others. Whoever reads finds one there while the next one
+    /// comes, so that neither waits for the other.
     pub(super) async fn spool(
         self: Arc<Self>,
         file: PagesFile,
@@ -169,41 +165,45 @@ impl Shared {
         let failed = |error| UnpackError::Io("fetch memory before it is read", error);
         let directory = directory.to_owned();
         let mut room = blocking(move || Room::make(&directory)).await.map_err(failed)?;
-        let (mut fetching, mut read) = (JoinSet::new(), HashSet::new());
-        let mut cursor = self.plan.files.get(file.number).ok_or_else(contradiction)?.start;
-        let mut left = file.length.div_ceil(SEGMENT_BYTES.into());
-        'file: while left > 0 {
-            let count = usize::try_from(left).unwrap_or(LOOK_AHEAD).min(LOOK_AHEAD);
-            let plan = Arc::clone(&self.plan);
-            let next = blocking(move || Ok(plan.segments(cursor, count))).await;
-            let (segments, end) = next.map_err(failed)??;
-            if segments.is_empty() {
-                return Err(contradiction());
-            }
-            (left, cursor) = (left.saturating_sub(u64_of(segments.len())), end);
-            for key in segments.into_iter().flatten().flat_map(chunks_of) {
-                let Some(slot) = room.next().await else { break 'file };
-                match self.claims.spool(key, slot) {
-                    Found::New(spooled) => {
-                        let shared = Arc::clone(&self);
-                        fetching.spawn(async move { shared.fetch_into(&spooled, key).await });
-                    }
-                    Found::Spooled => {}
-                    Found::Read => {
-                        read.insert(key);
-                    }
+        let (mut spooling, mut readers) = (JoinSet::new(), self.reading.subscribe());
+        let start = self.plan.files.get(file.number).ok_or_else(contradiction)?.start;
+        let mut first = None;
+        'file: for turn in [0, 1] {
+            let (mut cursor, mut left) = (start, file.length.div_ceil(SEGMENT_BYTES.into()));
+            let mut last = None;
+            while left > 0 {
+                let count = usize::try_from(left).unwrap_or(LOOK_AHEAD).min(LOOK_AHEAD);
+                let plan = Arc::clone(&self.plan);
+                let next = blocking(move || Ok(plan.segments(cursor, count))).await;
+                let (segments, end) = next.map_err(failed)??;
+                if segments.is_empty() {
+                    return Err(contradiction());
                 }
-                // Some that were read are here again; a reader has as many as `AHEAD` on the way.
-                let mut goes_on = read.len() <= AHEAD;
-                while goes_on && fetching.len() >= AT_ONCE {
-                    goes_on = matches!(fetching.join_next().await, Some(Ok(true)));
-                }
-                if !goes_on {
-                    break 'file;
+                (left, cursor) = (left.saturating_sub(u64_of(segments.len())), end);
+                for key in segments.into_iter().flatten().flat_map(chunks_of) {
+                    let is_next = (key.1 ^ *first.get_or_insert(key.1)) & 1 == turn;
+                    // One chunk may have many runs.
+                    if last.replace(key) == Some(key) || !is_next || self.claims.is_taken(key) {
+                        continue;
+                    }
+                    let Some(slot) = room.next().await else { break 'file };
+                    // Whoever reads comes first, and is not waited for in a hole.
+                    let ended = readers.wait_for(|reading| !*reading).await.is_err();
+                    if ended || lock(&self.failure).is_some() {
+                        break 'file;
+                    }
+                    let Some(spooled) = self.claims.spool(key, slot) else { continue };
+                    let shared = Arc::clone(&self);
+                    spooling.spawn(async move { shared.fetch_into(&spooled, key).await });
+                    while spooling.len() >= AT_ONCE {
+                        if !matches!(spooling.join_next().await, Some(Ok(true))) {
+                            break 'file;
+                        }
+                    }
                 }
             }
         }
-        while fetching.join_next().await.is_some() {}
+        while spooling.join_next().await.is_some() {}
         Ok(())
     }
 
