@@ -3,7 +3,8 @@
     counter.py MIB LOG
 
 Each line of LOG is a step: its number, which is counted on the GPU, and whether one block of the memory
-is what it was. After SIGUSR1 the next line is about all blocks. It needs nothing but CUDA's driver.
+is what it was. After SIGUSR1 the next line is about all blocks. After SIGUSR2 it has the GPU work for some
+seconds, and says so first. It needs nothing but CUDA's driver.
 """
 
 import ctypes
@@ -12,6 +13,8 @@ import sys
 import time
 
 BLOCK = 1 << 20
+# The GPU fills as many bytes as often: about 0.4 ms each on an H200.
+SCRATCH, FILLS = 1 << 30, 30000
 cuda = ctypes.CDLL("libcuda.so.1")
 
 
@@ -50,13 +53,27 @@ def is_right(block):
     return found.raw == value(block).to_bytes(4, "little") * (BLOCK // 4)
 
 
-wanted = []
+def work():
+    """Gives the GPU work, and does not wait for it."""
+    scratch = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(scratch), ctypes.c_size_t(SCRATCH))
+    for number in range(FILLS):
+        count = ctypes.c_size_t(SCRATCH // 4)
+        call("cuMemsetD32Async", scratch, ctypes.c_uint(number), count, ctypes.c_void_p())
+
+
+wanted, asked = [], []
 signal.signal(signal.SIGUSR1, lambda *_: wanted.append(True))
+signal.signal(signal.SIGUSR2, lambda *_: asked.append(True))
 with open(log, "a", buffering=1) as out:
     while True:
         call("cuMemcpyDtoH_v2", ctypes.byref(step), counter, ctypes.c_size_t(4))
         step.value += 1
         call("cuMemcpyHtoD_v2", counter, ctypes.byref(step), ctypes.c_size_t(4))
+        if asked:
+            asked.clear()
+            out.write(f"{step.value} works\n")
+            work()
         if wanted:
             wanted.clear()
             right = all(is_right(block) for block in range(blocks))

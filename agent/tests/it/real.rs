@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use kybernate_agent::config::{GpuConfig, GpuMethod, GpuStorage};
-use kybernate_agent::gpu::{Gpus, State};
+use kybernate_agent::gpu::{Failure, GpuError, Gpus, State};
 
 use crate::simulation::{asking, until};
 
@@ -64,11 +64,15 @@ impl Counter {
         last.split(' ').next().unwrap().parse().unwrap_or(0)
     }
 
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([name, &self.pid().to_string()]).status();
+        assert!(status.unwrap().success());
+    }
+
     /// Waits until it goes on, and all of its memory is what it was.
     async fn goes_on(&self) {
         let (steps, looks) = (self.steps(), self.log().matches("all True").count());
-        let status = Command::new("kill").args(["-USR1", &self.pid().to_string()]).status();
-        assert!(status.unwrap().success());
+        self.signal("-USR1");
         let looked = || self.log().matches("all True").count() > looks && self.steps() > steps;
         assert!(until(looked).await, "it does not go on: {} {}", self.log(), self.output());
     }
@@ -89,14 +93,18 @@ fn gpus() -> Option<Gpus> {
         println!("SKIPPED: this machine has no NVIDIA driver");
         return None;
     }
-    Some(asking(GpuConfig {
+    Some(asking(config()))
+}
+
+fn config() -> GpuConfig {
+    GpuConfig {
         method: GpuMethod::Driver,
         storage: GpuStorage::Pages,
         driver: None,
         management: "libnvidia-ml.so.1".into(),
         lock_limit: Duration::from_secs(10),
         limit: Duration::from_mins(2),
-    }))
+    }
 }
 
 fn milliseconds(times: &mut [Duration]) -> String {
@@ -130,6 +138,68 @@ async fn memory_goes_from_a_gpu_and_comes_back() {
         }
         let (away, back) = (milliseconds(&mut away), milliseconds(&mut back));
         println!("{mib} MiB: away {away} ms, back {back} ms, {rounds} rounds");
+    }
+}
+
+#[tokio::test]
+async fn what_stands_in_the_way_is_told_and_passes() {
+    let Some(gpus) = gpus() else { return };
+    let counter = Counter::with(4096).await;
+    counter.signal("-STOP");
+    let error = gpus.find(&[counter.pid()]).await.unwrap_err();
+    println!("stopped: {error}");
+    assert!(matches!(error, GpuError::Failed(Failure::Stopped(pid)) if pid == counter.pid()));
+    counter.signal("-CONT");
+    counter.goes_on().await;
+
+    let held = gpus.find(&[counter.pid()]).await.unwrap();
+    counter.signal("-USR2");
+    assert!(until(|| counter.log().contains("works")).await);
+    // What the GPU has been given it does, and the driver waits for it; nothing more is taken on.
+    let began = Instant::now();
+    gpus.take(&held).await.unwrap();
+    println!("it works: away after {} ms", began.elapsed().as_millis());
+    gpus.bring_back(&held).await.unwrap();
+    counter.goes_on().await;
+
+    let held = gpus.find(&[counter.pid()]).await.unwrap();
+    gpus.take(&held).await.unwrap();
+    let facts = gpus.facts().await.unwrap().unwrap();
+    let most = u32::try_from(facts.devices[0].memory_bytes >> 20).unwrap();
+    let other = Counter::with(most - 3072).await;
+    let error = gpus.bring_back(&held).await.unwrap_err();
+    println!("no room: {error}");
+    assert!(matches!(error, GpuError::Failed(Failure::Room { .. })));
+    let steps = other.steps();
+    assert!(
+        until(|| other.steps() > steps).await,
+        "the other one was disturbed: {}",
+        other.output()
+    );
+    drop(other);
+    gpus.bring_back(&held).await.unwrap();
+    counter.goes_on().await;
+}
+
+#[tokio::test]
+async fn memory_comes_back_when_who_asks_is_killed() {
+    let Some(gpus) = gpus() else { return };
+    let counter = Counter::with(8192).await;
+    let states = async || gpus.states(&[counter.pid()]).await.unwrap();
+    for milliseconds in [50, 300, 700, 1500, 3000, 4000] {
+        let held = gpus.find(&[counter.pid()]).await.unwrap();
+        let limit = Duration::from_millis(milliseconds);
+        // Nobody waits for the process that asks any more: it is killed.
+        let taken = tokio::time::timeout(limit, gpus.take(&held)).await;
+        println!("killed after {milliseconds} ms: {taken:?}, {:?}", states().await);
+        gpus.bring_back(&held).await.unwrap();
+        counter.goes_on().await;
+        gpus.take(&held).await.unwrap();
+        let brought = tokio::time::timeout(limit / 2, gpus.bring_back(&held)).await;
+        println!("killed on the way back: {brought:?}, {:?}", states().await);
+        gpus.bring_back(&held).await.unwrap();
+        assert_eq!(states().await, [(counter.pid(), State::Running)]);
+        counter.goes_on().await;
     }
 }
 
