@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use kybernate_agent::config::{GpuConfig, GpuMethod, GpuStorage};
 use kybernate_agent::gpu::{Failure, GpuError, Gpus, State};
+use tokio::sync::{Mutex, MutexGuard};
 
 use crate::simulation::{asking, until};
 
 /// So many MiB go and come so often.
 const ROUNDS: [(u32, usize); 3] = [(256, 10), (4096, 10), (16384, 3)];
+
+/// Who holds it has the GPU: its room and its time are what the tests are about.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// A process with so much memory on the first GPU.
 struct Counter {
@@ -80,31 +84,31 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        // What was restored is nobody's child here.
-        let pid = self.child.id().to_string();
-        drop(Command::new("kill").args(["-KILL", &pid]).stderr(Stdio::null()).status());
+        // What was restored is nobody's child here, and what was not has left its id to others.
+        let words = fs::read_to_string(format!("/proc/{}/cmdline", self.pid())).unwrap_or_default();
+        if words.contains(&*self.directory.path().to_string_lossy()) {
+            self.signal("-KILL");
+        }
         self.child.wait().map(drop).unwrap_or_default();
     }
 }
 
-/// Returns who asks the driver of this machine; `None` where there is none.
-fn gpus() -> Option<Gpus> {
+/// Returns who asks the driver of this machine, and what keeps the GPU from the other tests; `None` where
+/// there is no driver.
+async fn gpus() -> Option<(Gpus, MutexGuard<'static, ()>)> {
     if !Path::new("/proc/driver/nvidia/version").exists() {
         println!("SKIPPED: this machine has no NVIDIA driver");
         return None;
     }
-    Some(asking(config()))
-}
-
-fn config() -> GpuConfig {
-    GpuConfig {
+    let gpus = asking(GpuConfig {
         method: GpuMethod::Driver,
         storage: GpuStorage::Pages,
         driver: None,
         management: "libnvidia-ml.so.1".into(),
         lock_limit: Duration::from_secs(10),
         limit: Duration::from_mins(2),
-    }
+    });
+    Some((gpus, ALONE.lock().await))
 }
 
 fn milliseconds(times: &mut [Duration]) -> String {
@@ -116,7 +120,7 @@ fn milliseconds(times: &mut [Duration]) -> String {
 
 #[tokio::test]
 async fn memory_goes_from_a_gpu_and_comes_back() {
-    let Some(gpus) = gpus() else { return };
+    let Some((gpus, _alone)) = gpus().await else { return };
     println!("{:?}", gpus.facts().await);
     println!("custom storage: {:?}", gpus.has_storage().await);
     for (mib, rounds) in ROUNDS {
@@ -143,7 +147,7 @@ async fn memory_goes_from_a_gpu_and_comes_back() {
 
 #[tokio::test]
 async fn what_stands_in_the_way_is_told_and_passes() {
-    let Some(gpus) = gpus() else { return };
+    let Some((gpus, _alone)) = gpus().await else { return };
     let counter = Counter::with(4096).await;
     counter.signal("-STOP");
     let error = gpus.find(&[counter.pid()]).await.unwrap_err();
@@ -183,7 +187,7 @@ async fn what_stands_in_the_way_is_told_and_passes() {
 
 #[tokio::test]
 async fn memory_comes_back_when_who_asks_is_killed() {
-    let Some(gpus) = gpus() else { return };
+    let Some((gpus, _alone)) = gpus().await else { return };
     let counter = Counter::with(8192).await;
     let states = async || gpus.states(&[counter.pid()]).await.unwrap();
     for milliseconds in [50, 300, 700, 1500, 3000, 4000] {
@@ -205,7 +209,7 @@ async fn memory_comes_back_when_who_asks_is_killed() {
 
 #[tokio::test]
 async fn criu_dumps_and_restores_what_was_on_a_gpu() {
-    let Some(gpus) = gpus() else { return };
+    let Some((gpus, _alone)) = gpus().await else { return };
     if Command::new("criu").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("SKIPPED: this machine has no CRIU");
         return;
