@@ -23,11 +23,13 @@ mod mounts;
 mod origin;
 mod size;
 mod source;
+mod tagged;
 mod take;
 
 #[cfg(test)]
 pub(crate) use self::capture::{Tree, capture};
 pub(crate) use self::source::{Source, Wanted, examine};
+pub(crate) use self::tagged::finish_tag;
 pub(crate) use self::take::{STORED, run};
 use crate::app::Rejection;
 use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};

@@ -30,7 +30,7 @@ pub use self::cancel::{CancelError, Cancelled, Stopped};
 use self::journal::{Journal, Lines, surplus};
 pub use self::record::RefusedBy;
 pub(crate) use self::record::{
-    Conclusion, Kind, Made, Record, Sizes, SourceEnd, State, Suspension, TagState,
+    Conclusion, Kind, Made, Record, Sizes, SourceEnd, State, Suspension, TagState, Tagging,
 };
 use crate::metrics::Metrics;
 use crate::runtime::Namespace;

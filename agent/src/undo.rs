@@ -16,7 +16,7 @@ mod end;
 use self::end::{end_criu, end_processes, end_restore, end_task};
 use crate::app::App;
 use crate::cgroup::Freezer;
-use crate::checkpoint::STORED;
+use crate::checkpoint::{self, STORED};
 use crate::container;
 use crate::criu_config;
 use crate::gpu::{GpuError, Gpus, Held};
@@ -234,22 +234,30 @@ async fn recover_one(
     driver: &Driver,
     cancel: &CancellationToken,
 ) -> Option<Conclusion> {
+    let finished = async {
+        match checkpoint::finish_tag(driver, record).await {
+            None => restore::finish_claim(app, driver, record).await,
+            known => known,
+        }
+    };
     let known = match record.conclusion.clone() {
         None => tokio::select! {
-            found = restore::finish_claim(app, driver, record) => found,
+            found = finished => found,
             () = cancel.cancelled() => return None,
         },
         known => known,
     };
     let conclusion = known.unwrap_or_else(|| {
         let told = if record.stored.is_some() { STORED } else { "" };
-        let ended = format!("the agent ended in the middle of the operation{told}");
-        driver.ends(Conclusion::failed(ended, None))
+        driver.ends(Conclusion::failed(format!("{ENDED}{told}"), None))
     });
     let Record { namespace, container, .. } = record;
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
 }
+
+/// What is said of an operation that no agent has ended.
+pub(crate) const ENDED: &str = "the agent ended in the middle of the operation";
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

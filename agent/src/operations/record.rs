@@ -46,6 +46,9 @@ pub(crate) struct Record {
     /// How it ends once everything is undone; kept when that does not work at once.
     #[serde(default)]
     pub(crate) conclusion: Option<Conclusion>,
+    /// What a checkpoint was about to do when nothing but its tag was missing.
+    #[serde(default)]
+    pub(crate) tagging: Option<Tagging>,
     /// How a checkpoint ends once its source is stopped: it is in the registry.
     #[serde(default)]
     pub(crate) stored: Option<Conclusion>,
@@ -76,6 +79,16 @@ pub(crate) struct Record {
     /// What was suspended or resumed in place.
     #[serde(default)]
     pub(crate) suspension: Option<Suspension>,
+}
+
+/// A checkpoint is about to get its tag. Who has sent that and died has heard no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tagging {
+    pub(crate) plain_http: bool,
+    /// Whether its source is to be stopped then.
+    pub(crate) stops: bool,
+    /// How it ends if it has the tag.
+    pub(crate) conclusion: Conclusion,
 }
 
 /// How an operation ended.
@@ -404,6 +417,7 @@ impl Record {
             made: Vec::new(),
             tag: TagState::None,
             conclusion: None,
+            tagging: None,
             stored: None,
             deadline: None,
             cancelled: None,
@@ -428,7 +442,8 @@ impl Record {
         let Sizes { transferred_bytes, .. } = self.sizes;
         self.sizes = Sizes { transferred_bytes, ..sizes };
         (self.state, self.error, self.refused_by) = (state, error, refused_by);
-        (self.restored_pid, self.tag, self.conclusion) = (restored_pid, tag, None);
+        (self.restored_pid, self.tag) = (restored_pid, tag);
+        (self.conclusion, self.tagging) = (None, None);
     }
 
     /// Writes down that it did what it was to and how it ends, when only what `is_temporary` has to be

@@ -3,13 +3,13 @@
 use kybernate_packager::pack::{PackError, PackRequest, Packed, Runnable, pack};
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::Store;
-use kybernate_spec::chain;
+use kybernate_spec::{Tag, chain};
 
 use super::{COMMITTED, Captured, STOP_LIMIT, Taking, conclude};
 use crate::checkpoint::base::Opened;
 use crate::checkpoint::error::{CheckpointError, NO_IMAGE};
 use crate::checkpoint::{After, Naming, facts, gpu};
-use crate::operations::{Conclusion, OperationsError, Record};
+use crate::operations::{Conclusion, OperationsError, Record, Tagging};
 
 impl Taking<'_> {
     /// Packs, pushes, signs and, last of all, tags.
@@ -57,10 +57,13 @@ impl Taking<'_> {
             record.base = base;
         };
         self.driver.note(noted);
-        if let Naming::Signed(key, _) = &self.order.naming {
-            self.driver.step("sign");
-            sign(store, &packed.index, &key.key).await?;
-        }
+        let conclusion = conclude(&packed, &self.order.naming);
+        let tag = match &self.order.naming {
+            Naming::Signed(_, tag) | Naming::Unsigned(tag) => Some(tag),
+            Naming::ByClient(tag) => stops.then_some(tag),
+        };
+        let (signed, ()) = tokio::join!(self.sign(store, &packed), self.will_tag(tag, &conclusion));
+        signed?;
         if stops {
             self.stands_still().await?;
         }
@@ -69,16 +72,34 @@ impl Taking<'_> {
         if let Some(guardian) = self.guardian.as_mut().filter(|_| stops) {
             guardian.extend(STOP_LIMIT).await?;
         }
-        let tag = match &self.order.naming {
-            Naming::Signed(_, tag) | Naming::Unsigned(tag) => Some(tag),
-            Naming::ByClient(tag) => stops.then_some(tag),
-        };
         if let Some(tag) = tag {
             self.driver.step("tag");
             store.tag(&packed.index, tag).await?;
         }
-        self.stored(conclude(&packed, &self.order.naming)).await?;
+        self.stored(conclusion).await?;
         Ok(packed)
+    }
+
+    /// Signs it, where that is the agent's.
+    async fn sign(&self, store: &Store, packed: &Packed) -> Result<(), CheckpointError> {
+        if let Naming::Signed(key, _) = &self.order.naming {
+            self.driver.step("sign");
+            sign(store, &packed.index, &key.key).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes down that it is about to have a tag: an agent that comes after us looks for it, since we may
+    /// die before we hear that it is there.
+    async fn will_tag(&self, tag: Option<&Tag>, conclusion: &Conclusion) {
+        if tag.is_none() {
+            return;
+        }
+        let (plain_http, stops) = (self.order.plain_http, self.order.after == After::Stop);
+        let tagging = Tagging { plain_http, stops, conclusion: conclusion.clone() };
+        if let Err(error) = self.driver.update(|record| record.tagging = Some(tagging)).await {
+            tracing::error!(error = %chain(&error), "failed to keep an operation");
+        }
     }
 
     /// Writes down that the checkpoint is stored: it is, whoever dies now.
