@@ -151,8 +151,13 @@ impl Source {
     /// Looks at the container. Everything that can be known to fail, fails here.
     pub(crate) async fn find(app: &Arc<App>, wanted: &Wanted) -> Result<Self, Rejection> {
         let Examined { findings, source } = examine(app, wanted).await?;
-        for finding in findings.iter().filter(|finding| !finding.refuses()) {
-            tracing::warn!(container = wanted.container, %finding, "a checkpoint may miss something");
+        for finding in &findings {
+            let (container, check) = (&wanted.container, finding.check.words().id);
+            if finding.refuses() {
+                tracing::info!(container, check, %finding, "a checkpoint is refused");
+            } else {
+                tracing::warn!(container, check, %finding, "a checkpoint may miss something");
+            }
         }
         if source.is_none() {
             let reasons: BTreeSet<Check> =

@@ -5,7 +5,7 @@ use kybernate_spec::chain;
 
 use super::cancel::ENDS;
 use super::record::step_times;
-use super::{Conclusion, Driver, OperationsError, Record};
+use super::{Conclusion, Driver, OperationsError, Record, RefusedBy};
 
 impl Driver {
     /// Ends the operation, and its span with what it did.
@@ -71,6 +71,7 @@ impl Driver {
                 operation.id = record.id,
                 operation.kind = ?record.kind,
                 operation.state = ?record.state,
+                operation.refused_by = record.refused_by.map(RefusedBy::name),
                 container = record.container,
                 reference = record.reference,
                 error = record.error,

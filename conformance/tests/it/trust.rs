@@ -51,6 +51,15 @@ fn logged(scenario: &Scenario, node: &Node, words: &str) -> Option<String> {
     log.lines().find(|line| line.contains(words)).map(str::to_owned)
 }
 
+/// A refusal is in the log of a node's agent, and was counted once for each of these kinds of operations.
+pub(crate) fn are_told(scenario: &Scenario, node: &Node, reason: &str, kinds: &[&str]) {
+    let figure = |kind: &&str| format!(r#"refusals_total{{kind="{kind}",reason="{reason}"}}"#);
+    let figures: Vec<_> = kinds.iter().map(figure).collect();
+    are_counted(node, &figures.iter().map(String::as_str).collect::<Vec<_>>());
+    let typed = format!("operation.state=Refused operation.refused_by=\"{reason}\"");
+    assert!(logged(scenario, node, &typed).is_some(), "{typed} is not in the log");
+}
+
 /// Whether each of these was counted once.
 pub(crate) fn are_counted(node: &Node, figures: &[&str]) {
     let page = ["curl", "-s", "--unix-socket", METRICS, "http://x/metrics"];
@@ -121,13 +130,10 @@ fn are_refused(scenario: &Scenario, node: &Node, reference: &str) {
     let words = ["checkpoint", "job", &reference, "--plain-http", "--unsigned"];
     let output = scenario.kyb(node, &words).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    are_counted(
-        node,
-        &[
-            r#"refusals_total{kind="restore",reason="identity"}"#,
-            r#"refusals_total{kind="checkpoint",reason="mount"}"#,
-        ],
-    );
+    are_told(scenario, node, "identity", &["restore"]);
+    are_counted(node, &[r#"refusals_total{kind="checkpoint",reason="mount"}"#]);
+    let line = logged(scenario, node, "a checkpoint is refused").unwrap();
+    assert!(line.contains("check=\"mount\""), "{line}");
 }
 
 /// Digests of what a checkpoint consists of: its documents' configs, and everything else.
@@ -159,6 +165,18 @@ fn fetched(scenario: &Scenario, from: usize, blobs: &BTreeSet<String>) -> BTreeS
 /// Stands in for node b's CRIU, and says that it is as old as node a's.
 const CRIU: &str = "#!/bin/sh\n[ \"$1\" = --version ] && exec echo Version: 4.1\n\
                     exec /usr/sbin/criu.real \"$@\"\n";
+
+/// Notes whenever CRIU is told to take or to restore something.
+const NOTES: &str = "#!/bin/sh\n[ \"$1\" = swrk ] && echo \"$@\" >>/run/criu-ran\n\
+                     exec /usr/sbin/criu.real \"$@\"\n";
+const NOTED: &str = "/run/criu-ran";
+
+/// Has a script stand in for a node's CRIU.
+fn replace_criu(node: &Node, script: &str) {
+    node.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.real"]).unwrap();
+    fs::write(node.path("/usr/sbin/criu"), script).unwrap();
+    node.run(&["chmod", "755", "/usr/sbin/criu"]).unwrap();
+}
 
 /// Has a node refuse a checkpoint of node b's for `reason`, and looks at what was fetched for that.
 pub(crate) fn costs_no_payload(
@@ -204,12 +222,11 @@ fn what_a_signature_or_a_fact_refuses_costs_no_payload() {
     assert!(output.status.success(), "{}", said(&output));
     assert!(fetched(&scenario, from, &payload).len() > 2);
 
-    b.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.real"]).unwrap();
-    fs::write(b.path("/usr/sbin/criu"), CRIU).unwrap();
-    b.run(&["chmod", "755", "/usr/sbin/criu"]).unwrap();
+    replace_criu(b, CRIU);
     // The agent believes what it saw for a minute.
-    scenario.next_agent("b", "").unwrap();
+    scenario.next_agent("b", &format!("metrics = \"unix:{METRICS}\"\n")).unwrap();
     costs_no_payload(&scenario, &scenario.testbed.b, YOUNG, &digest, "older than CRIU");
+    are_told(&scenario, &scenario.testbed.b, "compatibility", &["restore", "stage"]);
     scenario.end().unwrap();
 }
 
@@ -292,8 +309,21 @@ fn a_pod_is_who_containerd_says_it_is() {
     let reference = scenario.reference("trust/job:v1");
     let digest = checkpoint(&scenario, a, "job", &reference);
     let pinned = format!("{reference}@{digest}");
+    let (_, payload) = parts(&scenario.testbed.b, &scenario.reference("trust/job"), &digest);
+    // It is trusted and in the registry, but nobody pulls it for a Pod. containerd does its image.
+    let pull = ["ctr", "image", "pull", "--plain-http", &pinned];
+    at_once(&scenario, |node| drop(node.run(&pull).unwrap()));
+    let from = log(&scenario, "registry.log").len();
     at_once(&scenario, |node| {
-        make_ready(&scenario, node, &pinned);
+        let (created, text) = create(&scenario, node, &pinned, ["default", "main", "0-1"]);
+        assert!(!created && text.contains("is not staged on this node"), "{text}");
+    });
+    assert_eq!(fetched(&scenario, from, &payload), BTreeSet::new(), "somebody pulls");
+    at_once(&scenario, |node| make_ready(&scenario, node, &pinned));
+    assert!(!fetched(&scenario, from, &payload).is_empty(), "nobody stages");
+    let from = log(&scenario, "registry.log").len();
+    at_once(&scenario, |node| {
+        replace_criu(node, NOTES);
         let create = |pod: [&str; 3]| create(&scenario, node, &pinned, pod);
         let (created, text) = create(["default", "other", "0-1"]);
         let reason = "calls the container \"main\", and containerd \"other\"";
@@ -302,8 +332,9 @@ fn a_pod_is_who_containerd_says_it_is() {
         // Its own word for its namespace is not taken either.
         let (created, text) = create(["stranger", "main", "0-1"]);
         assert!(!created && text.contains("into namespace \"stranger\""), "{text}");
+        assert!(!node.path(NOTED).exists(), "CRIU ran for a refused one");
         let (created, text) = create(["default", "main", "0-1"]);
-        assert!(created, "{text}");
+        assert!(created && node.path(NOTED).exists(), "{text}");
         // Who was restored before is that Pod, whatever it is called: another one of the same name is
         // not, and its own word for its UID is not taken.
         let (created, text) = create(["default", "main", "0-1"]);
@@ -311,6 +342,8 @@ fn a_pod_is_who_containerd_says_it_is() {
         let (created, text) = create(["default", "main", "0-2"]);
         assert!(created, "{text}");
     });
+    // What is staged is all that a restore needs.
+    assert_eq!(fetched(&scenario, from, &payload), BTreeSet::new(), "somebody pulls");
     scenario.end().unwrap();
 }
 

@@ -11,8 +11,9 @@ use super::cancels::registry;
 use super::has_tag;
 use super::pods::{hang, hang_in, is_clean};
 use super::victims::{END_LIMIT, running, signal, start_containerd};
-use crate::harness::said;
-use crate::pods::{Staged, stage_on_both};
+use crate::harness::{next_agents, said};
+use crate::pods::{CONFIG, Staged, stage_on_both};
+use crate::trust::{METRICS, are_told};
 
 /// Has a failed restore start afresh.
 pub(crate) const COLD: &str = "on-failure.kybernate.io/main=cold";
@@ -142,7 +143,8 @@ fn others_can_have_what_was_to_move_when_the_agent_dies_and_nothing_moved() {
 
 #[test]
 fn what_has_moved_is_refused_to_a_second_one_on_either_node() {
-    let staged = stage_on_both().in_haste();
+    let mut staged = stage_on_both();
+    next_agents(&mut staged.scenario, &format!("metrics = \"unix:{METRICS}\"\n{CONFIG}"));
     let here = staged.here();
     let output = here.create("main", here.pinned, &[&here.wish(), MOVE]);
     assert!(output.status.success(), "{}", said(&output));
@@ -151,6 +153,7 @@ fn what_has_moved_is_refused_to_a_second_one_on_either_node() {
         let output = spot.create("second", spot.pinned, &[&spot.wish(), MOVE]);
         let (text, name) = (said(&output), spot.node.name());
         assert!(!output.status.success() && text.contains("refused (claim)"), "on {name}: {text}");
+        are_told(&staged.scenario, spot.node, "claim", &["restore"]);
         spot.node.run(&["ctr", "container", "rm", "second"]).unwrap();
     });
     let after = staged.scenario.wait_for_ticks(here.node, "main").unwrap();

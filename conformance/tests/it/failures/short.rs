@@ -8,6 +8,7 @@ use kybernate_conformance::scenario::{PASSWORD, Scenario};
 use serde_json::Value;
 
 use crate::harness::{checkpoint, nodes, restore, said, start};
+use crate::trust::{METRICS, are_told};
 
 const DUMP: &str = "/tmp/dump";
 const FACTS: &str = "/tmp/facts.json";
@@ -113,8 +114,9 @@ fn memory_that_is_missing_is_noticed_before_criu_waits_for_it() {
     }
     // Read as it comes, and written first.
     let config = "pages_on_demand = false\n[staging.ram]\nbudget = \"256MiB\"\n";
+    let metrics = format!("metrics = \"unix:{METRICS}\"\n");
     for (name, config) in [("a", ""), ("a", config), ("b", ""), ("b", config)] {
-        scenario.next_agent(name, config).unwrap();
+        scenario.next_agent(name, &format!("{metrics}{config}")).unwrap();
         let node = scenario.node(name);
         let before = scenario.traces(node).unwrap();
         let output = restore(&scenario, node, &short, "short", &[]);
@@ -123,6 +125,7 @@ fn memory_that_is_missing_is_noticed_before_criu_waits_for_it() {
         assert!(text.contains("refused (integrity)") && text.contains("pages-1.img"), "{text}");
         assert!(text.contains("take a checkpoint anew") && !was_begun(&output), "{text}");
         assert_eq!(scenario.traces(node).unwrap(), before, "something is left");
+        are_told(&scenario, node, "integrity", &["restore"]);
     }
     // It is not staged for later either.
     for node in nodes(&scenario) {
