@@ -22,7 +22,7 @@ use self::generations::Second;
 use self::pod::{Wanted, secret};
 use self::policies::References;
 use self::story::{PODS, Story};
-use crate::harness::{MEMORY, limit};
+use crate::harness::{CPU, MEMORY, limit};
 
 /// From which node to which the counting process moves.
 pub(crate) const WAY: [&str; 2] = ["a", "b"];
@@ -49,8 +49,12 @@ fn what_is_around_it_is_the_pods(story: &Story, name: &str, node: &Node) {
     assert_eq!(story.exec(name, &["cat", "/secret/word"]), "new");
     // Whoever was in the source from outside is not in here.
     let programs = story.programs_of(name);
-    assert!(!programs.contains(&"tail".to_owned()), "{programs:?}");
-    assert_eq!(limit(node, &story.container(name), MEMORY), (256 << 20).to_string());
+    let strangers = ["tail", "sleep"].map(str::to_owned);
+    assert!(!strangers.iter().any(|one| programs.contains(one)), "{programs:?}");
+    let own = |what| limit(node, &story.container(name), what);
+    assert_eq!(own(MEMORY), (256 << 20).to_string());
+    // Microseconds of each tenth of a second.
+    assert_eq!(own(CPU).split(' ').next(), Some("50000"));
     // The kubelet asks for another one where a pod may have more memory.
     let seen = story.exec(name, &["sh", "-c", "cat /proc/[0-9]*/oom_score_adj 2>/dev/null; true"]);
     let words = ["ctr", "-n", PODS, "container", "info", "--spec", &story.container(name)];

@@ -7,6 +7,7 @@ use std::time::Duration;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
+use serde_json::json;
 
 use crate::failures::victims::catch;
 use crate::harness::{checkpoint, library, on_both, restore, said, start};
@@ -116,10 +117,21 @@ fn goes_and_comes_in_place(scenario: &Scenario, node: &Node) {
     counts_on(node, "model");
 }
 
+/// `kyb node` says what GPU a node has.
+fn are_told(scenario: &Scenario, node: &Node, uuid: &str) {
+    let told = scenario.kyb_json(node, &["node"]).unwrap();
+    let one = json!({ "uuid": uuid, "model": "SIM-1", "memoryBytes": 8 * GIB, "computeCapability": "9.0" });
+    let gpu = json!({ "driver": "580.105.08", "cuda": "13.0", "devices": [one] });
+    assert_eq!(told["facts"]["gpu"], gpu, "{told}");
+}
+
 #[test]
 fn gpu_memory_goes_where_its_container_goes() {
     let (scenario, on_a, on_b) = start_with_gpus();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    for (node, uuid) in [(a, &on_a), (b, &on_b)] {
+        are_told(&scenario, node, uuid);
+    }
     run(&scenario, a, "model", &on_a);
     goes_and_comes_in_place(&scenario, a);
 

@@ -11,6 +11,7 @@ pub(super) struct Wanted<'a> {
     pub(super) image: &'a str,
     pub(super) annotations: Vec<(&'a str, &'a str)>,
     pub(super) memory: &'a str,
+    pub(super) cpu: &'a str,
     /// Probes, or null.
     pub(super) readiness: Value,
     pub(super) liveness: Value,
@@ -26,6 +27,7 @@ impl<'a> Wanted<'a> {
             image,
             annotations: Vec::new(),
             memory: "256Mi",
+            cpu: "500m",
             readiness: Value::Null,
             liveness: Value::Null,
         }
@@ -80,7 +82,7 @@ impl<'a> Wanted<'a> {
                     "args": ["--mib", "24", "--say", "ticks"],
                     // Many of them share two processors.
                     "resources": {
-                        "limits": { "memory": self.memory, "cpu": "500m" },
+                        "limits": { "memory": self.memory, "cpu": self.cpu },
                         "requests": { "cpu": "10m" },
                     },
                     "readinessProbe": self.readiness,

@@ -66,18 +66,21 @@ impl Story {
     /// Its kubelet asks it how it is all the time, and somebody has a session in it.
     fn take_source(&mut self) {
         let image = self.scenario.image();
-        let slow = ["sh", "-c", "sleep 0.3; /workload status --state /state"];
+        // Nearly always there is a probe in it.
+        let slow = ["sh", "-c", "sleep 5; /workload status --state /state"];
         let liveness = json!({
             "exec": { "command": slow }, "periodSeconds": 1, "timeoutSeconds": 20,
         });
-        let source =
-            Wanted { node: WAY[0], memory: "200Mi", liveness, ..Wanted::new("source", &image) };
+        let limits = Wanted { memory: "200Mi", cpu: "600m", ..Wanted::new("source", &image) };
+        let source = Wanted { node: WAY[0], liveness, ..limits };
         self.cluster.apply(&[secret("default", "old"), source.pod()]).unwrap();
         self.wait_ready("source");
         self.before = self.wait_for("source", |status| counter(status) > Some(5));
         self.exec("source", &["sh", "-c", "echo left >/scratch/file; echo kept >/dev/shm/note"]);
         self.take_with_scratch();
         let session = self.open_session("source");
+        let is_probed = || self.programs_of("source").contains(&"sleep".to_owned());
+        assert!(wait_until(LIMIT, is_probed), "nobody asks how it is");
         let began = Instant::now();
         let a = &self.scenario.testbed.a;
         self.pinned = self.take(a, &self.container("source"), "pods/source:v1", &[]);
