@@ -156,9 +156,13 @@ impl Wrapper {
         }
     }
 
-    /// Becomes the real runtime.
+    /// Becomes the real runtime, by the name that it has: some of what it says begins with that.
     fn pass(&self, words: &[OsString]) -> Result<(), WrapperError> {
-        let error = Command::new(&self.runtime).args(words).exec();
+        let mut command = Command::new(&self.runtime);
+        if let Some(name) = self.runtime.file_name() {
+            command.arg0(name);
+        }
+        let error = command.args(words).exec();
         Err(WrapperError::Become(self.runtime.display().to_string(), error))
     }
 
