@@ -99,6 +99,9 @@ const MOMENTS: [Moment; 13] = [
 const AHEAD: [Moment; 2] =
     [("everybody is held", Dump::froze), ("files are copied", |dump| dump.file("draft").is_some())];
 
+/// When nothing has been made yet. Whoever asked may not have heard of it.
+const BEGINS: Moment = ("an operation has begun", Dump::has_begun);
+
 /// When a process soon runs what CRIU wrote over its code; `calls` has the moments within.
 const CURES: Moment =
     ("CRIU has written all memory", |dump| dump.written() >= u64::from(MIB) << 20);
@@ -107,6 +110,7 @@ const CURES: Moment =
 /// takes microseconds.
 struct Dump {
     stage: PathBuf,
+    operations: PathBuf,
     freezer: Freezer,
     state: PathBuf,
 }
@@ -116,9 +120,18 @@ impl Dump {
         let state = "/run/containerd/io.containerd.runtime.v2.task/default";
         Self {
             stage: node.path("/run/kybernate/stage"),
+            operations: node.path("/var/lib/kybernate/operations"),
             freezer: node.freezer(id),
             state: node.path(&format!("{state}/{id}/rootfs/state/status.json")),
         }
+    }
+
+    /// Whether the newest operation goes on, by the last line that the agent has written of it.
+    fn has_begun(&self) -> bool {
+        let Ok(all) = fs::read_dir(&self.operations) else { return false };
+        let newest = all.filter_map(|one| Some(one.ok()?.path())).max();
+        let text = newest.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+        text.trim_end().lines().last().is_some_and(|line| line.contains(r#""state":"running""#))
     }
 
     fn directory(&self) -> Option<PathBuf> {
@@ -465,7 +478,7 @@ fn on_both(mut scenario: Scenario, rounds: impl Fn(&mut Place<'_>) + Sync) {
 #[test]
 fn the_source_runs_on_whenever_the_agent_dies() {
     on_both(start(), |place| {
-        for moment in AHEAD.into_iter().chain(MOMENTS) {
+        for moment in [BEGINS].into_iter().chain(AHEAD).chain(MOMENTS) {
             for victim in [Victim::AgentForGood, Victim::Agent] {
                 place.kills(victim, moment);
             }
