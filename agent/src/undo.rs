@@ -34,6 +34,9 @@ use crate::stage;
 use crate::suspend::{self, Settled};
 use crate::waiting;
 
+/// What is said of an operation that no agent has ended.
+pub(crate) const ENDED: &str = "the agent ended in the middle of the operation";
+
 /// How long a pause that was asked for just now may be on its way, before its source is brought back all
 /// the same: that must not wait for a containerd that hangs.
 const PAUSE_LIMIT: Duration = Duration::from_secs(3);
@@ -255,9 +258,6 @@ async fn recover_one(
     let undoing = Undoing { namespace, container, conclusion: &conclusion };
     undo(app, driver, undoing, cancel).await.then_some(conclusion)
 }
-
-/// What is said of an operation that no agent has ended.
-pub(crate) const ENDED: &str = "the agent ended in the middle of the operation";
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -1,5 +1,6 @@
 //! Who dies while a checkpoint is on its way to the registry.
 
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -142,29 +143,25 @@ fn parent(process: Process) -> Option<Process> {
     Process::find(parent.trim().parse().ok()?)
 }
 
-/// Takes `job` and lets the agent die when so many of its manifests have come; with an `unheard` number
-/// of its own before it is told so. Returns whether it was too late for that.
-fn manifests(place: &mut Place<'_>, count: usize, unheard: Option<u32>) -> bool {
-    let (scenario, node, stop) = (place.scenario, place.node, place.node.name() == "b");
-    let what = format!("{count} manifests on {}, unheard: {unheard:?}", node.name());
-    let path = format!("pushes/{}-{count}-{}", node.name(), unheard.unwrap_or_default());
-    let reference = scenario.reference(&format!("{path}:v1"));
-    let key = format!("node-{}", node.name());
-    let words = ["checkpoint", "job", &reference, "--sign-key", &key];
-    let mut kyb = begin(node, &[&words[..], if stop { &["--stop"] } else { &[] }].concat());
-    let log = scenario.testbed.private().join("registry.log");
+/// Kills the agent when so many manifests have come to a repository, if need be before it is told so.
+/// Returns whether all was over by then.
+fn dies_at(
+    place: &mut Place<'_>,
+    kyb: &mut Child,
+    path: &str,
+    count: usize,
+    unheard: bool,
+) -> bool {
+    let log = place.scenario.testbed.private().join("registry.log");
     let put = format!("http.method=PUT http.route=\"manifest\" repository=\"{path}\"");
-    let came = || {
-        let log = fs::read_to_string(&log).unwrap();
-        log.matches(&put).count()
-    };
-    let agent: Vec<_> =
-        running(node, "kybernate-agent").into_iter().filter(|one| !guards(one.pid)).collect();
+    let came = || fs::read_to_string(&log).unwrap().matches(&put).count();
+    let agent = running(place.node, "kybernate-agent");
+    let agent: Vec<_> = agent.into_iter().filter(|one| !guards(one.pid)).collect();
     let outside: Vec<_> = agent.iter().filter_map(|one| parent(*one)).collect();
     let mut ended = false;
     let caught = catch(|| {
         ended = kyb.try_wait().unwrap().is_some();
-        if ended || unheard.is_none() || came() + 2 < count {
+        if ended || !unheard || came() + 2 < count {
             return ended || came() >= count;
         }
         // From then on it goes from look to look only: it sends the last one, and hears no answer.
@@ -180,11 +177,25 @@ fn manifests(place: &mut Place<'_>, count: usize, unheard: Option<u32>) -> bool 
         }
         comes
     });
-    assert!(caught, "{what}: there are {} only", came());
+    assert!(caught, "there are {} of {count} manifests in {path} only", came());
     signal(&agent, Signal::KILL);
     // Who entered the node for it stands, too, since it did.
     signal(&outside, Signal::CONT);
     place.agent.take().unwrap().kill();
+    ended
+}
+
+/// Takes `job` and lets the agent die when so many of its manifests have come; with an `unheard` number
+/// of its own before it is told so. Returns whether it was too late for that.
+fn manifests(place: &mut Place<'_>, count: usize, unheard: Option<u32>) -> bool {
+    let (scenario, node, stop) = (place.scenario, place.node, place.node.name() == "b");
+    let what = format!("{count} manifests on {}, unheard: {unheard:?}", node.name());
+    let path = format!("pushes/{}-{count}-{}", node.name(), unheard.unwrap_or_default());
+    let reference = scenario.reference(&format!("{path}:v1"));
+    let key = format!("node-{}", node.name());
+    let words = ["checkpoint", "job", &reference, "--sign-key", &key];
+    let mut kyb = begin(node, &[&words[..], if stop { &["--stop"] } else { &[] }].concat());
+    let ended = dies_at(place, &mut kyb, &path, count, unheard.is_some());
     let ends = || is(node, "job", "RUNNING") || (stop && is(node, "job", "STOPPED"));
     assert!(wait_until(END_LIMIT, ends), "{what}: the source neither runs nor has ended");
     place.agent = Some(scenario.start_agent(node, "").unwrap());
