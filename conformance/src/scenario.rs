@@ -14,7 +14,7 @@ use crate::command::{self, CommandError, wait_until};
 use crate::image::{self, ImageError};
 use crate::node::containerd::Serves;
 use crate::node::{Node, NodeError};
-use crate::process::{Process, Service};
+use crate::process::{Process, Service, with_log};
 use crate::testbed::{HUB_ADDRESS, Testbed};
 
 /// Port of our registry on the hub.
@@ -218,18 +218,30 @@ impl Scenario {
     /// Starts an agent with this scenario's keys; `more` is added to its configuration. A node
     /// signs with its own key and trusts both nodes' keys.
     pub fn start_agent(&self, node: &Node, more: &str) -> Result<Agent, ScenarioError> {
+        self.start_agent_by(&[], node, more)
+    }
+
+    /// Does so by a program that becomes the agent, as one that takes privileges away.
+    pub fn start_agent_by(
+        &self,
+        by: &[&str],
+        node: &Node,
+        more: &str,
+    ) -> Result<Agent, ScenarioError> {
         let name = node.name();
         fs::create_dir_all(node.path("/etc/kybernate"))?;
         fs::write(node.path("/etc/kybernate/agent.toml"), agent_config(name, more))?;
-        let mut command = node.command(&self.with_environment(&["kybernate-agent", "serve"]));
+        let words = [by, &["kybernate-agent", "serve"]].concat();
+        let mut command = node.command(&self.with_environment(&words));
         command.stderr(self.log(&format!("agent-{name}.log"))?);
         let service = Service::start(&mut command)?;
-        let answers = || node.run(&["kyb", "ps", "--json"]).is_ok();
+        let answers = || service.process().is_err() || node.run(&["kyb", "ps", "--json"]).is_ok();
         if !wait_until(START_TIMEOUT, answers) {
             return Err(ScenarioError::Timeout(format!("an answer of the agent on {name}")));
         }
-        let process = service.process()?.child();
-        let process = process.ok_or_else(|| io::Error::other("the agent has ended"))?;
+        let log = self.testbed.private().join(format!("agent-{name}.log"));
+        let entered = service.process().map_err(|error| with_log(error, &log))?;
+        let process = entered.child().ok_or_else(|| io::Error::other("the agent has ended"))?;
         Ok(Agent { service, process })
     }
 

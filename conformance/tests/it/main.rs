@@ -33,6 +33,7 @@ mod oci;
 mod pods;
 mod pre_copies;
 mod preflights;
+mod privileges;
 mod provisions;
 mod refusals;
 mod runtimes;
