@@ -38,9 +38,6 @@ pub(crate) const MARK: &str = "# kybernate: for one operation";
 /// request 3051; 4.1.1 was seen to).
 const LOCK_FREE_CRIU: [u64; 3] = [4, 2, 1];
 
-/// Files of CRIU's that hold a TCP connection begin so.
-const TCP_IMAGE: &str = "tcp-stream-";
-
 /// Whether a file is in a directory of the agent's, where only root can write.
 pub(crate) fn is_own(config: &Config, file: &Path) -> bool {
     let plain =
@@ -160,7 +157,7 @@ pub(crate) fn write_restored(
     if summary.tcp_close {
         text.extend(["tcp-close ", MARK, "\n"]);
     }
-    if summary.names.iter().any(|name| name.starts_with(TCP_IMAGE)) {
+    if summary.keeps_connections() {
         text.extend(["tcp-established ", MARK, "\n"]);
     }
     write(file, &text)

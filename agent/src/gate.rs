@@ -18,6 +18,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use fs_err as fs;
+use kybernate_packager::criu::NO_LOCK;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 
@@ -37,7 +38,7 @@ mod sockets;
 mod summary;
 mod tarball;
 
-use self::amend::amend;
+use self::amend::{amend, unlock};
 pub(crate) use self::common::{FILE_KINDS, FILE_SYSTEMS, Inside};
 pub(crate) use self::judge::{
     APPARMOR, Expected, Fixed, HANDED_OVER, Names, SELINUX, judge, judge_alone,
@@ -93,7 +94,7 @@ pub enum GateError {
     #[error("failed to run the identity gate")]
     Run(#[source] io::Error),
     /// The directory could not be written.
-    #[error("failed to tell CRIU where to make files without a name")]
+    #[error("failed to amend the images")]
     Amend(#[source] io::Error),
 }
 
@@ -109,6 +110,19 @@ pub(crate) async fn amended(directory: &Path) -> Result<Summary, GateError> {
     let written = written.map_err(io::Error::other).and_then(|written| written);
     written.map_err(GateError::Amend)?;
     inspect(directory).await
+}
+
+/// Does the same for a dump that is to be restored here, and has CRIU leave the network alone that it restores
+/// into, where there is nothing that a lock would keep.
+pub(crate) async fn readied(directory: &Path) -> Result<Summary, GateError> {
+    let summary = amended(directory).await?;
+    if !summary.locks_in_vain() {
+        return Ok(summary);
+    }
+    let images = directory.to_owned();
+    let written = tokio::task::spawn_blocking(move || unlock(&images)).await;
+    written.map_err(io::Error::other).and_then(|written| written).map_err(GateError::Amend)?;
+    Ok(Summary { network_lock: NO_LOCK, ..summary })
 }
 
 /// Has a dump directory summed up by a process without privileges.

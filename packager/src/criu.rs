@@ -134,10 +134,16 @@ pub struct Inventory {
     /// Whether TCP connections were closed, which a restore has to be told.
     #[prost(bool, optional, tag = "10")]
     pub tcp_close: Option<bool>,
+    /// How the network was locked, which a restore does again ([`NO_LOCK`]).
+    #[prost(uint32, optional, tag = "11")]
+    pub network_lock: Option<u32>,
     /// Plugins that took part; each must be there on restore.
     #[prost(message, optional, tag = "12")]
     pub plugins: Option<Plugins>,
 }
+
+/// The lock of a dump that locks nothing (`enum NETWORK_LOCK_METHOD` since 3.19).
+pub const NO_LOCK: u32 = 2;
 
 /// Names of CRIU plugins.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,15 +1,20 @@
-//! Has CRIU make files without a name at the top of their mount (see [`super::remaps`]).
+//! Says in a dump what CRIU cannot be told otherwise.
 //!
-//! CRIU makes each beside the name of the first file that is open as it, links it to the names of all of
+//! **Files without a name** are made at the top of their mount (see [`super::remaps`]). CRIU makes each beside the name of the first file that is open as it, links it to the names of all of
 //! them from within the container, opens it there and removes it again. So a file that nobody has open
 //! is put before the first: its name is one directly below the mount. What the images have is not
 //! touched; a record is added at the end of `files.img`, and one before all others in `remap-fpath.img`.
+//!
+//! **The network** is not locked: CRIU locks that which it restores into as the dump was locked
+//! (`network_lock_method` of `inventory.img`), whatever it is told.
 
 use std::io::{self, Write as _};
 use std::path::Path;
 
 use fs_err as fs;
+use kybernate_packager::criu::NO_LOCK;
 use kybernate_spec::Digest;
+use prost::Message as _;
 
 use super::remaps::{CopyFact, GHOST, REGULAR};
 
@@ -70,6 +75,25 @@ struct Remap {
     kind: i32,
 }
 
+/// A part of `images/inventory.proto`.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+struct Lock {
+    #[prost(uint32, optional, tag = "11")]
+    method: Option<u32>,
+}
+
+/// Has CRIU lock no network when it restores a dump, whose inventory has one record.
+pub(super) fn unlock(images: &Path) -> io::Result<()> {
+    let path = images.join("inventory.img");
+    let before = fs::read(&path)?;
+    // Behind the magic of its kind, before which there is no other, and the record's length.
+    let record = before.get(8..).ok_or(io::ErrorKind::UnexpectedEof)?;
+    let mut after = before.get(..4).unwrap_or_default().to_vec();
+    // Of a field that is there twice the last one counts.
+    frame(&mut after, &[record, &Lock { method: Some(NO_LOCK) }.encode_to_vec()].concat())?;
+    fs::write(path, after)
+}
+
 /// Adds to a dump what has CRIU make these copies at the top of their mounts.
 pub(super) fn amend(images: &Path, copies: &[CopyFact]) -> io::Result<()> {
     let (mut files, mut remaps) = (Vec::new(), Vec::new());
@@ -103,9 +127,12 @@ fn file(copy: &CopyFact) -> File {
     File { kind: REGULAR, id: copy.spare, regular }
 }
 
-/// Adds a record, framed as CRIU does.
 fn add(records: &mut Vec<u8>, message: &impl prost::Message) -> io::Result<()> {
-    let bytes = message.encode_to_vec();
+    frame(records, &message.encode_to_vec())
+}
+
+/// Adds a record, framed as CRIU does.
+fn frame(records: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     records.extend(length.to_le_bytes());
     records.extend(bytes);

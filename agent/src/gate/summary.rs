@@ -8,7 +8,7 @@ use kybernate_packager::criu::messages::{
     ThreadCore,
 };
 use kybernate_packager::criu::{
-    ImageError, Inventory, Magic, Process, capability_names, process_id,
+    ImageError, Inventory, Magic, NO_LOCK, Process, capability_names, process_id,
 };
 use kybernate_spec::checkpoint::Identity;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,12 @@ const ENTRIES_MAX: usize = 1 << 16;
 
 /// As many mounts as no container has.
 const MOUNTS_MAX: usize = 1 << 12;
+
+/// Files of CRIU's that hold a TCP connection begin so.
+const TCP_IMAGE: &str = "tcp-stream-";
+
+/// And those with the rules of a network that is the container's own, which runc leaves out.
+const RULES: [&str; 3] = ["iptables-", "ip6tables-", "nftables-"];
 
 /// States of a process that will never run again; it needs no credentials.
 const DEAD: u32 = 2;
@@ -55,6 +61,8 @@ pub(crate) struct Summary {
     pub(crate) lists_plugins: bool,
     /// Whether its TCP connections were closed, which a restore has to be told.
     pub(crate) tcp_close: bool,
+    /// How CRIU would lock the network that it restores into.
+    pub(crate) network_lock: u32,
     /// The different identities of the threads.
     pub(crate) identities: BTreeSet<ThreadIdentity>,
     /// Namespaces the processes share with the host the dump was taken on.
@@ -222,6 +230,8 @@ impl Builder {
         }
         self.summary.lsm = inventory.lsm.unwrap_or(0);
         self.summary.tcp_close = inventory.tcp_close.unwrap_or(false);
+        // One that says nothing of it is from when there was but one way.
+        self.summary.network_lock = inventory.network_lock.unwrap_or_default();
         self.summary.lists_plugins = inventory.plugins.is_some();
         self.summary.plugins = inventory.plugins.unwrap_or_default().names;
         let host = inventory.root_ids.ok_or_else(|| {
@@ -477,6 +487,20 @@ impl Builder {
 }
 
 impl Summary {
+    /// Whether TCP connections are in it that go on.
+    pub(crate) fn keeps_connections(&self) -> bool {
+        self.names.iter().any(|name| name.starts_with(TCP_IMAGE))
+    }
+
+    /// Whether CRIU would lock the network that it restores into for nothing: what a lock keeps is
+    /// connections, and it must be taken away where the dump has it among its own rules.
+    pub(crate) fn locks_in_vain(&self) -> bool {
+        let is_rules = |name: &String| RULES.iter().any(|rules| name.starts_with(rules));
+        self.network_lock != NO_LOCK
+            && !self.keeps_connections()
+            && !self.names.iter().any(is_rules)
+    }
+
     /// Returns which files its runtime had hidden.
     pub(crate) fn masked(&self) -> Vec<String> {
         let masked = self.mounts.iter().filter(|mount| mount.is_masked());

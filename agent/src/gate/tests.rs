@@ -17,6 +17,7 @@ mod labels;
 mod memory;
 mod mounts;
 mod namespaces;
+mod network;
 mod opened;
 mod pages;
 mod remaps;
@@ -85,8 +86,7 @@ impl Default for Dump {
                 img_version: 2,
                 root_ids: Some(Ids { user: Some(1), ..ids(100) }),
                 lsm: Some(0),
-                tcp_close: None,
-                plugins: None,
+                ..Inventory::default()
             },
             tree: vec![Process { pid: 1, ppid: 0, threads: vec![1] }],
             cores: BTreeMap::from([(1, core())]),

@@ -135,7 +135,7 @@ async fn look_first(
     let Admitted { store, checkpoint } = admitted;
     driver.step("gate");
     unpack_images(store, checkpoint, images, &driver.progress).await?;
-    match gate::amended(images).await {
+    match gate::readied(images).await {
         Ok(summary) => {
             judge(&summary, expected)?;
             Ok(Some(summary))
@@ -159,7 +159,7 @@ pub(super) async fn inspect(
 
 /// Decodes and judges a dump of which all is there but, maybe, its memory.
 async fn look(images: &Path, expected: Option<&Expected>) -> Result<Summary, MaterialiseError> {
-    let summary = gate::amended(images).await?;
+    let summary = gate::readied(images).await?;
     judge(&summary, expected)?;
     Ok(summary)
 }

@@ -407,10 +407,9 @@ impl Providing<'_> {
 
 /// Tells what containerd's own restore loses, or does not do, unless CRIU is told on the node.
 fn lost(summary: &Summary, images: &Path) -> Vec<String> {
-    let has = |begin: &str| summary.names.iter().any(|name| name.starts_with(begin));
     let locks = fs::metadata(images.join("filelocks.img"));
     let mut told = Vec::new();
-    if summary.tcp_close || has("tcp-stream-") {
+    if summary.tcp_close || summary.keeps_connections() {
         let option = if summary.tcp_close { "tcp-close" } else { "tcp-established" };
         told.push(format!(
             "it has TCP connections: containerd's own restore wants {option} in /etc/criu/runc.conf"

@@ -116,3 +116,51 @@ fn the_nodes_own_network_comes_to_those_alone_that_have_it() {
     });
     scenario.end().unwrap();
 }
+
+/// What CRIU changes rules with: it tells each time that it was called.
+const TELLS: &str = r#"
+set -e
+for tool in iptables-restore ip6tables-restore; do
+    rm "/usr/sbin/$tool"
+    printf '#!/bin/sh\necho %s >>/root/rules\nexec xtables-nft-multi %s "$@"\n' $tool $tool \
+        >"/usr/sbin/$tool"
+    chmod 0755 "/usr/sbin/$tool"
+done
+: >/root/rules
+"#;
+
+/// Returns what has changed rules since the last look.
+fn changed(node: &Node) -> String {
+    node.run(&["sh", "-c", "cat /root/rules && : >/root/rules"]).unwrap()
+}
+
+/// A lock drops the packets of all who are in that network.
+#[test]
+fn a_restore_locks_nobody_out() {
+    let mut scenario = start();
+    next_agents(&mut scenario, CONFIG);
+    at_once(&scenario, |node| {
+        node.run(&["sh", "-c", TELLS]).unwrap();
+        give(node, &["given", "other"]);
+        let with = format!("network:{GIVEN}");
+        scenario.run_workload(node, "job", 16, &["--with-ns", &with]).unwrap();
+        let reference = scenario.reference(&format!("networks/{}:v1", node.name()));
+        // It has no options of its own, and CRIU was told nothing.
+        let pinned = format!("{reference}@{}", checkpoint(&scenario, node, "job", &reference));
+        assert_ne!(changed(node), "", "its network was not locked");
+
+        let allow = format!("network:{OTHER}");
+        let allow = ["--allow-host-namespace", &allow];
+        let output = restore(&scenario, node, &reference, "back", &allow);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "back").unwrap();
+        assert_eq!(changed(node), "", "its network was locked");
+        // The same from what is staged, by kybernate-runc.
+        make_ready(&scenario, node, &pinned);
+        let output = create(node, &pinned, &["--with-ns", &format!("network:{OTHER}")]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "main").unwrap();
+        assert_eq!(changed(node), "", "its network was locked");
+    });
+    scenario.end().unwrap();
+}
