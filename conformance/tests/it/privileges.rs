@@ -47,8 +47,8 @@ command = ["/bin/false"]
 on_request = true
 "#;
 
-/// What CRIU has while it dumps, and leaves when it is killed.
-const LOCK: &str = "iptables -N CRIU && iptables -I INPUT -j CRIU";
+/// What CRIU has while it works, and leaves when it is killed.
+pub(crate) const LOCK: &str = "iptables -N CRIU && iptables -I INPUT -j CRIU";
 /// How long a killed process may take to be gone.
 const DEATH_LIMIT: Duration = Duration::from_secs(5);
 

@@ -51,7 +51,7 @@ fn the_network_is_locked_only_where_connections_are_kept() {
             assert_eq!(changes.contains(LOCK), is_locked, "{}, {tcp}: {changes}", node.name());
         }
         scenario.remove(node, "job").unwrap();
-        // A restore believes the dump: it unlocks what was locked, and nothing else.
+        // Behind a restore it is open, however it was in the dump.
         for tcp in policies {
             let output = restore(&scenario, b, &reference(tcp), "job", &[]);
             assert!(output.status.success(), "{tcp}: {}", said(&output));
