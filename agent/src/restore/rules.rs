@@ -1,7 +1,7 @@
 //! What may refuse a restore before anything large moves: who decides about the signature, facts,
 //! and what the request does not allow.
 
-use kybernate_packager::compat::{Finding, Offer, Outcome, Subject, Target, examine};
+use kybernate_packager::compat::{Finding, Offer, Outcome, Rule, Subject, Target, examine};
 use kybernate_packager::key::PublicKey;
 use kybernate_spec::checkpoint::NodeFacts;
 
@@ -70,9 +70,14 @@ pub(super) fn compatible(
     };
     let report = examine(subject, &Target { node: here, image: None, offer });
     let is_unknown = |found: &Finding| found.outcome == Outcome::Unknown;
-    // What is staged may be restored by a request that gives more.
-    let is_asked =
-        |found: &Finding| order.purpose != Purpose::Later || !found.rule.is_about_the_request();
+    let is_asked = |found: &Finding| match order.purpose {
+        // What is staged may be restored by a request that gives more.
+        Purpose::Later => !found.rule.is_about_the_request(),
+        // Places are told by the names to which the links of the image lead. The facts have others, and the gate
+        // knows which mounts there are.
+        Purpose::Image => found.rule != Rule::Mounts,
+        Purpose::Now => true,
+    };
     let obstacles: Vec<&Finding> = report
         .obstacles()
         .filter(|found| !(allow.unknown_facts && is_unknown(found)) && is_asked(found))
@@ -184,6 +189,10 @@ mod tests {
             });
         });
         compatible(&allowed, &subject, &here).unwrap();
+        // Whoever provides may have to tell another place, and the gate asks for it.
+        let refused = compatible(&order(|_| {}).for_containerd(), &subject, &here).unwrap_err();
+        assert_eq!(refused.reasons.len(), 2, "{refused}");
+        assert!(!refused.to_string().contains("--allow-mount"), "{refused}");
         // What no request changes goes before.
         let nowhere = NodeFacts { devices: Some([].into()), ..node() };
         let refused = compatible(&order(|_| {}), &subject, &nowhere).unwrap_err();

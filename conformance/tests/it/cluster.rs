@@ -2,6 +2,7 @@
 
 mod beside;
 mod command;
+mod doors;
 mod generations;
 pub(crate) mod guests;
 mod kubelet;
@@ -93,6 +94,7 @@ fn one_process(story: &Story) {
     story.cluster.apply(&[secret("default", "new")]).unwrap();
     story.apply(&[Wanted::restored("restored", &story.pinned)]);
     generations::begin(story);
+    doors::lead_outside(story);
     it_goes_on(story, began);
     shared::is_refused(story);
     beside::goes_on(story);

@@ -48,13 +48,18 @@ fn provide(scenario: &Scenario, node: &Node, reference: &str) -> Value {
 }
 
 /// Lets containerd restore an image by itself, and looks at what goes on.
-fn containerd_restores(node: &Node, (scenario, name): (&Scenario, &str), image: &str, old: &Value) {
+pub(crate) fn containerd_restores(
+    node: &Node,
+    (scenario, name): (&Scenario, &str),
+    image: &str,
+    old: &Value,
+) {
     node.run(&["ctr", "container", "restore", "--rw", "--live", name, image]).unwrap();
     goes_on(node, (scenario, name), old);
 }
 
 /// It is the same process, and has lost nothing.
-fn goes_on(node: &Node, (scenario, name): (&Scenario, &str), old: &Value) {
+pub(crate) fn goes_on(node: &Node, (scenario, name): (&Scenario, &str), old: &Value) {
     let new = scenario.wait_for_ticks(node, name).unwrap();
     assert_eq!(new["boot_id_of_process"], old["boot_id_of_process"]);
     assert!(counter(&new) > counter(old), "{new}");
