@@ -31,7 +31,7 @@ pub(crate) struct Plan {
 }
 
 /// The commands of a container's life, in this order.
-const COMMANDS: [&str; 5] = ["create", "state", "start", "kill", "delete"];
+const COMMANDS: [&str; 6] = ["create", "state", "start", "exec", "kill", "delete"];
 
 /// How long a killed container may take to be gone.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -119,13 +119,18 @@ impl Runtime {
         let create = self.call(&create)?;
         let pid = fs::read_to_string(pid_file)?;
         let (state, start) = (self.call(&["state", id])?, self.call(&["start", id])?);
+        // As a probe is run. What it runs ends with the container.
+        let (process, pid_of_it) = (bundle.join("process.json"), bundle.join("exec.pid"));
+        let [process, pid_of_it] = [text(&process)?, text(&pid_of_it)?];
+        let exec = ["exec", "--process", process, "--detach", "--pid-file", pid_of_it, id];
+        let exec = self.call(&exec)?;
         let kill = self.call(&["kill", id, "KILL"])?;
         let process = PathBuf::from(format!("/proc/{}", pid.trim()));
         let gone = || !process.exists();
         ensure!(wait_until(END_LIMIT, gone), "container {id} does not end");
         let delete = self.call(&["delete", id])?;
         fs::remove_dir_all(bundle)?;
-        Ok([create, state, start, kill, delete])
+        Ok([create, state, start, exec, kill, delete])
     }
 
     /// Calls it as containerd's shim does, and returns the milliseconds that took.
@@ -147,7 +152,8 @@ impl Runtime {
     }
 }
 
-/// Writes a bundle as containerd's CRI plugin writes them, shortened.
+/// Writes a bundle as containerd's CRI plugin writes them, shortened, and beside it a process to be run
+/// in the container, as its shim does.
 fn write_bundle(bundle: &Path, id: &str) -> anyhow::Result<()> {
     let rootfs = bundle.join("rootfs");
     for directory in ["proc", "dev", "sys"] {
@@ -159,17 +165,19 @@ fn write_bundle(bundle: &Path, id: &str) -> anyhow::Result<()> {
     let mount = |place: &str, kind: &str, options: &[&str]| json!({ "destination": place, "type": kind, "source": kind, "options": options });
     let kinds = ["pid", "mount", "ipc", "uts", "network"];
     let namespaces: Vec<Value> = kinds.iter().map(|kind| json!({ "type": kind })).collect();
+    let process = json!({
+        "user": { "uid": 0, "gid": 0 },
+        "args": ["/workload", "pause"],
+        "env": ["PATH=/bin"],
+        "cwd": "/",
+        "capabilities": { "bounding": ["CAP_KILL"], "effective": ["CAP_KILL"],
+                          "permitted": ["CAP_KILL"] },
+        "noNewPrivileges": true,
+    });
+    fs::write(bundle.join("process.json"), process.to_string())?;
     let spec = json!({
         "ociVersion": "1.0.2",
-        "process": {
-            "user": { "uid": 0, "gid": 0 },
-            "args": ["/workload", "pause"],
-            "env": ["PATH=/bin"],
-            "cwd": "/",
-            "capabilities": { "bounding": ["CAP_KILL"], "effective": ["CAP_KILL"],
-                              "permitted": ["CAP_KILL"] },
-            "noNewPrivileges": true,
-        },
+        "process": process,
         "root": { "path": "rootfs" },
         "mounts": [
             mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
