@@ -19,7 +19,7 @@ use super::bring::{
 };
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::image::{self, Brought};
-use super::launch::{self, Plan};
+use super::launch::{self, LaunchError, Plan};
 use super::layers::Kept;
 use super::materialise::MaterialiseError;
 use super::memory::Memory;
@@ -63,6 +63,17 @@ pub(crate) enum RestoreError {
     Gpu(#[from] GpuRestoreError),
     #[error("the checkpoint names no container: say how the new one is to be called")]
     NoName,
+    #[error(
+        "what was staged in the {tier} tier was changed while CRIU read it ({how}): it is not used \
+         again, try once more"
+    )]
+    Changed {
+        /// Name of the tier.
+        tier: &'static str,
+        /// What is not as it was.
+        how: io::Error,
+        source: LaunchError,
+    },
 }
 
 impl<E> From<E> for RestoreError
@@ -80,7 +91,7 @@ impl Refusing for RestoreError {
             Self::Bring(error) => error.refused_by(),
             Self::Gpu(error) => error.refused_by(),
             Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
-            Self::Rejected(_) | Self::NoName => None,
+            Self::Rejected(_) | Self::NoName | Self::Changed { .. } => None,
         }
     }
 }
@@ -330,9 +341,21 @@ impl Restoring<'_> {
         let root = plan.mount(rootfs).await?;
         let binds = volumes.iter().chain(&order.allow.mounts).map(Bind::from).collect();
         self.judge(accepted, &summary, Called::In(root, binds, summary.paths())).await?;
-        let pid = plan.start(driver).await?;
+        let pid = match plan.start(driver).await {
+            Ok(pid) => pid,
+            Err(error) => return Err(self.told_of(error).await),
+        };
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
+    }
+
+    /// Says why CRIU failed: it does not know that what it reads was staged, and changed since.
+    async fn told_of(&self, error: LaunchError) -> RestoreError {
+        let Some(staged) = &self.staged else { return error.into() };
+        match staged.changed().await {
+            Some(how) => RestoreError::Changed { tier: staged.tier.name(), how, source: error },
+            None => error.into(),
+        }
     }
 
     /// Has the gate judge once more, in the root file system: only there the names are found that the

@@ -3,7 +3,17 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Staging, StagingError, Tier};
+use super::{Staging, StagingError, Tier, Use, is_changed};
+
+impl Use {
+    /// Returns how what is read differs from what was staged, if somebody has changed it since.
+    pub(crate) async fn changed(&self) -> Option<io::Error> {
+        let files = Arc::clone(&self.staging.kept(self.tier).ok()?.shelf);
+        let digest = self.digest.clone();
+        let checked = tokio::task::spawn_blocking(move || files.check(&digest)).await;
+        checked.map_err(io::Error::other).and_then(|checked| checked).err().filter(is_changed)
+    }
+}
 
 impl Staging {
     /// Forgets what does not lie there any more, but for what is in use: whoever reads it finds out.

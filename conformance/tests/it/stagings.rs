@@ -12,7 +12,7 @@ use kybernate_conformance::scenario::{Agent, Scenario, counter};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use self::pinned::what_is_read_stays;
+use self::pinned::{what_is_read_is_removed, what_is_read_stays};
 use crate::failures::victims::{
     END_LIMIT, catch, is_done_without_kyb, running, signal, start_containerd,
 };
@@ -443,6 +443,14 @@ fn a_tier_that_somebody_removed_is_made_again() {
             assert_eq!(after["boot_id_of_process"], taken["boot_id_of_process"]);
             scenario.remove(node, "back").unwrap();
             scenario.kyb_json(node, &["evict", &reference]).unwrap();
+        }
+        let before = scenario.traces(node).unwrap();
+        for name in ["ram", "nvme"] {
+            let told = scenario.kyb_json(node, &["node"]).unwrap();
+            let directory = tier(&told, name)["directory"].as_str().unwrap().to_owned();
+            stage(&scenario, node, &reference, name);
+            what_is_read_is_removed(&scenario, node, &reference, &directory);
+            assert_eq!(scenario.traces(node).unwrap(), before, "{name}: something is left");
         }
     });
     scenario.end().unwrap();

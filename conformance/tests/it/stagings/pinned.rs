@@ -1,5 +1,6 @@
 //! What CRIU reads stays: nobody takes it away, and nothing else gets its room.
 
+use std::io::Read as _;
 use std::process::{Child, Stdio};
 
 use kybernate_conformance::command::wait_until;
@@ -8,7 +9,7 @@ use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{MIB, stage, tier};
+use super::{MIB, restored, stage, tier};
 use crate::failures::cancels;
 use crate::failures::halt::halt;
 use crate::failures::pods::hang_in;
@@ -19,11 +20,8 @@ use crate::pods::{command_of, make_ready};
 /// Begins to restore what is staged, by either way, holds CRIU, and asks for its room: there is room for
 /// one of the two.
 pub(super) fn what_is_read_stays(scenario: &Scenario, node: &Node, [staged, other]: [&str; 2]) {
-    let words = ["kyb", "restore", staged, "--plain-http", "--name", "main"];
-    let mut kyb = node.command(&words);
-    let kyb = kyb.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let begun = || cancels::stage(node, "work/restore.log") > 0;
-    let criu = halt(node, begun, begun);
+    let (kyb, begun) = restore(node, staged);
+    let criu = halt(node, &begun, &begun);
     it_cannot_go(scenario, node, [staged, other]);
     signal(&criu, Signal::CONT);
     it_goes_after(scenario, node, kyb, staged);
@@ -38,6 +36,43 @@ pub(super) fn what_is_read_stays(scenario: &Scenario, node: &Node, [staged, othe
     it_cannot_go(scenario, node, [&pinned, other]);
     node.freezer("main").set(false).unwrap();
     it_goes_after(scenario, node, create, &pinned);
+}
+
+/// Somebody removes what is staged in `directory` while CRIU reads it: the restore fails and says why, or
+/// CRIU had it all, and another one fetches what is gone.
+pub(super) fn what_is_read_is_removed(
+    scenario: &Scenario,
+    node: &Node,
+    staged: &str,
+    directory: &str,
+) {
+    let (mut kyb, begun) = restore(node, staged);
+    let criu = halt(node, &begun, &begun);
+    node.run(&["sh", "-c", &format!("rm -rf {directory}/*/images")]).unwrap();
+    signal(&criu, Signal::CONT);
+    let status = kyb.wait().unwrap();
+    let mut text = String::new();
+    kyb.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    println!("{}: {status}: {text}", node.name());
+    if status.success() {
+        scenario.wait_for_ticks(node, "main").unwrap();
+        scenario.remove(node, "main").unwrap();
+    } else {
+        assert_eq!(status.code(), Some(1), "{text}");
+        assert!(text.contains("tier was changed while CRIU read it"), "{text}");
+        assert!(text.contains("/images`: No such file"), "{text}");
+    }
+    let told = restored(scenario, node, staged, "main").0;
+    assert!(told["staged"].is_null(), "{told}");
+    scenario.remove(node, "main").unwrap();
+}
+
+/// Begins to restore what is staged. Also returns whether CRIU has begun.
+fn restore<'a>(node: &'a Node, staged: &str) -> (Child, impl Fn() -> bool + use<'a>) {
+    let words = ["kyb", "restore", staged, "--plain-http", "--name", "main"];
+    let mut kyb = node.command(&words);
+    let kyb = kyb.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    (kyb, move || cancels::stage(node, "work/restore.log") > 0)
 }
 
 /// Returns what is staged in a node's memory.
