@@ -5,7 +5,6 @@ use std::process::{Child, Stdio};
 
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
-use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
 use self::site::{BOTH, ID, Site};
@@ -30,13 +29,18 @@ impl Site<'_> {
         })
     }
 
-    /// Begins a checkpoint that keeps connections, and stops its CRIU when that has them in its hands.
-    fn caught(&self, more: &[&str]) -> Child {
-        let reference = self.scenario.reference("connections/cut:v1");
-        let words = ["kyb", "checkpoint", ID, &reference, "--plain-http", "--sign-key", "node-b"];
+    /// Begins to take the container with its connections.
+    fn taking(&self, reference: &str, more: &[&str]) -> Child {
+        let key = format!("node-{}", self.node.name());
+        let words = ["kyb", "checkpoint", ID, reference, "--plain-http", "--sign-key", &key];
         let mut kyb = self.node.command(&[&words[..], &["--tcp", "keep"], more].concat());
         let told = fs::File::create(self.scenario.testbed.private().join("kyb.log")).unwrap();
-        let kyb = kyb.stdout(Stdio::null()).stderr(told.into_parts().0).spawn().unwrap();
+        kyb.stdout(Stdio::null()).stderr(told.into_parts().0).spawn().unwrap()
+    }
+
+    /// Begins a checkpoint that keeps connections, and stops its CRIU when that has them in its hands.
+    fn caught(&self, more: &[&str]) -> Child {
+        let kyb = self.taking(&self.scenario.reference("connections/cut:v1"), more);
         assert!(catch(|| self.is_written()), "no memory is written: {}", self.told());
         let criu = running(self.node, "criu");
         signal(&criu, Signal::STOP);
@@ -56,20 +60,21 @@ impl Site<'_> {
 
     fn told(&self) -> String {
         let read = |name: &str| fs::read_to_string(self.scenario.testbed.private().join(name));
-        ["kyb.log", "agent-b.log"].map(|name| read(name).unwrap_or_default()).join("\n")
+        let agent = format!("agent-{}.log", self.node.name());
+        ["kyb.log", &agent].map(|name| read(name).unwrap_or_default()).join("\n")
     }
-}
 
-fn kyb(scenario: &Scenario, words: &[&str]) {
-    let output = scenario.kyb(&scenario.testbed.b, words).unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    fn kyb(&self, words: &[&str]) {
+        let output = self.scenario.kyb(self.node, words).unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
 }
 
 #[test]
 fn kept_connections_go_on_when_a_dump_is_cut_short() {
     let mut scenario = start();
     let agent = scenario.agent_b.take().unwrap();
-    let mut site = Site::new(&scenario);
+    let mut site = Site::new(&scenario, &scenario.testbed.b);
     let node = site.node;
 
     // Somebody kills CRIU: what runs until the agent has seen that may be denied a read.
@@ -94,10 +99,10 @@ fn kept_connections_go_on_when_a_dump_is_cut_short() {
     // The same while it is suspended, when nobody lets it run.
     site.start(MIB);
     site.talks(BOTH, "before it is suspended", &|| site.told());
-    kyb(&scenario, &["suspend", ID]);
+    site.kyb(&["suspend", ID]);
     let mut taken = site.caught(&["--pause-deadline", "2s"]);
     assert_eq!(taken.wait().unwrap().code(), Some(1), "{}", site.told());
-    kyb(&scenario, &["resume", ID]);
+    site.kyb(&["resume", ID]);
     site.goes_on(taken, "CRIU hangs, and it is suspended");
     assert!(!site.was_denied(), "a read was denied");
 

@@ -12,6 +12,7 @@ use crate::harness::{all_passed, bin, said};
 const TESTS: &[&str] = &[
     // CRIU 4.1 may take internet sockets.
     "workloads::servers::servers_go_from_an_older_node_to_a_newer_one",
+    "connections::moves::a_connection_goes_on_on_an_older_node",
     // There is AppArmor, as on most users' nodes.
     "apparmor::who_was_confined_is_confined_again",
     // The kernel tracks which pages are written to, and withholds no capability.

@@ -1,4 +1,4 @@
-//! Two network namespaces on node b with a cable between them: a container in one, and in the other a
+//! Two network namespaces on a node with a cable between them: a container in one, and in the other a
 //! process of the node that it talks to. Or two for the container, which has the same address in both, as
 //! on two nodes, one after the other.
 
@@ -57,17 +57,16 @@ pub(crate) struct Site<'a> {
 }
 
 impl<'a> Site<'a> {
-    pub(crate) fn new(scenario: &'a Scenario) -> Self {
-        Self::with(scenario, NETWORKS)
+    pub(crate) fn new(scenario: &'a Scenario, node: &'a Node) -> Self {
+        Self::with(scenario, node, NETWORKS)
     }
 
     /// The same for a container whose address comes into another network with it.
-    pub(crate) fn roaming(scenario: &'a Scenario) -> Self {
-        Self::with(scenario, ROAMS)
+    pub(crate) fn roaming(scenario: &'a Scenario, node: &'a Node) -> Self {
+        Self::with(scenario, node, ROAMS)
     }
 
-    fn with(scenario: &'a Scenario, networks: &str) -> Self {
-        let node = &scenario.testbed.b;
+    fn with(scenario: &'a Scenario, node: &'a Node, networks: &str) -> Self {
         node.run(&["sh", "-c", networks]).unwrap();
         fs::write(node.path("/root/workload"), WORKLOAD).unwrap();
         node.run(&["chmod", "+x", "/root/workload"]).unwrap();
