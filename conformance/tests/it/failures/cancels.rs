@@ -78,6 +78,13 @@ pub(super) fn has_made_all(node: &Node, stages: &str, log: &str) -> bool {
     logs.any(|log| String::from_utf8_lossy(&log).contains("Restore via sigreturn"))
 }
 
+/// Whether CRIU has stopped a process of a source. Held before that for long, it gives up by itself (its
+/// own limit for that is 10 s).
+pub(super) fn has_seized(node: &Node) -> bool {
+    let mut logs = staged(node, "/run/kybernate/stage", "work/dump.log");
+    logs.any(|log| fs::read_to_string(log).is_ok_and(|log| log.contains("Seized task")))
+}
+
 /// Returns where such a file may be in the directories of operations.
 fn staged<'f>(node: &Node, stages: &str, file: &'f str) -> impl Iterator<Item = PathBuf> + use<'f> {
     let stages = fs::read_dir(node.path(stages)).ok().into_iter().flatten();
@@ -86,7 +93,7 @@ fn staged<'f>(node: &Node, stages: &str, file: &'f str) -> impl Iterator<Item = 
 
 /// Stops CRIU in the long part of a dump.
 fn in_memory(node: &Node) -> Vec<Process> {
-    halt(node, || stage(node, "work/dump.log") > 0, || stage(node, "images/pages-1.img") > 0)
+    halt(node, || has_seized(node), || stage(node, "images/pages-1.img") > 0)
 }
 
 /// The source runs, nothing is frozen or locked, and nothing is left.

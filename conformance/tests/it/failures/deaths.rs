@@ -293,8 +293,8 @@ impl<'a> Place<'a> {
         self.runs_on(&what);
         // Decision 0040: what was cut short may be dumped without a thread's number, which is refused.
         let spoiled = ["left its code", "the images cannot be judged"];
-        // On a machine that is too slow for it, a dump is cut short whoever has died.
-        let cut_short = victim.is_criu() || took >= PATIENCE;
+        // On a machine that is too slow for it, a dump is cut short whoever dies, or by its deadline.
+        let cut_short = victim.is_criu() || took >= PATIENCE || (ended && !status.success());
         if cut_short && spoiled.iter().any(|why| said(&next).contains(why)) {
             println!("{what}: no checkpoint any more: {}", said(&next));
             self.scenario.remove(self.node, "job").unwrap();

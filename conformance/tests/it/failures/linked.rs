@@ -7,7 +7,7 @@ use kybernate_conformance::process::Process;
 use kybernate_conformance::scenario::Scenario;
 use rustix::process::Signal;
 
-use super::cancels::{at_step, begin, fails, stage};
+use super::cancels::{at_step, begin, fails, has_seized};
 use super::first;
 use super::halt::halt;
 use super::victims::{END_LIMIT, guards, processes, running, signal};
@@ -47,7 +47,7 @@ fn names(node: &Node, pid: u32) -> usize {
 
 /// Stops CRIU when it has made a name.
 fn halted(node: &Node, pid: u32) -> Vec<Process> {
-    halt(node, || stage(node, "work/dump.log") > 0, || names(node, pid) > 0)
+    halt(node, || has_seized(node), || names(node, pid) > 0)
 }
 
 #[test]
