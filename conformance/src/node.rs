@@ -216,6 +216,13 @@ impl Node {
         command::output(&mut self.command(words))
     }
 
+    /// Returns the first process of a container that has a task, as the node sees it: what containerd's
+    /// shim has kept beside its bundle.
+    pub fn pid_of(&self, namespace: &str, id: &str) -> Option<u32> {
+        let bundle = format!("/run/containerd/io.containerd.runtime.v2.task/{namespace}/{id}");
+        fs::read_to_string(self.path(&bundle).join("init.pid")).ok()?.parse().ok()
+    }
+
     /// Returns an absolute path of the node as it is seen from outside, to read and write files
     /// there. Never walk it recursively: it leads into the node's `/proc` and `/sys`.
     pub fn path(&self, path: &str) -> PathBuf {

@@ -32,13 +32,13 @@ use self::peer::Peer;
 use super::{Failure, Options};
 
 /// Pause between two ticks.
-const TICK: Duration = Duration::from_millis(20);
+const TICK: Duration = Duration::from_millis(50);
 /// Bytes of what is said, filled up with blanks.
 const TOLD_BYTES: usize = 512;
 /// In this time each thread must have counted on. A frozen thread has the same clock as the rest.
 const THREAD_LIMIT: Duration = Duration::from_secs(20);
 /// Pause of a thread that only counts.
-const THREAD_TICK: Duration = Duration::from_millis(100);
+const THREAD_TICK: Duration = Duration::from_secs(1);
 
 /// Holds everything until it is killed. `threads` more threads count meanwhile; `huge` MiB of each
 /// kind are in huge pages, and with `links` files are held whose names were deleted.

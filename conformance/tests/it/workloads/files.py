@@ -80,4 +80,4 @@ while True:
         file.write(json.dumps(said))
     os.rename("/state/keep.new", "/state/keep")
     # Others have something to do, too.
-    time.sleep(0.02)
+    time.sleep(0.05)

@@ -4,7 +4,7 @@ var boot = Math.floor(Math.random() * 281474976710656);
 var pool = java.util.concurrent.Executors.newScheduledThreadPool(4);
 var hits = new java.util.concurrent.atomic.AtomicLong(0);
 var queue = new java.util.concurrent.ArrayBlockingQueue(16);
-pool.scheduleAtFixedRate(function () { hits.incrementAndGet(); }, 0, 20, java.util.concurrent.TimeUnit.MILLISECONDS);
+pool.scheduleAtFixedRate(function () { hits.incrementAndGet(); }, 0, 50, java.util.concurrent.TimeUnit.MILLISECONDS);
 pool.execute(function () { for (var n = 1; ; n++) queue.put(n); });
 var things = new java.util.HashMap();
 for (var number = 0; number < 20000; number++) things.put(java.lang.Integer.valueOf(number), 'thing ' + number);
@@ -25,5 +25,5 @@ while (true) {
   var said = JSON.stringify({ boot: boot, count: count, threads: 5, wrong: wrong });
   java.nio.file.Files.writeString(fresh, said);
   java.nio.file.Files.move(fresh, state, java.nio.file.StandardCopyOption.ATOMIC_MOVE);
-  java.lang.Thread.sleep(20);
+  java.lang.Thread.sleep(50);
 }

@@ -10,7 +10,7 @@ for (let number = 0; number < 20000; number++) things.set(number, { number, text
 const digest = () => crypto.createHash('sha256').update(JSON.stringify([...things])).digest('hex');
 const expected = digest();
 const shared = new Int32Array(new SharedArrayBuffer(4));
-const work = 'const { workerData: n } = require("worker_threads"); setInterval(() => Atomics.add(n, 0, 1), 20)';
+const work = 'const { workerData: n } = require("worker_threads"); setInterval(() => Atomics.add(n, 0, 1), 50)';
 new Worker(work, { eval: true, workerData: shared });
 
 let count = 0, wrong = '', seen = -1;
@@ -27,6 +27,6 @@ const tick = async () => {
   const said = JSON.stringify({ boot, count, threads: 2, wrong });
   fs.writeFileSync('/state/keep.new', said);
   fs.renameSync('/state/keep.new', '/state/keep');
-  setTimeout(tick, 20);
+  setTimeout(tick, 50);
 };
 setTimeout(tick, 500);

@@ -50,12 +50,7 @@ pub(crate) struct Identity {
 impl Place<'_> {
     /// Returns the first process, as the node sees it.
     pub(crate) fn pid(&self) -> Option<u32> {
-        let tasks = self.node.run(&["ctr", "-n", self.namespace, "task", "ls"]).ok()?;
-        let mut lines = tasks.lines().map(str::split_whitespace);
-        lines.find_map(|mut words| {
-            let (id, pid) = (words.next()?, words.next()?);
-            (id == self.id).then(|| pid.parse().ok())?
-        })
+        self.node.pid_of(self.namespace, self.id)
     }
 
     /// Reads a file of the container.

@@ -22,7 +22,7 @@ def digest(things):
 def counts_on(numbers, place):
     while True:
         numbers[place] += 1
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 boot = int.from_bytes(os.urandom(6), "big")
@@ -60,4 +60,4 @@ while True:
         said = {"boot": boot, "count": count, "threads": threading.active_count(), "wrong": wrong}
         json.dump(said, file)
     os.rename("/state/keep.new", "/state/keep")
-    time.sleep(0.02)
+    time.sleep(0.05)

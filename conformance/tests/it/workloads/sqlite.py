@@ -44,4 +44,4 @@ while True:
         said = {"boot": boot, "count": count, "threads": 1, "wrong": wrong, "committed": committed}
         json.dump(said, file)
     os.rename("/state/keep.new", "/state/keep")
-    time.sleep(0.02)
+    time.sleep(0.05)
