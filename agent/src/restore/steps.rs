@@ -351,7 +351,10 @@ impl Restoring<'_> {
 
     /// Says why CRIU failed: it does not know that what it reads was staged, and changed since.
     async fn told_of(&self, error: LaunchError) -> RestoreError {
-        let Some(staged) = &self.staged else { return error.into() };
+        use LaunchError as Error;
+        let by_criu =
+            matches!(error, Error::Restore { .. } | Error::Abandoned { .. } | Error::Hung { .. });
+        let Some(staged) = self.staged.as_ref().filter(|_| by_criu) else { return error.into() };
         match staged.changed().await {
             Some(how) => RestoreError::Changed { tier: staged.tier.name(), how, source: error },
             None => error.into(),

@@ -1,17 +1,25 @@
-//! What somebody else has removed: a tier's directory, what was mounted there, or a checkpoint.
+//! What somebody else has removed or changed: a tier's directory, what was mounted there, or a
+//! checkpoint.
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::{Staging, StagingError, Tier, Use, is_changed};
+
+/// How long looking at some files may take: the disk may be what CRIU has waited for.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 impl Use {
     /// Returns how what is read differs from what was staged, if somebody has changed it since.
     pub(crate) async fn changed(&self) -> Option<io::Error> {
         let files = Arc::clone(&self.staging.kept(self.tier).ok()?.shelf);
         let digest = self.digest.clone();
-        let checked = tokio::task::spawn_blocking(move || files.check(&digest)).await;
-        checked.map_err(io::Error::other).and_then(|checked| checked).err().filter(is_changed)
+        let compared = tokio::task::spawn_blocking(move || files.compare(&digest));
+        let compared = timeout(LOOK_LIMIT, compared).await.ok()?.map_err(io::Error::other);
+        compared.and_then(|same| same).err().filter(is_changed)
     }
 }
 

@@ -120,9 +120,9 @@ impl Runtime {
         let pid = fs::read_to_string(pid_file)?;
         let (state, start) = (self.call(&["state", id])?, self.call(&["start", id])?);
         // As a probe is run. What it runs ends with the container.
-        let (process, pid_of_it) = (bundle.join("process.json"), bundle.join("exec.pid"));
-        let [process, pid_of_it] = [text(&process)?, text(&pid_of_it)?];
-        let exec = ["exec", "--process", process, "--detach", "--pid-file", pid_of_it, id];
+        let (program, pid_of_it) = (bundle.join("process.json"), bundle.join("exec.pid"));
+        let [program, pid_of_it] = [text(&program)?, text(&pid_of_it)?];
+        let exec = ["exec", "--process", program, "--detach", "--pid-file", pid_of_it, id];
         let exec = self.call(&exec)?;
         let kill = self.call(&["kill", id, "KILL"])?;
         let process = PathBuf::from(format!("/proc/{}", pid.trim()));

@@ -271,6 +271,11 @@ fn a_privileged_container_goes_on_as_a_privileged_one_and_no_other() {
         let after = spot.scenario.wait_for_ticks(node, "main").unwrap();
         assert_eq!(after["boot_id_of_process"], spot.before["boot_id_of_process"], "on {name}");
         assert!(ran(), "on {name}: who restored it?");
+        // As an exec probe is run, by kybernate-runc.
+        let exec = ["ctr", "task", "exec", "--exec-id", "look", "main"];
+        let look = ["/workload", "status", "--state", "/state"];
+        let told = node.told(&[&exec[..], &look].concat()).unwrap();
+        assert!(told.contains("\"log_ok\":true"), "on {name}: {told}");
         spot.scenario.remove(node, "main").unwrap();
     });
     staged.scenario.end().unwrap();

@@ -445,13 +445,15 @@ fn a_tier_that_somebody_removed_is_made_again() {
             scenario.kyb_json(node, &["evict", &reference]).unwrap();
         }
         let before = scenario.traces(node).unwrap();
+        let mut failed = false;
         for name in ["ram", "nvme"] {
             let told = scenario.kyb_json(node, &["node"]).unwrap();
             let directory = tier(&told, name)["directory"].as_str().unwrap().to_owned();
             stage(&scenario, node, &reference, name);
-            what_is_read_is_removed(&scenario, node, &reference, &directory);
+            failed |= what_is_read_is_removed(&scenario, node, &reference, &directory);
             assert_eq!(scenario.traces(node).unwrap(), before, "{name}: something is left");
         }
+        assert!(failed, "CRIU has read all of it before it was removed, twice");
     });
     scenario.end().unwrap();
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::Failure;
 use super::sys;
 
-/// What the timers wait.
-const EVERY: std::ffi::c_long = 30;
+/// What the timers wait, in milliseconds: longer than the pause between two ticks, so that a checkpoint
+/// often meets somebody who waits for them.
+const EVERY: std::ffi::c_long = 75;
 /// All of them must have been heard of in this time.
 const LIMIT: Duration = Duration::from_secs(10);
 /// `sizeof(struct signalfd_siginfo)`.

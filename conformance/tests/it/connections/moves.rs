@@ -11,6 +11,8 @@ use rustix::process::Signal;
 
 use super::MIB;
 use super::site::{BOTH, ELSEWHERE, ID, INNER, SECOND, Site};
+use crate::failures::cancels;
+use crate::failures::halt::halt;
 use crate::failures::victims::{END_LIMIT, catch, running, signal};
 use crate::harness::{restore, said, start};
 use crate::pods::{CONFIG, command_of, make_ready};
@@ -50,18 +52,9 @@ impl Site<'_> {
         kyb.args(["--allow-host-namespace", &allow]).stdout(Stdio::null());
         let told = fs::File::create(self.scenario.testbed.private().join("kyb.log")).unwrap();
         let kyb = kyb.stderr(told.into_parts().0).spawn().unwrap();
-        let stage = self.node.path("/run/kybernate/stage");
-        let made = || {
-            let Ok(mut places) = fs::read_dir(&stage) else { return false };
-            places.any(|place| {
-                let log = place.map(|place| fs::read(place.path().join("work/restore.log")));
-                let log = log.and_then(|log| log).unwrap_or_default();
-                String::from_utf8_lossy(&log).contains("Restoring TCP connection")
-            })
-        };
-        assert!(catch(made), "no socket is made\n{}", self.told());
-        signal(&running(self.node, "criu"), Signal::STOP);
-        assert!(wait_until(END_LIMIT, || !self.sockets().is_empty()), "{}", self.told());
+        let log = "work/restore.log";
+        let begun = || cancels::says(self.node, log, "Restoring TCP connection");
+        halt(self.node, begun, || !self.sockets().is_empty());
         kyb
     }
 

@@ -81,8 +81,13 @@ pub(super) fn has_made_all(node: &Node, stages: &str, log: &str) -> bool {
 /// Whether CRIU has stopped a process of a source. Held before that for long, it gives up by itself (its
 /// own limit for that is 10 s).
 pub(super) fn has_seized(node: &Node) -> bool {
-    let mut logs = staged(node, "/run/kybernate/stage", "work/dump.log");
-    logs.any(|log| fs::read_to_string(log).is_ok_and(|log| log.contains("Seized task")))
+    says(node, "work/dump.log", "Seized task")
+}
+
+/// Whether a log in an operation's directory has such words.
+pub(crate) fn says(node: &Node, log: &str, words: &str) -> bool {
+    let mut logs = staged(node, "/run/kybernate/stage", log).filter_map(|log| fs::read(log).ok());
+    logs.any(|log| String::from_utf8_lossy(&log).contains(words))
 }
 
 /// Returns where such a file may be in the directories of operations.

@@ -246,6 +246,7 @@ impl<'a> Place<'a> {
         let reference = self.scenario.reference(&tag);
         let key = format!("node-{}", self.node.name());
         let deadline = format!("{}s", DEADLINE.as_secs());
+        let asked = Instant::now();
         let mut kyb = self.ask(&tag, &[self.way.words, &["--pause-deadline", &deadline]].concat());
         let program = self.program(victim, &what);
         let mut ended = false;
@@ -254,6 +255,7 @@ impl<'a> Place<'a> {
             ended || reached(&self.dump)
         });
         assert!(caught, "{what}: it did not come to that\n{}", self.told());
+        let waited = asked.elapsed();
         let before = self.dump.counter();
         let began = Instant::now();
         self.dumped = ended || self.dump.says("Dumping finished");
@@ -294,7 +296,8 @@ impl<'a> Place<'a> {
         // Decision 0040: what was cut short may be dumped without a thread's number, which is refused.
         let spoiled = ["left its code", "the images cannot be judged"];
         // On a machine that is too slow for it, a dump is cut short whoever dies, or by its deadline.
-        let cut_short = victim.is_criu() || took >= PATIENCE || (ended && !status.success());
+        let late = ended && !status.success() && waited >= DEADLINE;
+        let cut_short = victim.is_criu() || took >= PATIENCE || late;
         if cut_short && spoiled.iter().any(|why| said(&next).contains(why)) {
             println!("{what}: no checkpoint any more: {}", said(&next));
             self.scenario.remove(self.node, "job").unwrap();

@@ -1,6 +1,5 @@
 //! What CRIU reads stays: nobody takes it away, and nothing else gets its room.
 
-use std::io::Read as _;
 use std::process::{Child, Stdio};
 
 use kybernate_conformance::command::wait_until;
@@ -39,20 +38,19 @@ pub(super) fn what_is_read_stays(scenario: &Scenario, node: &Node, [staged, othe
 }
 
 /// Somebody removes what is staged in `directory` while CRIU reads it: the restore fails and says why, or
-/// CRIU had it all, and another one fetches what is gone.
+/// CRIU had it all, and another one fetches what is gone. Returns whether it failed.
 pub(super) fn what_is_read_is_removed(
     scenario: &Scenario,
     node: &Node,
     staged: &str,
     directory: &str,
-) {
-    let (mut kyb, begun) = restore(node, staged);
+) -> bool {
+    let (kyb, begun) = restore(node, staged);
     let criu = halt(node, &begun, &begun);
     node.run(&["sh", "-c", &format!("rm -rf {directory}/*/images")]).unwrap();
     signal(&criu, Signal::CONT);
-    let status = kyb.wait().unwrap();
-    let mut text = String::new();
-    kyb.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    let output = kyb.wait_with_output().unwrap();
+    let (status, text) = (output.status, said(&output));
     println!("{}: {status}: {text}", node.name());
     if status.success() {
         scenario.wait_for_ticks(node, "main").unwrap();
@@ -65,6 +63,7 @@ pub(super) fn what_is_read_is_removed(
     let told = restored(scenario, node, staged, "main").0;
     assert!(told["staged"].is_null(), "{told}");
     scenario.remove(node, "main").unwrap();
+    !status.success()
 }
 
 /// Begins to restore what is staged. Also returns whether CRIU has begun.

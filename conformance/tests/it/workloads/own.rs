@@ -5,7 +5,7 @@ use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
-use super::proof::goes_on;
+use super::proof::{all_count, goes_on};
 use super::{Place, Workload};
 use crate::harness::{checkpoint, refused, restore, said, start};
 
@@ -176,6 +176,14 @@ pub(crate) fn another_user_moves(scenario: &Scenario, [a, b]: [&Node; 2]) -> boo
     may
 }
 
+/// Looks for what its own ticks do not show.
+fn is_whole(place: Place<'_>) {
+    if place.id == "threads" {
+        all_count(place);
+    }
+    has_no_names_of_criu(place);
+}
+
 /// What CRIU names in a dump is gone when the processes are back.
 fn has_no_names_of_criu(place: Place<'_>) {
     let shared = place.node.path(&format!("/proc/{}/root/dev/shm", place.pid().unwrap()));
@@ -199,13 +207,13 @@ fn what_linux_gives_to_processes_is_given_back() {
             Some((finding, _)) if !may_ask_others(a) => {
                 workload.is_refused(&scenario, &image, a, finding);
             }
-            _ => workload.moves(&scenario, &image, [a, b], &has_no_names_of_criu),
+            _ => workload.moves(&scenario, &image, [a, b], &is_whole),
         }
     }
     // An older CRIU, runc and containerd give it back alike.
     for id in ["linux", "links"] {
         let workload = WORKLOADS.iter().find(|workload| workload.id == id).unwrap();
-        workload.moves(&scenario, &image, [a, a], &has_no_names_of_criu);
+        workload.moves(&scenario, &image, [a, a], &is_whole);
     }
     // It would be for writing too, there where it was taken: node a has CRIU 4.1.
     let locked = WORKLOADS.iter().find(|workload| workload.id == "read-only").unwrap();

@@ -8,7 +8,7 @@ use kybernate_conformance::programs;
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
-use super::proof::LIMIT;
+use super::proof::{LIMIT, goes_on, is_checked};
 use super::{Place, Workload};
 use crate::harness::start as start_bare;
 
@@ -122,6 +122,8 @@ fn languages_and_databases_move() {
         workload.moves(&scenario, &image, [a, b], &|place| {
             if place.id == SQLITE.id {
                 commits(place);
+            } else {
+                is_checked(place);
             }
         });
     }
@@ -130,7 +132,7 @@ fn languages_and_databases_move() {
 
 /// The transaction that was begun on the other node ends here.
 pub(crate) fn commits(place: Place<'_>) {
-    let begun = super::proof::goes_on(place, None).count;
+    let begun = goes_on(place, None).count;
     let path = format!("/proc/{}/root/state/commit", place.pid().unwrap());
     fs::write(place.node.path(&path), "").unwrap();
     let committed = || {

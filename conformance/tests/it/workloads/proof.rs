@@ -6,6 +6,7 @@ use std::time::Duration;
 use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Place;
 
@@ -83,6 +84,28 @@ pub(crate) fn goes_on(place: Place<'_>, before: Option<&Status>) -> Status {
     let before = before.map_or(0, |before| before.count);
     assert!(now.count >= before, "{}: it was at {before}, and is at {}", place.id, now.count);
     wait_for(now.count + 2)
+}
+
+/// Waits until a script has looked at all it has, which it does every 20 ticks.
+pub(super) fn is_checked(place: Place<'_>) {
+    let begun = goes_on(place, None).count;
+    let checked = || goes_on(place, None).count > begun + 20;
+    assert!(wait_until(LIMIT, checked), "{}: it does not go on from {begun}", place.id);
+}
+
+/// Waits until each thread of a workload has counted on.
+pub(super) fn all_count(place: Place<'_>) {
+    let slowest = || {
+        let said = place.read(place.state).unwrap_or_default();
+        serde_json::from_str::<Value>(&said).ok()?["slowest"].as_u64()
+    };
+    let mut begun = None;
+    let on = || {
+        let now = slowest();
+        begun = begun.or(now);
+        now > begun
+    };
+    assert!(wait_until(LIMIT, on), "{}: a thread has stopped", place.id);
 }
 
 impl Identity {
