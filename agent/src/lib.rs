@@ -55,5 +55,6 @@ pub mod suspend;
 pub mod tasks;
 pub mod trust;
 mod undo;
+mod vfork;
 mod waiting;
 pub mod wrapper;

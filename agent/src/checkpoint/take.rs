@@ -39,7 +39,7 @@ use crate::revive::{Paused, Revived};
 use crate::runtime::{TaskState, TaskStatus};
 use crate::stage;
 use crate::undo::{DUMP_PATIENCE, Undoing, undo};
-use crate::{criu_log, room, waiting};
+use crate::{criu_log, room, vfork, waiting};
 
 /// Time from "the artifact is durable" to "the source is killed": a tag and a signal.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
@@ -262,6 +262,7 @@ impl Taking<'_> {
             self.driver.will_make(self.pause()).await?;
             self.paused_at.get_or_insert_with(Instant::now);
             self.in_containerd(self.source.namespace.pause(&self.order.container)).await?;
+            vfork::settle(&self.source.freezer).await.map_err(CheckpointError::Freezer)?;
         }
         self.note_connections().await?;
         let captured = if self.source.suspended {

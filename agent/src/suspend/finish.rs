@@ -20,6 +20,7 @@ use crate::operations::{Cancelled, Driver, Stopped};
 use crate::patience::Pauses;
 use crate::revive::{Paused, Revived};
 use crate::runtime::{Namespace, TaskStatus};
+use crate::vfork;
 
 /// How long containerd may take to say how a container is. While a shim does not answer, it takes
 /// two seconds to say that it does not know.
@@ -162,7 +163,14 @@ pub(super) async fn suspend(
                     paused = namespace.pause(&known.container) => paused,
                     () = effort.cancelled() => return Err(Stopped::from(Cancelled).into()),
                 };
-                let Err(error) = paused else { return Ok(()) };
+                let Err(error) = paused else {
+                    // It may be dumped later.
+                    let Look::Paused(freezer) = effort.look(&namespace, known).await else {
+                        continue;
+                    };
+                    vfork::settle(&freezer).await.map_err(SuspendError::Freezer)?;
+                    return Ok(());
+                };
                 tracing::warn!(error = %chain(&error), container = known.container, "not frozen");
                 refusals += u32::from(!error.is_away());
                 if refusals >= REFUSALS_MAX && matches!(look(&namespace, known).await, Look::Runs) {

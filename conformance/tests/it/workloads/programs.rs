@@ -10,11 +10,14 @@ use serde_json::Value;
 
 use super::proof::{LIMIT, goes_on, is_checked};
 use super::{Place, Workload};
-use crate::harness::start as start_bare;
+use crate::harness::{at_once, said, start as start_bare};
 
 /// A seccomp profile of little use but for this: programs then do without.
 pub(crate) const NO_IO_URING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
     {"names": ["io_uring_setup"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}"#;
+
+/// How often somebody who starts programs is taken.
+const ROUNDS: u32 = 8;
 
 /// Pushes the image of programs, and returns its reference.
 pub(crate) fn push(scenario: &Scenario) -> String {
@@ -127,6 +130,25 @@ fn languages_and_databases_move() {
             }
         });
     }
+    scenario.end().unwrap();
+}
+
+/// Who waits in vfork(2) for a child that stands still is not stopped by CRIU. Python starts programs so.
+#[test]
+fn who_starts_programs_all_the_time_is_taken() {
+    const STARTS: &str = "import subprocess\nwhile True: subprocess.run(['busybox', 'true'])";
+    let (scenario, image) = start();
+    at_once(&scenario, |node| {
+        let (key, name) = (format!("node-{}", node.name()), node.name());
+        node.run(&["ctr", "run", "-d", &image, "starts", "python3", "-c", STARTS]).unwrap();
+        for round in 1..=ROUNDS {
+            let reference = scenario.reference(&format!("workloads/starts:{name}-{round}"));
+            let words = ["checkpoint", "starts", &reference, "--plain-http", "--sign-key", &key];
+            let output = scenario.kyb(node, &words).unwrap();
+            assert!(output.status.success(), "{name}, {round}: {}", said(&output));
+        }
+        scenario.remove(node, "starts").unwrap();
+    });
     scenario.end().unwrap();
 }
 
