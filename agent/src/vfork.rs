@@ -1,4 +1,4 @@
-//! Processes that wait in vfork(2), as a shell does for what it starts and a runtime in `posix_spawn(3)`,
+//! Processes that wait in vfork(2), as Python does for what it starts and a runtime in `posix_spawn(3)`,
 //! until their child has executed its program.
 //!
 //! CRIU stops each thread for itself. One that waits so is not stopped before its child goes on, which is

@@ -17,7 +17,7 @@ use crate::harness::start;
 /// memory for its dump to be met while it has CRIU's name.
 const WRITES: &str = "x=$(head -c 100000000 /dev/zero | tr '\\0' x); \
                       cd /dev/shm; exec 9>one; ln one two; rm one; \
-                      while true; do echo more >&9; sleep 2; done";
+                      while true; do echo more >&9; sleep 0.1; done";
 
 /// Starts it, and returns its first process.
 fn run(scenario: &Scenario, node: &Node) -> u32 {
