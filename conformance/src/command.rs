@@ -63,8 +63,8 @@ pub fn tail(output: &Output) -> String {
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Waits until `condition` holds, looking again every few milliseconds. Returns whether it did
-/// within `limit`. A look that costs more, as one that starts programs, is paused after for as long
-/// as it took: what is waited for needs the processors, too.
+/// within `limit`. A look that costs more, as one that starts programs, is paused after for twice as
+/// long as it took: what is waited for needs the processors, too.
 pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     loop {
@@ -76,7 +76,7 @@ pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
             return false;
         }
         #[expect(clippy::disallowed_methods, reason = "the one place that polls, with a bound")]
-        std::thread::sleep(looked.elapsed().max(LOOK_EVERY));
+        std::thread::sleep((looked.elapsed() * 2).max(LOOK_EVERY));
     }
 }
 

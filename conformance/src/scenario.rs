@@ -1,12 +1,15 @@
 //! What the demo, the end-to-end tests and the benchmark share: two nodes with agents, a registry
 //! between them, keys, and the workload's image.
 
-use std::io;
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -21,7 +24,7 @@ use crate::testbed::{HUB_ADDRESS, Testbed};
 const REGISTRY_PORT: u16 = 5000;
 /// Port of Debian's docker-registry on the hub.
 const PEER_PORT: u16 = 5001;
-/// Password of the keys a scenario makes; they live as long as it does.
+/// Password of the keys a scenario makes; they live as long as this process.
 pub const PASSWORD: &str = "scenario-secret";
 /// Starting a program takes milliseconds; a machine that compiles meanwhile needs far longer.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_mins(2);
@@ -432,8 +435,29 @@ fn has_task(node: &Node, id: &str) -> bool {
     tasks.is_ok_and(|tasks| tasks.lines().any(|line| line == id))
 }
 
-pub(crate) fn keygen(bin: &Path, prefix: &Path) -> Result<(), CommandError> {
+/// Pairs of keys, by their names: private, and public.
+type Pairs = BTreeMap<PathBuf, [Vec<u8>; 2]>;
+
+/// What scenarios of this process have made. A private key is slow to make by design (scrypt).
+static PAIRS: Mutex<Pairs> = Mutex::new(BTreeMap::new());
+
+/// Makes a pair of keys, or gives again the one that has been made by that name.
+pub(crate) fn keygen(bin: &Path, prefix: &Path) -> Result<(), ScenarioError> {
+    let name = PathBuf::from(prefix.file_name().unwrap_or_default());
+    let files = ["key", "pub"].map(|end| prefix.with_extension(end));
+    let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pair) = pairs.get(&name) {
+        for (file, content) in files.iter().zip(pair) {
+            let mut options = fs::OpenOptions::new();
+            let mut file = options.write(true).create_new(true).mode(0o600).open(file)?;
+            file.write_all(content)?;
+        }
+        return Ok(());
+    }
     let mut kyb = Command::new(bin.join("kyb"));
     kyb.arg("keygen").arg(prefix).env("COSIGN_PASSWORD", PASSWORD);
-    command::run(&mut kyb).map(drop)
+    command::run(&mut kyb)?;
+    let [private, public] = files;
+    pairs.insert(name, [fs::read(private)?, fs::read(public)?]);
+    Ok(())
 }

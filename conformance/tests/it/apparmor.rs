@@ -1,15 +1,14 @@
-//! Containers with a profile of `AppArmor`, as each Pod has one where the kernel has that: what the
-//! emulated machine's has (`emulated`). Elsewhere nothing is shown.
+//! Containers with a profile of `AppArmor`, as each Pod has one where the kernel has that, as the
+//! emulated machine's does (`emulated`).
 
 use std::process::{Output, Stdio};
 
 use fs_err as fs;
-use kybernate_conformance::machine::INSIDE;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 
-use crate::harness::{checkpoint, next_agents, nodes, refused, restore, said, start};
-use crate::pods::{CONFIG, WORKLOAD, command_of, make_ready};
+use crate::harness::{checkpoint, nodes, refused, restore, said};
+use crate::pods::{WORKLOAD, command_of, make_ready};
 use crate::workloads::Place;
 
 /// The name that containerd gives its own profile, which denies little.
@@ -49,35 +48,28 @@ fn is_not_created(node: &Node, pinned: &str, options: &[&str]) {
     node.run(&["ctr", "container", "rm", "main"]).unwrap();
 }
 
-#[test]
-fn who_was_confined_is_confined_again() {
-    let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled");
-    if !enabled.is_ok_and(|enabled| enabled.trim() == "Y") {
-        assert!(std::env::var_os(INSIDE).is_none(), "the emulated machine has no AppArmor");
-        println!("SKIPPED: this kernel has no AppArmor");
-        return;
-    }
-    let mut scenario = start();
-    for node in nodes(&scenario) {
+pub(crate) fn who_was_confined_is_confined_again(scenario: &Scenario) {
+    let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap();
+    assert_eq!(enabled.trim(), "Y", "this kernel has no AppArmor");
+    for node in nodes(scenario) {
         show_security(node);
     }
-    next_agents(&mut scenario, CONFIG);
-    let [a, b] = nodes(&scenario);
+    let [a, b] = nodes(scenario);
     scenario.run_workload(a, "job", 24, &confined_by(PROFILE)).unwrap();
     let confined = format!("{PROFILE} (enforce)");
     assert_eq!(profile_of(a, "job"), confined);
     let before = scenario.wait_for_ticks(a, "job").unwrap();
     let reference = scenario.reference("apparmor/job:v1");
-    let mut pinned = format!("{reference}@{}", checkpoint(&scenario, a, "job", &reference));
+    let pinned = format!("{reference}@{}", checkpoint(scenario, a, "job", &reference));
     scenario.wait_for_ticks(a, "job").unwrap();
     scenario.remove(a, "job").unwrap();
     // By `kyb restore` a container has no profile, and what was confined is not set free.
     for node in [a, b] {
-        refused(&scenario, node, &reference, &[], "profile");
+        refused(scenario, node, &reference, &[], "profile");
     }
-    for (node, again) in [(a, None), (b, Some("apparmor/job:v2")), (b, None)] {
-        make_ready(&scenario, node, &pinned);
-        if again.is_some() {
+    for node in [a, b] {
+        make_ready(scenario, node, &pinned);
+        if node.name() == b.name() {
             is_not_created(node, &pinned, &confined_by(OTHER));
             is_not_created(node, &pinned, &[]);
         }
@@ -86,14 +78,12 @@ fn who_was_confined_is_confined_again() {
         let after = scenario.wait_for_ticks(node, "main").unwrap();
         assert_eq!(after["boot_id_of_process"], before["boot_id_of_process"]);
         assert_eq!(profile_of(node, "main"), confined);
-        if let Some(path) = again {
-            let reference = scenario.reference(path);
-            pinned = format!("{reference}@{}", checkpoint(&scenario, node, "main", &reference));
-        }
+        // It may be taken again.
+        let reference = scenario.reference(&format!("apparmor/job:{}", node.name()));
+        checkpoint(scenario, node, "main", &reference);
         scenario.remove(node, "main").unwrap();
     }
-    starts_free(&scenario, b);
-    scenario.end().unwrap();
+    starts_free(scenario, b);
 }
 
 /// What was not confined is no container's that is: CRIU would leave it free.
@@ -107,4 +97,7 @@ fn starts_free(scenario: &Scenario, b: &Node) {
     let output = restore(scenario, b, &reference, "again", &[]);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(profile_of(b, "again"), "unconfined");
+    for id in ["free", "again"] {
+        scenario.remove(b, id).unwrap();
+    }
 }

@@ -11,7 +11,7 @@ use self::site::{BOTH, ID, Site};
 use crate::failures::victims::{END_LIMIT, catch, guards, processes, running, signal};
 use crate::harness::{said, start};
 
-mod moves;
+pub(crate) mod moves;
 mod site;
 
 /// Of a container whose dump must last long enough to be caught.

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 pub(crate) mod cancels;
 pub(crate) mod claims;
-mod deaths;
+pub(crate) mod deaths;
 pub(crate) mod halt;
 mod linked;
 mod memory;

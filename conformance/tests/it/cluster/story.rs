@@ -9,6 +9,7 @@ use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::node::containerd::Serves;
 use kybernate_conformance::preflight::preflight;
+use kybernate_conformance::programs::Programs;
 use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::{Value, json};
 
@@ -54,7 +55,7 @@ impl Story {
         scenario.agent_b = Some(scenario.start_agent(&scenario.testbed.b, &config).unwrap());
         let state = scenario.testbed.state();
         let (cluster, programs) = std::thread::scope(|scope| {
-            let pushed = scope.spawn(|| programs::push(&scenario));
+            let pushed = scope.spawn(|| programs::push(&scenario, Programs::All));
             (Cluster::start(&state, &say).unwrap(), pushed.join().unwrap())
         });
         let (pinned, with_scratch, before) = (String::new(), String::new(), Value::Null);

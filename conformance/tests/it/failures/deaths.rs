@@ -2,7 +2,7 @@
 
 mod abandoned;
 mod calls;
-mod rounds;
+pub(crate) mod rounds;
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -196,12 +196,20 @@ struct Place<'a> {
 }
 
 /// How the container is started, and taken.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Way {
+    /// Its memory.
+    mib: u32,
     /// More for `ctr run`.
     options: &'static [&'static str],
     /// More for `kyb checkpoint`.
     words: &'static [&'static str],
+}
+
+impl Default for Way {
+    fn default() -> Self {
+        Self { mib: MIB, options: &[], words: &[] }
+    }
 }
 
 impl<'a> Place<'a> {
@@ -225,7 +233,7 @@ impl<'a> Place<'a> {
 
     /// Starts the container.
     fn begin(&self) {
-        self.scenario.run_workload(self.node, "job", MIB, self.way.options).unwrap();
+        self.scenario.run_workload(self.node, "job", self.way.mib, self.way.options).unwrap();
         fs::write(self.dump.state.with_file_name("written"), vec![7; WRITTEN_BYTES]).unwrap();
     }
 

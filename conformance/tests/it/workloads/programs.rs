@@ -4,7 +4,7 @@ use std::process::Command;
 
 use fs_err as fs;
 use kybernate_conformance::command::{run, wait_until};
-use kybernate_conformance::programs;
+use kybernate_conformance::programs::{self, Programs};
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
 
@@ -19,9 +19,9 @@ pub(crate) const NO_IO_URING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "sys
 /// How often somebody who starts programs is taken.
 const ROUNDS: u32 = 8;
 
-/// Pushes the image of programs, and returns its reference.
-pub(crate) fn push(scenario: &Scenario) -> String {
-    let layout = programs::ensure(&|text| println!("{text}")).unwrap();
+/// Pushes an image of programs, and returns its reference.
+pub(crate) fn push(scenario: &Scenario, what: Programs) -> String {
+    let layout = programs::ensure(what, &|text| println!("{text}")).unwrap();
     let shared = scenario.testbed.share().join("programs");
     run(Command::new("cp").arg("-r").arg(layout).arg(shared)).unwrap();
     let image = scenario.reference("workloads/all:base");
@@ -31,12 +31,12 @@ pub(crate) fn push(scenario: &Scenario) -> String {
     image
 }
 
-/// Starts everything, with the image of programs pulled on both nodes.
-pub(super) fn start() -> (Scenario, String) {
+/// Starts everything, with an image of programs pulled on both nodes.
+pub(crate) fn start(what: Programs) -> (Scenario, String) {
     let scenario = start_bare();
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     fs::write(scenario.testbed.share().join("no-io-uring.json"), NO_IO_URING).unwrap();
-    let image = push(&scenario);
+    let image = push(&scenario, what);
     std::thread::scope(|scope| {
         for node in [a, b] {
             let pull = ["ctr", "image", "pull", "--plain-http", &image];
@@ -113,7 +113,7 @@ const SQLITE: Workload = Workload {
 
 #[test]
 fn languages_and_databases_move() {
-    let (scenario, image) = start();
+    let (scenario, image) = start(Programs::All);
     let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
     let io_uring = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     for workload in WORKLOADS {
@@ -137,7 +137,7 @@ fn languages_and_databases_move() {
 #[test]
 fn who_starts_programs_all_the_time_is_taken() {
     const STARTS: &str = "import subprocess\nwhile True: subprocess.run(['busybox', 'true'])";
-    let (scenario, image) = start();
+    let (scenario, image) = start(Programs::Servers);
     at_once(&scenario, |node| {
         let (key, name) = (format!("node-{}", node.name()), node.name());
         node.run(&["ctr", "run", "-d", &image, "starts", "python3", "-c", STARTS]).unwrap();
