@@ -115,7 +115,9 @@ pub enum Rejection {
     #[error("container {0:?} exists already: take another name (--name), or remove it first")]
     Taken(String),
     /// Another operation works on the container.
-    #[error("container {0:?} is busy with another operation")]
+    #[error(
+        "container {0:?} is busy with another operation: `kyb ps --operations --state running` tells of it"
+    )]
     Busy(String),
     /// containerd did not answer as it should.
     #[error(transparent)]

@@ -127,11 +127,12 @@ pub struct OperationsError {
     source: io::Error,
 }
 
-/// Reads what an earlier agent did not finish.
-pub(crate) fn unfinished(directory: &Path) -> io::Result<Vec<Record>> {
-    let (_, mut records) = Journal::open(directory)?;
+/// Reads what an earlier agent did not finish, and how many operations cannot be read.
+pub(crate) fn unfinished(directory: &Path) -> io::Result<(Vec<Record>, usize)> {
+    let (journal, mut records) = Journal::open(directory)?;
+    let unread = journal.count()?.saturating_sub(records.len());
     records.retain(|record| !record.is_finished());
-    Ok(records)
+    Ok((records, unread))
 }
 
 impl Operations {

@@ -54,7 +54,7 @@ async fn alone(args: RescueArgs) -> ExitCode {
         Ok(Some(_lock)) => match first(&root.join(OPERATIONS), &containerd, ALONE_LIMIT).await {
             0 => ExitCode::SUCCESS,
             left => {
-                tracing::error!(left, "sources are still paused");
+                tracing::error!(left, "sources are still paused, or may be");
                 ExitCode::FAILURE
             }
         },
@@ -67,17 +67,26 @@ async fn alone(args: RescueArgs) -> ExitCode {
 }
 
 /// Brings back whatever operations that have not ended left paused. Nothing else of them is touched.
-/// Whoever calls this holds the agent's lock. Returns how many are still paused, or not known to run.
+/// Whoever calls this holds the agent's lock. Returns how many are still paused, or not known to run: so
+/// is whatever an operation was about that cannot be read.
 pub(crate) async fn first(operations: &Path, containerd: &Path, limit: Duration) -> usize {
     let kept = operations.to_owned();
     let read = tokio::task::spawn_blocking(move || operations::unfinished(&kept)).await;
-    let records = match read.map_err(io::Error::other).and_then(|read| read) {
-        Ok(records) => records,
+    let (records, unread) = match read.map_err(io::Error::other).and_then(|read| read) {
+        Ok(found) => found,
         Err(error) => {
             tracing::error!(%error, ?operations, "failed to read what was under way");
             return 1;
         }
     };
+    if unread > 0 {
+        tracing::error!(
+            unread,
+            ?operations,
+            "operations cannot be read, and what they have paused stays so: `ctr --namespace NAMESPACE task \
+             ls` tells what is PAUSED, and `task resume` lets it run"
+        );
+    }
     let mut back = JoinSet::new();
     for record in records.into_iter().filter(Record::pauses) {
         let namespace = Containerd::at(containerd).namespace(&record.namespace);
@@ -100,7 +109,7 @@ pub(crate) async fn first(operations: &Path, containerd: &Path, limit: Duration)
     };
     // Those that take longer are left where they are.
     tokio::time::timeout(limit, all).await.unwrap_or_default();
-    left
+    left.saturating_add(unread)
 }
 
 impl RescueArgs {
@@ -157,6 +166,15 @@ mod tests {
         assert_eq!(places(&format!("{good}[staging\nroot = \"/y\"\n")), told);
         assert_eq!(places(&format!("oops\n{good}")), told);
         assert_eq!(places("").0, PathBuf::from(DEFAULT_ROOT));
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_may_be_paused() {
+        let kept = tempfile::tempdir().unwrap();
+        let first = || first(kept.path(), Path::new("/nowhere"), FIRST_LIMIT);
+        assert_eq!(first().await, 0);
+        fs::write(kept.path().join("01a221de2425908efd17.log"), "cut sho").unwrap();
+        assert_eq!(first().await, 1);
     }
 
     #[test]

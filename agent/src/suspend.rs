@@ -90,7 +90,9 @@ pub enum SuspendError {
         status: &'static str,
     },
     /// Somebody else's pause is somebody else's to end.
-    #[error("container {0:?} was paused by somebody else, and not by this agent")]
+    #[error(
+        "container {0:?} was paused by somebody else, as far as this agent's records tell: `ctr task resume` lets it run"
+    )]
     Foreign(String),
     /// Its GPU memory stays where it is.
     #[error("the container's GPU memory cannot be moved")]

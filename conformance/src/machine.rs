@@ -33,7 +33,7 @@ const PROCESSOR: &str = "Nehalem";
 /// What a kernel says first of all when it gives up.
 const GAVE_UP: &str = "Kernel panic";
 /// How much of what the kernel said goes into an error.
-const CONSOLE_LINES: usize = 40;
+const CONSOLE_LINES: usize = 80;
 /// What the machine's command has in its environment, and nothing else has: its programs are built,
 /// and its node roots made.
 pub const INSIDE: &str = "KYBERNATE_MACHINE";

@@ -69,7 +69,8 @@ pub struct KeyError {
 pub enum KeyErrorKind {
     /// The password does not open it.
     #[error(
-        "the password is wrong: it comes from COSIGN_PASSWORD, or is asked for in a terminal where that is not set"
+        "the password is wrong: kyb takes it from COSIGN_PASSWORD, or asks for it in a terminal where that is \
+         not set, and an agent takes it from `password_file`"
     )]
     Password,
     /// It is encrypted, and no password was given.

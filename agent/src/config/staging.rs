@@ -10,6 +10,8 @@ use super::{ConfigError, path};
 
 /// Smallest budget: room for one small container.
 const BUDGET_MIN: u64 = 1 << 20;
+/// The largest. Of still more a tmpfs would have no limit at all: its pages are counted past 64 bits.
+const BUDGET_MAX: u64 = 1 << 50;
 
 /// Where dumps are staged.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,10 +77,10 @@ fn tier(staging: &mut Reader<'_>, name: &str, default: &str) -> Option<TierConfi
 fn size(table: &mut Reader<'_>, key: &str) -> Option<u64> {
     let text = table.text(key)?;
     let size = text.parse::<ByteSize>().ok().map(|size| size.0);
-    let size = size.filter(|size| *size >= BUDGET_MIN);
+    let size = size.filter(|size| (BUDGET_MIN..=BUDGET_MAX).contains(size));
     if size.is_none() {
         let place = table.place(key);
-        table.wrong(ConfigError::Bounds(place, "a size like \"8GiB\", 1MiB at least", text));
+        table.wrong(ConfigError::Bounds(place, "a size from \"1MiB\" to \"1PiB\"", text));
     }
     size
 }

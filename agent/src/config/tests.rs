@@ -103,7 +103,7 @@ fn a_tier_is_there_with_a_budget_and_has_a_directory_of_its_own() {
     for part in [
         "line 4: staging.ram.directory must be a directory of its own",
         "line 7: staging.nvme.directory must be an absolute path",
-        "line 8: staging.nvme.budget must be a size like \"8GiB\", 1MiB at least, not \"7\"",
+        "line 8: staging.nvme.budget must be a size from \"1MiB\" to \"1PiB\", not \"7\"",
         "line 9: staging.nvme.size is not a setting",
     ] {
         assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");

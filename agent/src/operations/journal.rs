@@ -21,7 +21,8 @@
 //! Agents before this form see `ID.json` only. They leave the rest alone, and do not undo it: that is
 //! done when an agent that knows it is back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -95,6 +96,17 @@ impl Journal {
             note(&path, read(&path, RECORD_BYTES_MAX, parse), &mut records)?;
         }
         Ok((Self { directory: directory.to_owned() }, records.into_values().collect()))
+    }
+
+    /// Returns how many operations have a file, whether or not that can be read.
+    pub(super) fn count(&self) -> io::Result<usize> {
+        let mut ids = BTreeSet::new();
+        for file in fs::read_dir(&self.directory)? {
+            let path = file?.path();
+            let is_one = path.extension().is_some_and(|end| end == "log" || end == "json");
+            ids.extend(path.file_stem().filter(|_| is_one).map(OsStr::to_owned));
+        }
+        Ok(ids.len())
     }
 
     /// Returns where it is.

@@ -74,6 +74,15 @@ pub(crate) enum RestoreError {
         how: io::Error,
         source: LaunchError,
     },
+    #[error(
+        "what lies in the {tier} tier was not restored: should that go on, `kyb evict` it, and it comes from \
+         the registry again"
+    )]
+    Staged {
+        /// Name of the tier.
+        tier: &'static str,
+        source: LaunchError,
+    },
 }
 
 impl<E> From<E> for RestoreError
@@ -91,7 +100,7 @@ impl Refusing for RestoreError {
             Self::Bring(error) => error.refused_by(),
             Self::Gpu(error) => error.refused_by(),
             Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
-            Self::Rejected(_) | Self::NoName | Self::Changed { .. } => None,
+            Self::Rejected(_) | Self::NoName | Self::Changed { .. } | Self::Staged { .. } => None,
         }
     }
 }
@@ -357,6 +366,10 @@ impl Restoring<'_> {
         let Some(staged) = self.staged.as_ref().filter(|_| by_criu) else { return error.into() };
         match staged.changed().await {
             Some(how) => RestoreError::Changed { tier: staged.tier.name(), how, source: error },
+            // What has rotted there has the length and the times that it had.
+            None if matches!(error, Error::Restore { .. }) => {
+                RestoreError::Staged { tier: staged.tier.name(), source: error }
+            }
             None => error.into(),
         }
     }

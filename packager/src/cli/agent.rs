@@ -181,7 +181,8 @@ impl AgentSocket {
         if *breaks > BREAKS_MAX {
             let id = &latest.id;
             return Err(Failure::failed(format!(
-                "lost the agent; operation {id} may still be under way"
+                "lost the agent; operation {id} may still be under way: `kyb watch {id}` tells, as soon as an \
+                 agent runs there again"
             )));
         }
         pause().await;
@@ -259,8 +260,8 @@ fn lost(error: &(dyn std::error::Error + 'static)) -> String {
     let cause = std::iter::successors(Some(error), |error| error.source()).last();
     let cause = cause.map(ToString::to_string).unwrap_or_default();
     format!(
-        "lost the agent: {cause}; over the network it hangs up on who has no certificate that it \
-         accepts"
+        "lost the agent: {cause}: does kybernate-agent still run? Over the network it also hangs up on who \
+         has no certificate that it accepts"
     )
 }
 
@@ -293,10 +294,9 @@ fn left(operation: &Operation) -> Failure {
 pub(super) fn time_out(text: &str) -> Result<u32, String> {
     let time = humantime::parse_duration(text);
     let time = time.map_err(|error| format!("it must be a time like \"10m\": {error}"))?;
-    match u32::try_from(time.as_secs() + u64::from(time.subsec_nanos() > 0)) {
-        Ok(0) | Err(_) => Err("it must be a second at least, and less than a century".to_owned()),
-        Ok(seconds) => Ok(seconds),
-    }
+    let seconds = u32::try_from(time.as_secs() + u64::from(time.subsec_nanos() > 0)).ok();
+    let seconds = seconds.filter(|_| time >= Duration::from_secs(1));
+    seconds.ok_or_else(|| "it must be a second at least, and less than a century".to_owned())
 }
 
 /// Tells what an operation's end means for the exit code.

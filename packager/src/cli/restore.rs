@@ -56,7 +56,7 @@ pub(super) struct Limit {
 fn memory(text: &str) -> Result<u64, &'static str> {
     let bytes = text.parse::<ByteSize>().ok().map(|size| size.as_u64());
     let bytes = bytes.filter(|bytes| *bytes >= 4 << 20 && i64::try_from(*bytes).is_ok());
-    bytes.ok_or("it must be a size of 4MiB at least, as 512MiB")
+    bytes.ok_or("it must be a size from 4MiB to 8EiB, as 512MiB")
 }
 
 /// Reads a number of processors, in thousandths.
