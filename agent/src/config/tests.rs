@@ -95,6 +95,8 @@ fn a_tier_is_there_with_a_budget_and_has_a_directory_of_its_own() {
     let config = check("root = '/srv/k'\n[staging.nvme]\nbudget = '2GiB'\n").unwrap();
     let nvme = TierConfig { directory: "/srv/k/nvme".into(), budget: 2 << 30 };
     assert_eq!((config.staging.ram, config.staging.nvme), (None, Some(nvme)));
+    // A tmpfs of so many bytes would have no limit.
+    assert!(check("[staging.ram]\nbudget = '99999999TiB'\n").is_err());
     let wrong = check(
         "[staging]\ntmpfs = '/run/s'\n[staging.ram]\ndirectory = '/run/s/ram'\nbudget = '1GiB'\n\
          [staging.nvme]\ndirectory = 'near'\nbudget = '7'\nsize = 1\n",

@@ -363,3 +363,18 @@ async fn pause() {
     #[expect(clippy::disallowed_methods, reason = "between attempts to reach a restarting agent")]
     tokio::time::sleep(PAUSE).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::time_out;
+
+    #[test]
+    fn an_operation_has_a_second_at_least() {
+        for (text, seconds) in [("1s", 1), ("1500ms", 2), ("10m", 600)] {
+            assert_eq!(time_out(text), Ok(seconds));
+        }
+        for text in ["0s", "1ns", "999ms", "300years", "soon"] {
+            assert!(time_out(text).is_err(), "{text}");
+        }
+    }
+}
