@@ -137,7 +137,7 @@ fn servers_come_back_and_their_clients_too() {
 /// (`emulated`).
 pub(crate) fn servers_go_from_an_older_node_to_a_newer_one(scenario: &Scenario, image: &str) {
     assert!(!is_refused_on_a(), "this kernel is too new for CRIU 4.1");
-    // What was restored on b is taken there, and restored once more, wherever this is tested.
+    // Once: that what was restored is taken and restored again is shown on b, without this machine.
     come_back(scenario, &[nodes(scenario)], image);
 }
 
