@@ -41,7 +41,7 @@ pub use self::dump::{DumpError, DumpErrorKind};
 use self::pages::{Pages, Pushed};
 pub use self::pieces::{Pieces, PiecesReader};
 pub use self::runnable::SourceImage;
-use self::upload::{BytesSource, FileSource, HashingWriter, blocking, ensure_blob};
+use self::upload::{BytesSource, FileSource, HashingWriter, Target, blocking};
 use crate::artifact::{self, ArtifactError};
 use crate::images_pack;
 use crate::leftovers::Scratch;
@@ -86,6 +86,9 @@ pub struct PackRequest {
     /// Whether a hash of each page is stored too, so that a later checkpoint can be compared with
     /// this one without having it.
     pub page_hashes: bool,
+    /// Whether what the dump has is sent also where the store says that it is there. Whatever it has
+    /// of that may be damaged unnoticed, and a registry of ours takes what is sent in its place.
+    pub resend: bool,
     /// A directory for temporary files; the system's when absent.
     pub scratch: Option<PathBuf>,
 }
@@ -183,39 +186,34 @@ pub enum PackError {
 }
 
 /// Packs a dump into `store` and returns what the index is. Safe to repeat: what is there already
-/// is not sent again.
+/// is not sent again, unless the request says so.
 pub fn pack<'a>(
     request: PackRequest,
     store: &'a Store,
     progress: &'a Progress,
 ) -> BoxFuture<'a, Result<Packed, PackError>> {
+    let target = Target { store, progress, resend: request.resend };
     // Large, and held by callers that hold much else.
-    Box::pin(pack_all(request, store, progress))
+    Box::pin(pack_all(request, target))
 }
 
-async fn pack_all(
-    request: PackRequest,
-    store: &Store,
-    progress: &Progress,
-) -> Result<Packed, PackError> {
-    progress.step("pack");
-    let (directory, places) = (request.dump.clone(), place::places(&request, store));
+async fn pack_all(request: PackRequest, target: Target<'_>) -> Result<Packed, PackError> {
+    target.progress.step("pack");
+    let (directory, places) = (request.dump.clone(), place::places(&request, target.store));
     run(move || place::check(&directory, &places)).await?;
     let tars = request.volumes.iter().map(|volume| volume.tar.clone().into());
     for tar in tars.chain(request.rootfs_diff.clone()) {
         volumes::check_tar(tar).await?;
     }
     let scratch = scratch(request.scratch.clone()).await?;
-    wanted::keeping(scratch.clone(), Box::pin(pack_in(request, scratch.path(), store, progress)))
-        .await
+    wanted::keeping(scratch.clone(), Box::pin(pack_in(request, scratch.path(), target))).await
 }
 
 /// Packs with a directory for what is made on the way.
 async fn pack_in(
     request: PackRequest,
     scratch: &Path,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<Packed, PackError> {
     let (directory, place) = (request.dump.clone(), scratch.to_owned());
     let (dump, shard_bytes) = run(move || {
@@ -227,16 +225,16 @@ async fn pack_in(
     .await?;
     check::check(&request, &dump)?;
     let dump = Arc::new(dump);
-    progress.expect(dump.bytes());
+    target.progress.expect(dump.bytes());
 
     let base = match &request.base {
-        Some(base) => Some(OpenBase::open(base, scratch, progress).await?),
+        Some(base) => Some(OpenBase::open(base, scratch, target.progress).await?),
         None => None,
     };
     let pages = Pages { dump: &dump, shard_bytes, hashes: request.page_hashes, scratch };
     let stored = async {
-        let pages = push_pages(&pages, base, store, progress).await?;
-        Ok::<_, PackError>((pages, push_images(&dump, scratch, store, progress).await?))
+        let pages = push_pages(&pages, base, target).await?;
+        Ok::<_, PackError>((pages, push_images(&dump, scratch, target).await?))
     };
     let stored = stored.await;
     // That is the cause, when something else failed.
@@ -256,7 +254,7 @@ async fn pack_in(
         shard.with_annotation(annotation::TITLE, format!("{kind}-{number:05}"))
     }));
     layers.extend(pushed.hashes);
-    layers.extend(volumes::push(&request.volumes, store, progress).await?);
+    layers.extend(volumes::push(&request.volumes, target).await?);
 
     let config = CheckpointConfig {
         version: FORMAT_VERSION.to_owned(),
@@ -264,10 +262,10 @@ async fn pack_in(
         lineage: lineage.clone(),
         ..request.config.clone()
     };
-    let checkpoint = push_checkpoint(&config, layers, store, progress).await?;
-    let image = runnable::push(&request, scratch, store, progress).await?;
+    let checkpoint = push_checkpoint(&config, layers, target).await?;
+    let image = runnable::push(&request, scratch, target).await?;
     let runnable = image.is_some();
-    let index = push_index(&request, image, checkpoint, store).await?;
+    let index = push_index(&request, image, checkpoint, target.store).await?;
     Ok(Packed { index, sizes, runnable, lineage, added_bytes: pushed.added_bytes })
 }
 
@@ -276,17 +274,16 @@ async fn pack_in(
 async fn push_pages(
     pages: &Pages<'_>,
     base: Option<OpenBase>,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<(Pushed, Lineage), PackError> {
     let Some(base) = base.map(Arc::new) else {
-        return Ok((push_anew(pages, store, progress).await?, Lineage::default()));
+        return Ok((push_anew(pages, target).await?, Lineage::default()));
     };
     let generation = base.generation.saturating_add(1);
     let mut lineage = Lineage { generation, base: Some(base.digest.clone()) };
     let attempts = if generation <= GENERATIONS_MAX { BASE_ATTEMPTS } else { 0 };
     for _ in 0..attempts {
-        let pushed = pages.push(Some(Arc::clone(&base)), store, progress).await?;
+        let pushed = pages.push(Some(Arc::clone(&base)), target).await?;
         // Some of the base is lost: once more, without it.
         let Some(pushed) = pushed else { continue };
         let listed: u64 = pushed.shards.iter().map(|shard| shard.size).sum();
@@ -297,25 +294,20 @@ async fn push_pages(
         break;
     }
     lineage.generation = 0;
-    Ok((push_anew(pages, store, progress).await?, lineage))
+    Ok((push_anew(pages, target).await?, lineage))
 }
 
 /// Stores everything.
-async fn push_anew(
-    pages: &Pages<'_>,
-    store: &Store,
-    progress: &Progress,
-) -> Result<Pushed, PackError> {
+async fn push_anew(pages: &Pages<'_>, target: Target<'_>) -> Result<Pushed, PackError> {
     // Without a base none of it can be lost.
-    pages.push(None, store, progress).await?.ok_or(PackError::Interrupted)
+    pages.push(None, target).await?.ok_or(PackError::Interrupted)
 }
 
 /// Packs and pushes the small files.
 async fn push_images(
     dump: &Arc<Dump>,
     scratch: &Path,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<Descriptor, PackError> {
     let path = scratch.join("images");
     let written = {
@@ -335,21 +327,20 @@ async fn push_images(
         })
     };
     let images = written.await.map_err(|kind| PackError::Io("pack the dump's images", kind))?;
-    ensure_blob(store, &images, &FileSource { path, offset: 0 }, None, progress).await?;
+    target.store(&images, &FileSource { path, offset: 0 }).await?;
     Ok(images.with_annotation(annotation::TITLE, "images"))
 }
 
 async fn push_checkpoint(
     config: &CheckpointConfig,
     layers: Vec<Descriptor>,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<Descriptor, PackError> {
     let unreadable = |error| PackError::Unreadable(Box::new(error));
     let content = to_json("config", config)?;
     artifact::check_config(&content).map_err(unreadable)?;
     let descriptor = Descriptor::of(media_type::CHECKPOINT_CONFIG, &content);
-    ensure_blob(store, &descriptor, &BytesSource(content), None, progress).await?;
+    target.store(&descriptor, &BytesSource(content)).await?;
     let manifest = Manifest {
         schema_version: 2,
         media_type: Some(media_type::OCI_MANIFEST.to_owned()),
@@ -365,7 +356,7 @@ async fn push_checkpoint(
     let content = to_json("checkpoint manifest", &manifest)?;
     artifact::check_manifest(&content, config.device.storage).map_err(unreadable)?;
     let mut descriptor = Descriptor::of(media_type::OCI_MANIFEST, &content);
-    store.put_manifest(&descriptor, content).await?;
+    target.store.put_manifest(&descriptor, content).await?;
     descriptor.artifact_type = Some(media_type::CHECKPOINT.to_owned());
     descriptor.platform = Some(Platform {
         architecture: "unknown".to_owned(),

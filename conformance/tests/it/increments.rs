@@ -1,10 +1,15 @@
 //! Checkpoints that store only what has changed since an earlier one.
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt as _;
+
+use fs_err as fs;
 use kybernate_conformance::node::Node;
-use kybernate_conformance::scenario::counter;
+use kybernate_conformance::scenario::{Scenario, counter};
 use serde_json::Value;
 
 use crate::harness::{restore, said, start};
+use crate::trust::parts;
 
 /// The workload's memory, which does not change while it runs.
 const MIB: u32 = 96;
@@ -126,6 +131,50 @@ fn the_last_checkpoint_is_the_base_by_itself() {
     for fact in ["checksum_ok", "pipe_ok", "log_ok"] {
         assert_eq!(after[fact], true, "{after}");
     }
+    scenario.end().unwrap();
+}
+
+/// Changes a bit of each large blob of these, as a disk does when nobody looks. Returns how many.
+fn rot(scenario: &Scenario, blobs: &BTreeSet<String>) -> usize {
+    let all = scenario.registry_root().join("blobs/sha256");
+    let files = blobs.iter().map(|blob| {
+        let hex = blob.strip_prefix("sha256:").unwrap();
+        fs::OpenOptions::new().read(true).write(true).open(all.join(&hex[..2]).join(hex)).unwrap()
+    });
+    let large = files.filter(|file| file.metadata().unwrap().len() > 1 << 20);
+    let rotted = large.map(|file| {
+        let (mut byte, place) = ([0], file.metadata().unwrap().len() / 2);
+        file.file().read_exact_at(&mut byte, place).unwrap();
+        file.file().write_all_at(&[byte[0] ^ 1], place).unwrap();
+    });
+    rotted.count()
+}
+
+#[test]
+fn what_has_rotted_in_the_registry_is_sent_again_in_full() {
+    let scenario = start();
+    let (a, b) = (&scenario.testbed.a, &scenario.testbed.b);
+    scenario.run_workload(a, "job", MIB, &[]).unwrap();
+    let repository = scenario.reference("increments/rotted");
+    let take = |tag: &str, more: &[&str]| {
+        let reference = format!("{repository}:{tag}");
+        let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", "node-a"];
+        let taken = scenario.kyb_json(a, &[&words[..], more].concat()).unwrap();
+        let blobs = parts(b, &repository, taken["digest"].as_str().unwrap()).1;
+        (taken, blobs)
+    };
+    let (first, rotted) = take("v1", &[]);
+    assert!(rot(&scenario, &rotted) > 0, "{first}");
+    let (full, blobs) = take("v2", &["--full", "--stop"]);
+    let same = rotted.intersection(&blobs).count();
+    println!("{} of {} bytes sent, {same} blobs once more", sent(&full), sent(&first));
+    assert!(full["sizes"]["pageBytes"].as_u64() < Some(sent(&full)), "{full}");
+    scenario.remove(a, "job").unwrap();
+
+    let output = restore(&scenario, b, &format!("{repository}:v2"), "job", &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let after = scenario.wait_for_ticks(b, "job").unwrap();
+    assert_eq!(after["checksum_ok"], true, "{after}");
     scenario.end().unwrap();
 }
 

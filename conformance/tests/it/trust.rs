@@ -137,7 +137,11 @@ fn are_refused(scenario: &Scenario, node: &Node, reference: &str) {
 }
 
 /// Digests of what a checkpoint consists of: its documents' configs, and everything else.
-fn parts(node: &Node, repository: &str, digest: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+pub(crate) fn parts(
+    node: &Node,
+    repository: &str,
+    digest: &str,
+) -> (BTreeSet<String>, BTreeSet<String>) {
     let read = |digest: &str| -> Value {
         let name = format!("{repository}@{digest}");
         let text = node.run(&["crane", "manifest", "--insecure", &name]).unwrap();

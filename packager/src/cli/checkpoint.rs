@@ -66,7 +66,8 @@ pub(super) struct Checkpoint {
     /// trust policy accepts.
     #[arg(long, value_name = "REF")]
     base: Option<Location>,
-    /// Store everything, whatever earlier checkpoints there are.
+    /// Store everything, whatever earlier checkpoints there are, and send it also where the registry
+    /// says that it has it: it may have rotted there unnoticed.
     #[arg(long, conflicts_with = "base")]
     full: bool,
     /// Store a hash of each page too (0.4 %), so that a later checkpoint can take this one for its

@@ -133,6 +133,7 @@ impl Pack {
             subject: !self.no_subject,
             base,
             page_hashes: self.base.page_hashes,
+            resend: false,
             scratch: None,
         };
         let store = self.connection.open(&self.reference).await?;

@@ -16,10 +16,9 @@ use super::PackError;
 use super::base::OpenBase;
 use super::dump::Dump;
 use super::shards::{OpenFile, Planned, Planner, ShardPlan, open_files};
-use super::upload::{FileSource, HashingWriter, ShardSource, blocking, ensure_blob, hash_file};
+use super::upload::{FileSource, HashingWriter, ShardSource, Target, blocking, hash_file};
 use crate::copy;
-use crate::progress::Progress;
-use crate::store::{Store, StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind};
 use crate::wanted;
 
 /// The pages of one dump.
@@ -61,15 +60,14 @@ impl Pages<'_> {
     pub(super) async fn push(
         &self,
         base: Option<Arc<OpenBase>>,
-        store: &Store,
-        progress: &Progress,
+        target: Target<'_>,
     ) -> Result<Option<Pushed>, PackError> {
         let records = self.scratch.join("page-index.records");
-        let (planned, new) = self.push_new(base.as_ref(), &records, store, progress).await?;
+        let (planned, new) = self.push_new(base.as_ref(), &records, target).await?;
         let added_bytes = new.iter().map(|(_, shard)| shard.descriptor.size).sum::<u64>();
         let (numbers, shards) = list(base.as_deref(), &planned, new);
         if let Some(base) = &base
-            && !base.provide(&planned.used, store, progress).await?
+            && !base.provide(&planned.used, target).await?
         {
             return Ok(None);
         }
@@ -89,12 +87,12 @@ impl Pages<'_> {
         let (index, shards) =
             written.await.map_err(|kind| PackError::Io("write the page index", kind))?;
         super::check::check_index(&index, self.dump.bulk_bytes())?;
-        ensure_blob(store, &index, &FileSource { path, offset: 0 }, None, progress).await?;
+        target.store(&index, &FileSource { path, offset: 0 }).await?;
         let used = planned.used.iter().map(|pages| u64::from(*pages)).sum::<u64>();
         Ok(Some(Pushed {
             index: index.with_annotation(annotation::TITLE, "page-index"),
             shards: shards.into_iter().map(|shard| shard.descriptor).collect(),
-            hashes: self.push_hashes(store, progress).await?,
+            hashes: self.push_hashes(target).await?,
             live_bytes: added_bytes + used * u64::from(PAGE_BYTES),
             added_bytes,
         }))
@@ -105,8 +103,7 @@ impl Pages<'_> {
         &self,
         base: Option<&Arc<OpenBase>>,
         records: &Path,
-        store: &Store,
-        progress: &Progress,
+        target: Target<'_>,
     ) -> Result<(Planned, Vec<NewShard>), PackError> {
         let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
         let files: Arc<[_]> = {
@@ -134,7 +131,7 @@ impl Pages<'_> {
             })
         };
         let pushed: Result<Vec<_>, PackError> = ReceiverStream::new(receiver)
-            .map(|plan| push_shard(plan, Arc::clone(&files), base, store, progress))
+            .map(|plan| push_shard(plan, Arc::clone(&files), base, target))
             .buffer_unordered(parallel)
             .try_collect()
             .await;
@@ -155,11 +152,7 @@ impl Pages<'_> {
         self.scratch.join("page-hashes")
     }
 
-    async fn push_hashes(
-        &self,
-        store: &Store,
-        progress: &Progress,
-    ) -> Result<Option<Descriptor>, PackError> {
+    async fn push_hashes(&self, target: Target<'_>) -> Result<Option<Descriptor>, PackError> {
         if !self.hashes {
             return Ok(None);
         }
@@ -173,7 +166,7 @@ impl Pages<'_> {
             tracing::warn!("more than 64 GiB of pages: their hashes are left out");
             return Ok(None);
         }
-        ensure_blob(store, &layer, &FileSource { path, offset: 0 }, None, progress).await?;
+        target.store(&layer, &FileSource { path, offset: 0 }).await?;
         Ok(Some(layer.with_annotation(annotation::TITLE, "page-hashes")))
     }
 }
@@ -182,8 +175,7 @@ async fn push_shard(
     plan: ShardPlan,
     files: Arc<[Arc<OpenFile>]>,
     base: Option<&Arc<OpenBase>>,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<NewShard, PackError> {
     let number = plan.number;
     let source = ShardSource { plan: Arc::new(plan), files };
@@ -191,24 +183,16 @@ async fn push_shard(
     let (descriptor, chunks) = wanted::blocking(move |wanted| hashed.hash(wanted))
         .await
         .map_err(|kind| PackError::Io("read the dump's pages", kind))?;
-    if base.is_some_and(|base| base.has_given_up(&descriptor.digest)) {
-        // It may be in this very store, damaged.
-        store.put_blob(&descriptor, &source).await?;
-        progress.transfer(descriptor.size);
-    }
-    ensure_blob(store, &descriptor, &source, None, progress).await?;
+    // One that was given up may be in this very store, damaged.
+    let resend = target.resend || base.is_some_and(|base| base.has_given_up(&descriptor.digest));
+    Target { resend, ..target }.store(&descriptor, &source).await?;
     Ok((number, Listed { descriptor, chunks }))
 }
 
 impl OpenBase {
     /// Makes sure that `store` has the shards that are used. Returns false when one of them is not
     /// to be had: it is given up.
-    async fn provide(
-        &self,
-        used: &[u32],
-        store: &Store,
-        progress: &Progress,
-    ) -> Result<bool, StoreError> {
+    async fn provide(&self, used: &[u32], target: Target<'_>) -> Result<bool, StoreError> {
         let mut whole = true;
         for (number, (shard, used)) in (0..).zip(self.shards.iter().zip(used)) {
             if *used == 0 {
@@ -218,7 +202,7 @@ impl OpenBase {
                 whole = false;
                 continue;
             }
-            match copy::send(&self.store, store, shard, progress).await {
+            match copy::send(&self.store, target.store, shard, target.progress).await {
                 Ok(_) => {}
                 Err(error) if is_lost(&error.kind) => {
                     self.give_up(number);

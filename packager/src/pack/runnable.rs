@@ -11,11 +11,10 @@ use kybernate_spec::{
 };
 use serde_json::{Map, Value, json};
 
-use super::upload::{BytesSource, FileSource, HashingWriter, ensure_blob};
+use super::upload::{BytesSource, FileSource, HashingWriter, Target};
 use super::{PackError, PackRequest, Pieces, Runnable, to_json};
 use crate::checked;
-use crate::progress::Progress;
-use crate::store::{BlobSource, Store, StoreError, StoreErrorKind, StoredManifest};
+use crate::store::{BlobSource, StoreError, StoreErrorKind, StoredManifest};
 use crate::wanted::{self, Wanted};
 
 /// zstd's fastest real level: on rootfs diffs higher ones cost several times the time for a few
@@ -45,8 +44,7 @@ pub(super) struct Pushed {
 pub(super) async fn push(
     request: &PackRequest,
     scratch: &Path,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<Option<Pushed>, PackError> {
     let image = match (&request.image, request.runnable) {
         (_, Runnable::Never) | (None, Runnable::Auto) => return Ok(None),
@@ -55,12 +53,11 @@ pub(super) async fn push(
         }
         (Some(image), _) => image,
     };
-    match push_source(image, store, progress).await {
+    match push_source(image, target).await {
         Ok((manifest, config)) => {
             let source = image.manifest.descriptor.bare();
             let runnable =
-                push_runnable(request, &source, manifest, &config, scratch, store, progress)
-                    .await?;
+                push_runnable(request, &source, manifest, &config, scratch, target).await?;
             Ok(Some(Pushed { runnable, source: Some(source) }))
         }
         // containerd may have dropped the compressed layers after unpacking them.
@@ -78,17 +75,16 @@ pub(super) async fn push(
 
 async fn push_source(
     image: &SourceImage,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<(Manifest, Bytes), PackError> {
     let manifest: Manifest = serde_json::from_slice(&image.manifest.content)
         .map_err(|error| PackError::Image(format!("the source image's manifest: {error}")))?;
     for blob in manifest.layers.iter().chain([&manifest.config]) {
-        progress.expect(blob.size);
-        ensure_blob(store, blob, &*image.blobs, image.mount_from.as_ref(), progress).await?;
+        target.progress.expect(blob.size);
+        target.store_image(blob, image).await?;
     }
     let config = read_config(&*image.blobs, &manifest.config).await?;
-    store.put_manifest(&image.manifest.descriptor, image.manifest.content.clone()).await?;
+    target.store.put_manifest(&image.manifest.descriptor, image.manifest.content.clone()).await?;
     Ok((manifest, config))
 }
 
@@ -118,8 +114,7 @@ async fn push_runnable(
     source_manifest: Manifest,
     source_config: &[u8],
     scratch: &Path,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<Descriptor, PackError> {
     let mut config: Value = serde_json::from_slice(source_config)
         .map_err(|error| PackError::Image(format!("the source image's config: {error}")))?;
@@ -129,11 +124,11 @@ async fn push_runnable(
     let runnable = match &request.rootfs_diff {
         None => source.clone(),
         Some(diff) => {
-            let (layer, diff_id) = push_diff(diff, scratch, store, progress).await?;
+            let (layer, diff_id) = push_diff(diff, scratch, target).await?;
             append(&mut config, &diff_id, request.config.created.as_deref())?;
             let content = to_json("runnable image's config", &sorted(config))?;
             let described = Descriptor::of(media_type::OCI_CONFIG, &content);
-            ensure_blob(store, &described, &BytesSource(content), None, progress).await?;
+            target.store(&described, &BytesSource(content)).await?;
             let layers = source_manifest.layers.into_iter().map(as_oci).chain([layer]);
             let manifest = Manifest {
                 schema_version: 2,
@@ -146,7 +141,7 @@ async fn push_runnable(
             };
             let content = to_json("runnable image", &manifest)?;
             let described = Descriptor::of(media_type::OCI_MANIFEST, &content);
-            store.put_manifest(&described, content).await?;
+            target.store.put_manifest(&described, content).await?;
             described
         }
     };
@@ -159,8 +154,7 @@ async fn push_runnable(
 async fn push_diff(
     diff: &Pieces,
     scratch: &Path,
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<(Descriptor, Digest), PackError> {
     let (plain, path) = (diff.clone(), scratch.join("rootfs-diff.zst"));
     let compressed = {
@@ -169,8 +163,8 @@ async fn push_diff(
     };
     let (layer, diff_id) =
         compressed.await.map_err(|kind| PackError::Io("compress the rootfs diff", kind))?;
-    progress.expect(layer.size);
-    ensure_blob(store, &layer, &FileSource { path, offset: 0 }, None, progress).await?;
+    target.progress.expect(layer.size);
+    target.store(&layer, &FileSource { path, offset: 0 }).await?;
     Ok((layer.with_annotation(annotation::TITLE, "rootfs-diff.tar.zst"), diff_id))
 }
 

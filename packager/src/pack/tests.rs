@@ -92,6 +92,7 @@ fn request(dump: &Path) -> PackRequest {
         subject: true,
         base: None,
         page_hashes: false,
+        resend: false,
         scratch: None,
     }
 }

@@ -9,8 +9,9 @@ use fs_err as fs;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt as _};
 use kybernate_spec::page_index::{CHUNK_BYTES, Chunk, Encoding};
-use kybernate_spec::{Algorithm, Descriptor, Hasher, RepositoryName};
+use kybernate_spec::{Algorithm, Descriptor, Hasher};
 
+use super::runnable::SourceImage;
 use super::shards::{OpenFile, ShardPlan};
 use crate::progress::Progress;
 use crate::store::{BlobSource, BlobStream, Store, StoreError, StoreErrorKind};
@@ -128,26 +129,56 @@ impl BlobSource for BytesSource {
     }
 }
 
-/// Makes sure that `store` has a blob: it is there, or linked from another repository of the
-/// registry, or sent.
-pub(crate) async fn ensure_blob(
-    store: &Store,
-    descriptor: &Descriptor,
-    source: &dyn BlobSource,
-    mount_from: Option<&RepositoryName>,
-    progress: &Progress,
-) -> Result<(), StoreError> {
-    let there = store.has_blob(descriptor).await?
-        || match mount_from {
-            Some(from) => store.mount_blob(descriptor, from).await?,
-            None => false,
-        };
-    if !there {
-        store.put_blob(descriptor, source).await?;
-        progress.transfer(descriptor.size);
+/// Where what is packed goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target<'a> {
+    pub(super) store: &'a Store,
+    pub(super) progress: &'a Progress,
+    /// Whether what the dump itself has is sent also where the store says that it is there
+    /// (`spec/decisions/0082`).
+    pub(super) resend: bool,
+}
+
+impl Target<'_> {
+    /// Makes sure that the store has a blob of the dump: it is there and that is believed, or it is
+    /// sent.
+    pub(super) async fn store(
+        self,
+        descriptor: &Descriptor,
+        source: &dyn BlobSource,
+    ) -> Result<(), StoreError> {
+        let is_there = !self.resend && self.store.has_blob(descriptor).await?;
+        self.end(descriptor, source, is_there).await
     }
-    progress.advance(descriptor.size);
-    Ok(())
+
+    /// Makes sure that the store has a blob of an image: it is there, or linked from another
+    /// repository of the registry, or sent.
+    pub(super) async fn store_image(
+        self,
+        descriptor: &Descriptor,
+        image: &SourceImage,
+    ) -> Result<(), StoreError> {
+        let is_there = self.store.has_blob(descriptor).await?
+            || match &image.mount_from {
+                Some(from) => self.store.mount_blob(descriptor, from).await?,
+                None => false,
+            };
+        self.end(descriptor, &*image.blobs, is_there).await
+    }
+
+    async fn end(
+        self,
+        descriptor: &Descriptor,
+        source: &dyn BlobSource,
+        is_there: bool,
+    ) -> Result<(), StoreError> {
+        if !is_there {
+            self.store.put_blob(descriptor, source).await?;
+            self.progress.transfer(descriptor.size);
+        }
+        self.progress.advance(descriptor.size);
+        Ok(())
+    }
 }
 
 /// Hashes a file without holding it.

@@ -10,11 +10,9 @@ use kybernate_spec::page_index::SHARD_BYTES_MAX;
 use kybernate_spec::{Descriptor, annotation, media_type};
 
 use super::pieces::Pieces;
-use super::upload::{FileSource, HashingWriter, blocking, ensure_blob};
+use super::upload::{FileSource, HashingWriter, Target, blocking};
 use super::{PackError, VolumeCapture};
 use crate::copy::PARALLEL;
-use crate::progress::Progress;
-use crate::store::Store;
 use crate::wanted::{self, Wanted};
 
 /// Bytes of a part: no blob of ours is larger.
@@ -30,8 +28,7 @@ pub(super) async fn check_tar(tar: Pieces) -> Result<(), PackError> {
 /// Stores the captured mounts and returns their layers.
 pub(super) async fn push(
     volumes: &[VolumeCapture],
-    store: &Store,
-    progress: &Progress,
+    target: Target<'_>,
 ) -> Result<Vec<Descriptor>, PackError> {
     let mut layers = Vec::new();
     let mut titles = BTreeSet::new();
@@ -39,7 +36,7 @@ pub(super) async fn push(
         let unread = |kind| PackError::Io("read a captured mount", kind);
         let path = volume.tar.clone();
         let bytes = blocking(move || Ok(fs::metadata(path)?.len())).await.map_err(unread)?;
-        progress.expect(bytes);
+        target.progress.expect(bytes);
         let parts = parts(bytes);
         let single = parts.len() == 1;
         let pushed: Vec<Descriptor> = futures::stream::iter(parts)
@@ -49,7 +46,7 @@ pub(super) async fn push(
                     wanted::blocking(move |wanted| hash(&path, offset, length, wanted)).await;
                 let layer = layer.map_err(unread)?;
                 let source = FileSource { path: volume.tar.clone(), offset };
-                ensure_blob(store, &layer, &source, None, progress).await?;
+                target.store(&layer, &source).await?;
                 Ok::<_, PackError>(layer)
             })
             .buffered(PARALLEL)

@@ -8,7 +8,7 @@ use kybernate_spec::{Tag, chain};
 use super::{COMMITTED, Captured, STOP_LIMIT, Taking, conclude};
 use crate::checkpoint::base::Opened;
 use crate::checkpoint::error::{CheckpointError, NO_IMAGE};
-use crate::checkpoint::{After, Naming, facts, gpu};
+use crate::checkpoint::{After, Naming, Wish, facts, gpu};
 use crate::operations::{Conclusion, OperationsError, Record, Tagging};
 
 impl Taking<'_> {
@@ -38,6 +38,7 @@ impl Taking<'_> {
             subject: self.order.subject,
             base: None,
             page_hashes: self.order.page_hashes,
+            resend: self.order.base == Wish::None,
             scratch: Some(self.directory.clone()),
         };
         let packed = self.pack(request, store).await?;

@@ -115,6 +115,7 @@ pub async fn import(request: ImportRequest, progress: &Progress) -> Result<Impor
         subject: true,
         base: None,
         page_hashes: false,
+        resend: false,
         scratch: request.scratch,
     };
     Ok(Imported { request, files })

@@ -256,6 +256,24 @@ async fn a_damaged_shard_that_comes_again_is_written_again() {
 }
 
 #[tokio::test]
+async fn what_is_damaged_unnoticed_is_sent_again_when_it_is_to_be() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (first, store) = open(&scratch.path().join("layout")).await;
+    fs::create_dir(scratch.path().join("1")).unwrap();
+    let before = dump(&scratch.path().join("1"), &[(0x10_0000, noise(2 * MIB, 1))]);
+    pack_and_tag(request(&before), &first, &store).await;
+    damage(&scratch.path().join("layout"), &base(&first, &store).await.checkpoint.shards);
+    let second = tagged(scratch.path(), "v2");
+    let (progress, resent) =
+        (Progress::default(), PackRequest { resend: true, ..request(&before) });
+    pack(request(&before), &store, &progress).await.unwrap();
+    assert_eq!(progress.snapshot().transferred, 0, "it is believed to be there");
+    pack_and_tag(resent, &second, &store).await;
+    check(&store, &second, &before).await;
+    check(&store, &first, &before).await;
+}
+
+#[tokio::test]
 async fn what_is_lost_of_a_base_elsewhere_is_found_when_it_is_copied() {
     for gone in [false, true] {
         let scratch = tempfile::tempdir().unwrap();
