@@ -134,14 +134,15 @@ fn the_last_checkpoint_is_the_base_by_itself() {
     scenario.end().unwrap();
 }
 
-/// Changes a bit of each large blob of these, as a disk does when nobody looks. Returns how many.
+/// Changes a bit of each blob of these that is as large as only memory is, as a disk does when nobody looks.
+/// Returns how many.
 fn rot(scenario: &Scenario, blobs: &BTreeSet<String>) -> usize {
     let all = scenario.registry_root().join("blobs/sha256");
     let files = blobs.iter().map(|blob| {
         let hex = blob.strip_prefix("sha256:").unwrap();
         fs::OpenOptions::new().read(true).write(true).open(all.join(&hex[..2]).join(hex)).unwrap()
     });
-    let large = files.filter(|file| file.metadata().unwrap().len() > 1 << 20);
+    let large = files.filter(|file| file.metadata().unwrap().len() > 16 << 20);
     let rotted = large.map(|file| {
         let (mut byte, place) = ([0], file.metadata().unwrap().len() / 2);
         file.file().read_exact_at(&mut byte, place).unwrap();
