@@ -32,6 +32,9 @@ use crate::hooks::HookConfig;
 use crate::metrics::Address;
 use crate::trust::Trust;
 
+/// What ends a scheme, which no name of a repository has.
+const SCHEME_END: &str = "://";
+
 /// Names in the environment that are options of the command, and no more.
 const OPTIONS: &[&str] = &["CONFIG", "SOCKET", "CONTAINERD", "ROOT", "NODE", "LOG_FORMAT"];
 
@@ -224,11 +227,11 @@ impl ServeArgs {
         let source = self.clone();
         let mut file = Reader::new(table, "", sources);
         let written = file.text("node");
-        let node = self.node.or(written);
-        let root = path(&mut file, "root", self.root, DEFAULT_ROOT);
+        let node = name(&mut file, "node", self.node.or(written));
+        let root = root(&mut file, self.root);
         let config = Config {
             node: node.unwrap_or_else(host_name),
-            cluster: file.text("cluster"),
+            cluster: cluster(&mut file),
             socket: path(&mut file, "socket", self.socket, AGENT_SOCKET),
             containerd: path(&mut file, "containerd", self.containerd, DEFAULT_CONTAINERD),
             metrics: metrics(&mut file),
@@ -354,6 +357,47 @@ fn path(file: &mut Reader<'_>, key: &str, flag: Option<PathBuf>, default: &str) 
     path
 }
 
+/// Reads the agent's directory, which nobody else can look into from the first start on: the whole machine
+/// would not get on with a `/var` of that kind.
+fn root(file: &mut Reader<'_>, flag: Option<PathBuf>) -> PathBuf {
+    /// Directories of the system that are not at the top (hier(7)).
+    const SYSTEM: [&str; 10] = [
+        "/var/cache",
+        "/var/lib",
+        "/var/lock",
+        "/var/log",
+        "/var/run",
+        "/var/spool",
+        "/var/tmp",
+        "/usr/lib",
+        "/usr/local",
+        "/usr/share",
+    ];
+    let root = path(file, "root", flag, DEFAULT_ROOT);
+    let is_top = root.parent().is_none_or(|above| above == Path::new("/"));
+    if root.is_absolute() && (is_top || SYSTEM.iter().any(|one| root == Path::new(one))) {
+        let place = file.place("root");
+        let wanted = "a directory of the agent's own, as /var/lib/kybernate";
+        file.wrong(ConfigError::Bounds(place, wanted, root.display().to_string()));
+    }
+    root
+}
+
+/// Checks a name that is written into checkpoints and logs.
+fn name(file: &mut Reader<'_>, key: &str, given: Option<String>) -> Option<String> {
+    let name = given?;
+    if name.is_empty() || name.contains(|one: char| one.is_control() || one.is_whitespace()) {
+        let place = file.place(key);
+        file.wrong(ConfigError::Bounds(place, "a name without spaces", name.clone()));
+    }
+    Some(name)
+}
+
+fn cluster(file: &mut Reader<'_>) -> Option<String> {
+    let written = file.text("cluster");
+    name(file, "cluster", written)
+}
+
 fn sign_key(table: &mut Reader<'_>) -> Option<NamedKey> {
     let name = table.required("name");
     let file = table.required("file");
@@ -403,6 +447,11 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
     let repository = table.required("repository");
     let source = table.text("source_namespace").unwrap_or_else(|| "*".to_owned());
     let target = table.text("target_namespace");
+    if repository.contains(SCHEME_END) {
+        let place = table.place("repository");
+        let wanted = "HOST[:PORT]/NAME, without a scheme";
+        table.wrong(ConfigError::Bounds(place, wanted, repository.clone()));
+    }
     if file.is_empty() {
         return None;
     }

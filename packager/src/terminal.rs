@@ -213,7 +213,8 @@ impl Display {
         self.warned = all.len().max(self.warned);
     }
 
-    fn say(&self, text: &str) {
+    /// Says something beside the bar.
+    pub(crate) fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| say(text)),
             None => say(text),

@@ -1,9 +1,12 @@
 //! `[pods]` and `[[registry]]`: what kybernate-runc is given, and how registries are reached for it.
 
+use std::str::FromStr as _;
 use std::time::Duration;
 
-use super::PAUSE_DEADLINE_MAX;
+use kybernate_spec::Reference;
+
 use super::reader::Reader;
+use super::{ConfigError, PAUSE_DEADLINE_MAX};
 
 /// Less than the two minutes that a kubelet gives a runtime.
 const RESTORE_LIMIT: Duration = Duration::from_secs(100);
@@ -40,6 +43,12 @@ pub(super) fn pods(file: &mut Reader<'_>) -> PodsConfig {
 /// Reads one `[[registry]]`.
 pub(super) fn registry(table: &mut Reader<'_>) -> RegistryConfig {
     let host = table.required("host");
+    let is_host = |named: Reference| *named.registry == *host;
+    if !host.is_empty() && !Reference::from_str(&format!("{host}/name")).is_ok_and(is_host) {
+        let place = table.place("host");
+        let wanted = "a registry's HOST[:PORT], without a scheme and a path";
+        table.wrong(ConfigError::Bounds(place, wanted, host.clone()));
+    }
     let plain_http = table.flag("plain_http").unwrap_or(false);
     RegistryConfig { host, plain_http }
 }

@@ -91,6 +91,37 @@ fn a_file_that_was_named_must_exist() {
 }
 
 #[test]
+fn a_directory_of_the_systems_is_not_the_agents() {
+    for root in ["/", "/var", "/var/", "/data", "/var/lib", "/usr/local"] {
+        let wrong = check(&format!("root = '{root}'\n")).unwrap_err().join("\n");
+        assert!(wrong.contains("line 1: root must be a directory of the agent's own"), "{wrong}");
+    }
+    check("root = '/data/kybernate'\n").unwrap();
+}
+
+#[test]
+fn names_that_nothing_can_have_are_told() {
+    let wrong = check(
+        "node = ''\ncluster = \"a\\nb\"\n[[registry]]\nhost = 'https://r.example'\n\
+         [[registry]]\nhost = 'r.example/team'\n[[trust]]\nkey = '/k.pub'\n\
+         repository = 'https://r.example/*'\n",
+    );
+    let wrong = wrong.unwrap_err().join("\n");
+    for part in [
+        "line 1: node must be a name without spaces, not \"\"",
+        "line 2: cluster must be a name without spaces, not \"a\\nb\"",
+        "line 4: registry[0].host must be a registry's HOST[:PORT], without a scheme and a path",
+        "line 6: registry[1].host must be",
+        "line 9: trust[0].repository must be HOST[:PORT]/NAME, without a scheme",
+    ] {
+        assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+    for host in ["10.77.0.1:5000", "localhost:5000", "r.example", "[::1]:5000"] {
+        check(&format!("[[registry]]\nhost = '{host}'\n")).unwrap();
+    }
+}
+
+#[test]
 fn a_tier_is_there_with_a_budget_and_has_a_directory_of_its_own() {
     let config = check("root = '/srv/k'\n[staging.nvme]\nbudget = '2GiB'\n").unwrap();
     let nvme = TierConfig { directory: "/srv/k/nvme".into(), budget: 2 << 30 };

@@ -65,6 +65,14 @@ impl CancelCause {
             Self::TimeOut => "it was cancelled because its time was over",
         }
     }
+
+    /// Does the same, with where it was when its time was over: that is what took it.
+    fn told(self, step: &str) -> String {
+        match self {
+            Self::TimeOut if !step.is_empty() => format!("{} in the step {step:?}", self.words()),
+            Self::TimeOut | Self::Asked => self.words().to_owned(),
+        }
+    }
 }
 
 impl Operations {
@@ -213,7 +221,7 @@ impl Driver {
         match entries.get(&*self.id).and_then(|entry| entry.record.cancelled) {
             Some(cause) if otherwise.state != State::Done => Conclusion {
                 state: State::Cancelled,
-                error: cause.words().to_owned(),
+                error: cause.told(self.progress.snapshot().step),
                 refused_by: None,
                 ..otherwise
             },

@@ -312,9 +312,11 @@ async fn an_operation_whose_time_is_over_is_cancelled() {
     let operations = Operations::open(directory.path()).unwrap();
     let time_out = Some(Duration::from_millis(20));
     let driver = operations.begin(Subject { time_out, ..Subject::example() }).await.unwrap();
+    driver.step("pull");
     driver.bounded(driver.cancelled()).await;
     let ends = driver.ends(Conclusion::failed(String::new(), None));
-    assert!(ends.state == State::Cancelled && ends.error.contains("time was over"), "{ends:?}");
+    let told = "because its time was over in the step \"pull\"";
+    assert!(ends.state == State::Cancelled && ends.error.contains(told), "{ends:?}");
     assert_ne!(operations.present(driver.id()).unwrap().deadline, "");
 }
 

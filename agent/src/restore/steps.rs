@@ -1,6 +1,7 @@
 //! The steps of a restore, in the order of `ARCHITECTURE.md`, "A checkpoint is restored".
 
 use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +76,16 @@ pub(crate) enum RestoreError {
         source: LaunchError,
     },
     #[error(
+        "the checkpoint has {bytes} bytes of memory, and the new container may have {limit} (--memory-limit)"
+    )]
+    Limit {
+        /// Bytes of the checkpoint's memory.
+        bytes: u64,
+        /// Bytes that the new container may have.
+        limit: u64,
+        source: LaunchError,
+    },
+    #[error(
         "what lies in the {tier} tier was not restored: should that go on, `kyb evict` it, and it comes from \
          the registry again"
     )]
@@ -100,7 +111,11 @@ impl Refusing for RestoreError {
             Self::Bring(error) => error.refused_by(),
             Self::Gpu(error) => error.refused_by(),
             Self::Volume(error) => error.is_integrity().then_some(RefusedBy::Integrity),
-            Self::Rejected(_) | Self::NoName | Self::Changed { .. } | Self::Staged { .. } => None,
+            Self::Rejected(_)
+            | Self::NoName
+            | Self::Changed { .. }
+            | Self::Limit { .. }
+            | Self::Staged { .. } => None,
         }
     }
 }
@@ -352,17 +367,23 @@ impl Restoring<'_> {
         self.judge(accepted, &summary, Called::In(root, binds, summary.paths())).await?;
         let pid = match plan.start(driver).await {
             Ok(pid) => pid,
-            Err(error) => return Err(self.told_of(error).await),
+            Err(error) => return Err(self.told_of(error, checkpoint).await),
         };
         gpu::bring(self.app, &accepted.gpu, &cgroup, &images).await?;
         Ok(pid)
     }
 
-    /// Says why CRIU failed: it does not know that what it reads was staged, and changed since.
-    async fn told_of(&self, error: LaunchError) -> RestoreError {
+    /// Says why CRIU failed: it does not know how much memory it may use, nor that what it reads was staged,
+    /// and changed since.
+    async fn told_of(&self, error: LaunchError, checkpoint: &Checkpoint) -> RestoreError {
         use LaunchError as Error;
         let by_criu =
             matches!(error, Error::Restore { .. } | Error::Abandoned { .. } | Error::Hung { .. });
+        let limit = self.order.limits.memory_bytes.map_or(u64::MAX, NonZeroU64::get);
+        let bytes = checkpoint.config.sizes.page_bytes;
+        if by_criu && limit < bytes {
+            return RestoreError::Limit { bytes, limit, source: error };
+        }
         let Some(staged) = self.staged.as_ref().filter(|_| by_criu) else { return error.into() };
         match staged.changed().await {
             Some(how) => RestoreError::Changed { tier: staged.tier.name(), how, source: error },

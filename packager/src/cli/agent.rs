@@ -34,6 +34,9 @@ mod network;
 /// its operations go on.
 const BREAKS_MAX: u32 = 30;
 
+/// After how many of them that is told: one that restarts is back by then.
+const BREAKS_TOLD: u32 = 3;
+
 /// Pause between those.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -177,6 +180,9 @@ impl AgentSocket {
         *breaks = if news.is_ok_and(|news| news) { 0 } else { *breaks + 1 };
         if ended(latest) {
             return Ok(());
+        }
+        if *breaks == BREAKS_TOLD {
+            display.say("the agent does not answer; waiting for it for up to half a minute");
         }
         if *breaks > BREAKS_MAX {
             let id = &latest.id;

@@ -15,6 +15,9 @@ use super::tokens::Access;
 use crate::checked::length;
 use crate::store::{BlobStream, StoreError, StoreErrorKind};
 
+/// What is said of a blob that is not there.
+const NAMED: &str = ", which a manifest names: the registry's log tells whether it was removed or found to be damaged";
+
 /// The bytes of one reply.
 type Body = BoxStream<'static, Result<bytes::Bytes, reqwest::Error>>;
 
@@ -22,6 +25,7 @@ type Body = BoxStream<'static, Result<bytes::Bytes, reqwest::Error>>;
 struct Download {
     remote: Remote,
     descriptor: Descriptor,
+    begin: u64,
     next: u64,
     end: u64,
     body: Option<Body>,
@@ -38,6 +42,7 @@ impl Remote {
         let mut download = Download {
             remote: self.clone(),
             descriptor: descriptor.clone(),
+            begin: offset,
             next: offset,
             end: offset.saturating_add(length),
             body: None,
@@ -109,7 +114,7 @@ impl Download {
     /// Returns the next bytes, or nothing after the last ones.
     async fn read(&mut self) -> Result<Option<bytes::Bytes>, StoreErrorKind> {
         while self.next < self.end {
-            self.open().await?;
+            self.open().await.map_err(|kind| self.cut_short(kind))?;
             let Some(body) = &mut self.body else { break };
             let broken = match within_stall(body.try_next()).await {
                 Ok(Some(mut bytes)) => {
@@ -143,8 +148,28 @@ impl Download {
         Ok(())
     }
 
+    /// Says what it means that there is nothing at the next byte: a registry that finds what it sends to
+    /// be damaged ends its reply there, and has the blob no more.
+    fn cut_short(&self, kind: StoreErrorKind) -> StoreErrorKind {
+        match kind {
+            StoreErrorKind::NotFound if self.next > self.begin => {
+                StoreErrorKind::Mismatch(format!(
+                    "the registry ended it at byte {} and has it no more: it has found it to be damaged, or \
+                 somebody has removed it",
+                    self.next
+                ))
+            }
+            kind => kind,
+        }
+    }
+
     fn error(&self, kind: StoreErrorKind) -> StoreError {
-        self.remote.error("pull blob", &format!("@{}", self.descriptor.digest), kind)
+        let digest = &self.descriptor.digest;
+        let subject = match kind {
+            StoreErrorKind::NotFound => format!("@{digest}{NAMED}"),
+            _ => format!("@{digest}"),
+        };
+        self.remote.error("pull blob", &subject, kind)
     }
 }
 

@@ -165,6 +165,29 @@ async fn a_body_that_ends_early_is_gone_on_with() {
 }
 
 #[tokio::test]
+async fn what_a_registry_has_no_more_in_the_middle_is_damaged() {
+    let asked = AtomicUsize::new(0);
+    let (_server, store) = serving(move |_| {
+        if asked.fetch_add(1, Ordering::Relaxed) > 0 {
+            return reply("404 Not Found", "", "");
+        }
+        let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let text = format!("{head}9\r\n{}\r\n0\r\n\r\n", &CONTENT[..9]);
+        Reply { text, endless: false }
+    })
+    .await;
+    let kind = pull(&store).await.unwrap_err();
+    let StoreErrorKind::Mismatch(told) = &kind else { panic!("{kind:?}") };
+    assert!(told.contains("at byte 9"), "{told}");
+    // Where it was not there before, it is not found, and who may know why is told.
+    let blob = Descriptor::of(media_type::PAGES, CONTENT.as_bytes());
+    let Err(error) = store.blob(&blob).await else { panic!("it is there") };
+    let told = error.to_string();
+    assert!(matches!(error.kind, StoreErrorKind::NotFound), "{error:?}");
+    assert!(told.contains(blob.digest.hex()) && told.contains("registry's log"), "{told}");
+}
+
+#[tokio::test]
 async fn another_part_than_asked_for_is_refused() {
     let blob = Descriptor::of(media_type::PAGES, CONTENT.as_bytes());
     for (status, range, mismatch) in [

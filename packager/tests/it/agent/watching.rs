@@ -1,5 +1,7 @@
 //! Operations that somebody else has asked for.
 
+use std::sync::Arc;
+
 use kybernate_packager::agent_api::{Operation, OperationKind, OperationState, StepTime};
 use rustix::process::Signal;
 
@@ -43,6 +45,23 @@ async fn somebody_elses_operation_is_watched_to_its_end() {
     // One that is over is told at once.
     let ran = watched(done(), &["over"]).await;
     assert!(ran.code == 0 && ran.out.contains("checkpoint over is done"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn whoever_waits_for_an_agent_that_is_gone_is_told_so() {
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let (socket, script) = (agent.socket.clone(), Arc::clone(&agent.script));
+    let line = ["watch", "op-1", "--agent-socket", socket.to_str().unwrap()];
+    let mut running = std::pin::pin!(kyb(scratch.path(), line));
+    tokio::select! {
+        done = &mut running => panic!("it did not wait: {done:?}"),
+        // This watch breaks off, and nobody is there for the next one.
+        () = script.watched.notified() => drop(agent),
+    }
+    let ran = running.await;
+    ran.ended(1, "operation op-1 may still be under way: `kyb watch op-1` tells");
+    assert_eq!(ran.told.matches("the agent does not answer").count(), 1, "{ran:?}");
 }
 
 #[tokio::test]
