@@ -2,7 +2,7 @@
 //!
 //! Reading order: here is what is known while the agent runs, and who may use what; `ledger` does
 //! the sums and says what has to go, `shelf` has the files, `record` what is written beside
-//! them, `gone` finds what somebody else removed or changed, `order` and `run` are `Stage`, `evict` is `Evict`,
+//! them, `content` proves what is in them, `gone` finds what somebody else removed or changed, `order` and `run` are `Stage`, `evict` is `Evict`,
 //! `tell` what clients are told.
 //!
 //! A checkpoint is staged under its digest, so whose reference led to it does not matter: a restore
@@ -13,10 +13,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kybernate_packager::progress::Progress;
 use kybernate_spec::{Digest, chain};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+mod content;
 mod evict;
 mod figures;
 mod gone;
@@ -32,6 +34,7 @@ pub(crate) use self::evict::Wanted;
 pub(crate) use self::figures::Figures;
 use self::ledger::{Entry, Ledger, Room};
 pub(crate) use self::order::Order;
+use self::record::Record;
 pub(crate) use self::run::run;
 use self::shelf::Shelf;
 use crate::config::StagingConfig;
@@ -196,9 +199,28 @@ impl Staging {
         Ok(Arc::new(Self { tiers, closed, changes, figures }))
     }
 
-    /// Returns a staged checkpoint for `user` to read, from the quickest tier that has it whole.
-    /// One that was changed since it was staged is removed.
+    /// Returns a staged checkpoint for `user` to read, from the quickest tier that has it whole, as far as
+    /// that shows without reading it. One that was changed since it was staged is removed.
     pub(crate) async fn take(self: &Arc<Self>, digest: &Digest, user: &str) -> Option<Use> {
+        self.first(digest, user, None).await
+    }
+
+    /// Does the same, and proves what is in it where that lies on a disk.
+    pub(crate) async fn take_proven(
+        self: &Arc<Self>,
+        digest: &Digest,
+        user: &str,
+        progress: &Progress,
+    ) -> Option<Use> {
+        self.first(digest, user, Some(progress)).await
+    }
+
+    async fn first(
+        self: &Arc<Self>,
+        digest: &Digest,
+        user: &str,
+        proving: Option<&Progress>,
+    ) -> Option<Use> {
         for (tier, kept) in &self.tiers {
             if !kept.ledger().begin_use(digest, user) {
                 continue;
@@ -211,24 +233,20 @@ impl Staging {
                 directory: kept.shelf.path(digest),
             };
             let (files, wanted) = (Arc::clone(&kept.shelf), digest.clone());
-            let checked = tokio::task::spawn_blocking(move || files.check(&wanted)).await;
-            match checked.map_err(io::Error::other).and_then(|checked| checked) {
-                Ok(()) => {
-                    self.figures.hit(*tier);
-                    return Some(found);
-                }
-                Err(error) if !is_changed(&error) => {
-                    tracing::warn!(error = %chain(&error), %digest, tier = tier.name(),
-                        "a staged checkpoint cannot be looked at");
-                }
+            let found = match blocking(move || files.check(&wanted)).await {
+                Ok(()) => found,
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), %digest, tier = tier.name(),
-                        "a staged checkpoint is not as it was, and is removed");
-                    drop(found);
-                    if let Err(error) = self.drop_entry(*tier, digest).await {
-                        tracing::error!(error = %chain(&error), "failed to remove it");
-                    }
+                    found.give_up(&error).await;
+                    continue;
                 }
+            };
+            let found = match proving {
+                Some(progress) => found.proven(progress).await,
+                None => Ok(found),
+            };
+            if let Ok(found) = found {
+                self.figures.hit(*tier);
+                return Some(found);
             }
         }
         if !self.tiers.is_empty() {
@@ -335,8 +353,8 @@ impl Staging {
         let Ok(kept) = self.kept(wish.tier) else { return };
         let Some(references) = kept.ledger().refer(&wish.digest, &wish.reference) else { return };
         let (files, digest) = (Arc::clone(&kept.shelf), wish.digest.clone());
-        let noted = tokio::task::spawn_blocking(move || files.refer(&digest, references)).await;
-        if let Err(error) = noted.map_err(io::Error::other).and_then(|noted| noted) {
+        let noted = blocking(move || files.refer(&digest, references)).await;
+        if let Err(error) = noted {
             tracing::warn!(error = %chain(&error), "failed to note a reference");
         }
     }
@@ -392,6 +410,45 @@ impl Kept {
 }
 
 impl Use {
+    /// Makes sure that what is in it is what was staged, where it lies on a disk: all of it is read. What
+    /// is not the same any more is removed.
+    pub(crate) async fn proven(self, progress: &Progress) -> Result<Self, StagingError> {
+        let kept = self.staging.kept(self.tier)?;
+        if !kept.shelf.proves() {
+            return Ok(self);
+        }
+        progress.step("prove");
+        let (files, digest) = (Arc::clone(&kept.shelf), self.digest.clone());
+        let proven = match blocking(move || files.record(&digest)).await {
+            Ok(record) => record.prove(&self.directory, progress).await,
+            Err(error) => Err(error),
+        };
+        match proven {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                let tier = self.tier.name();
+                self.give_up(&error).await;
+                Err(StagingError::Io("prove what lies in", tier, error))
+            }
+        }
+    }
+
+    /// Reads it no more, for something is wrong with it; removes it when that is not what was staged.
+    async fn give_up(self, error: &io::Error) {
+        let (staging, tier, digest) = (Arc::clone(&self.staging), self.tier, self.digest.clone());
+        if !is_changed(error) {
+            tracing::warn!(error = %chain(error), %digest, tier = tier.name(),
+                "a staged checkpoint cannot be looked at");
+            return;
+        }
+        tracing::warn!(error = %chain(error), %digest, tier = tier.name(),
+            "a staged checkpoint is not as it was, and is removed");
+        drop(self);
+        if let Err(error) = staging.drop_entry(tier, &digest).await {
+            tracing::error!(error = %chain(&error), "failed to remove it");
+        }
+    }
+
     /// Returns the directory with CRIU's images. Nobody may write there.
     pub(crate) fn images(&self) -> PathBuf {
         self.directory.join(shelf::IMAGES)
@@ -413,22 +470,41 @@ impl Drop for Use {
 }
 
 impl Reservation {
+    /// Describes what lies in `temporary`. Where it is proven before each use, all of it is read.
+    async fn describe(
+        &self,
+        temporary: &Path,
+        wish: &Wish,
+        progress: &Progress,
+    ) -> Result<Record, StagingError> {
+        let wrong = |source| StagingError::Io("read what goes to", self.tier.name(), source);
+        let directory = temporary.to_owned();
+        let (digest, reference) = (self.digest.clone(), wish.reference.clone());
+        let described = blocking(move || Record::describe(&directory, digest, reference)).await;
+        let record = described.map_err(wrong)?;
+        if !self.staging.kept(self.tier)?.shelf.proves() {
+            return Ok(record);
+        }
+        record.with_content(temporary, progress).await.map_err(wrong)
+    }
+
     /// Makes what lies in `temporary` the staged checkpoint. Its files are on the disk when this
     /// returns.
-    async fn publish(&self, temporary: &Path, wish: &Wish) -> Result<(), StagingError> {
+    async fn publish(
+        &self,
+        temporary: &Path,
+        wish: &Wish,
+        record: Record,
+    ) -> Result<(), StagingError> {
         let staging = &self.staging;
         let kept = staging.kept(self.tier)?;
         let wrong = |source| StagingError::Io("write to", self.tier.name(), source);
-        let directory = temporary.to_owned();
-        let (digest, reference) = (self.digest.clone(), wish.reference.clone());
-        let sealed =
-            tokio::task::spawn_blocking(move || Shelf::seal(&directory, digest, reference)).await;
-        let record = sealed.map_err(io::Error::other).and_then(|sealed| sealed).map_err(wrong)?;
+        let (directory, sealed) = (temporary.to_owned(), record.clone());
+        blocking(move || Shelf::seal(&directory, &sealed)).await.map_err(wrong)?;
         staging.enlarge(self, wish, record.bytes).await?;
         let (files, directory) = (Arc::clone(&kept.shelf), temporary.to_owned());
         let digest = self.digest.clone();
-        let moved = tokio::task::spawn_blocking(move || files.publish(&directory, &digest)).await;
-        moved.map_err(io::Error::other).and_then(|moved| moved).map_err(wrong)?;
+        blocking(move || files.publish(&directory, &digest)).await.map_err(wrong)?;
         kept.ledger().keep(&self.digest, Entry::new(record));
         staging.changed(self.tier);
         Ok(())
@@ -442,6 +518,13 @@ impl Drop for Reservation {
         }
         self.staging.changed(self.tier);
     }
+}
+
+/// Does work that waits for a disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await?
 }
 
 fn in_use(pinned: &[String]) -> String {

@@ -91,18 +91,30 @@ struct Staging {
     /// Checkpoints that are kept ready in memory (`kyb stage --tier ram`); none without a budget.
     ram: Option<Tier>,
     /// Checkpoints that are kept ready on disk (`kyb stage --tier nvme`); none without a budget.
-    nvme: Option<Tier>,
+    nvme: Option<DiskTier>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "only its shape counts")]
 struct Tier {
-    /// A directory for this alone. The one in memory is a tmpfs, which the agent mounts there unless
-    /// one is.
+    /// A directory for this alone: a tmpfs, which the agent mounts there unless one is.
     directory: Option<String>,
     /// Most bytes of all checkpoints there together, as `8GiB`.
     budget: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "only its shape counts")]
+struct DiskTier {
+    /// A directory for this alone.
+    directory: Option<String>,
+    /// Most bytes of all checkpoints there together, as `100GiB`.
+    budget: Option<String>,
+    /// Whether all of a checkpoint is read and proven before each restore from there; `true` by
+    /// default. Not needed where the file system or the device does that.
+    verify: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -33,6 +33,8 @@ pub struct TierConfig {
     pub directory: PathBuf,
     /// Most bytes of all checkpoints there together.
     pub budget: u64,
+    /// Whether all of a checkpoint is read and proven before each use.
+    pub verify: bool,
 }
 
 /// Reads the table. `root` is the agent's directory.
@@ -46,8 +48,8 @@ pub(super) fn read(file: &mut Reader<'_>, root: &Path) -> StagingConfig {
         let written = memory_share.to_string();
         table.wrong(ConfigError::Bounds(place, "between 0 and 1", written));
     }
-    let ram = tier(&mut table, "ram", "/run/kybernate/ram");
-    let nvme = tier(&mut table, "nvme", &root.join("nvme").display().to_string());
+    let ram = tier(&mut table, "ram", "/run/kybernate/ram", false);
+    let nvme = tier(&mut table, "nvme", &root.join("nvme").display().to_string(), true);
     // What lies in these is removed when the agent starts, or is the agent's own.
     let mut taken =
         vec![tmpfs.clone(), root.join("stage"), root.join("operations"), root.join("suspended")];
@@ -66,12 +68,14 @@ pub(super) fn read(file: &mut Reader<'_>, root: &Path) -> StagingConfig {
 }
 
 /// Reads one tier; there is none without a budget.
-fn tier(staging: &mut Reader<'_>, name: &str, default: &str) -> Option<TierConfig> {
+fn tier(staging: &mut Reader<'_>, name: &str, default: &str, is_disk: bool) -> Option<TierConfig> {
     let mut table = staging.table(name);
     let directory = path(&mut table, "directory", None, default);
     let budget = size(&mut table, "budget");
+    // What lies in memory is as good as the memory.
+    let verify = is_disk && table.flag("verify").unwrap_or(true);
     table.finish();
-    Some(TierConfig { directory, budget: budget? })
+    Some(TierConfig { directory, budget: budget?, verify })
 }
 
 fn size(table: &mut Reader<'_>, key: &str) -> Option<u64> {

@@ -124,8 +124,11 @@ fn names_that_nothing_can_have_are_told() {
 #[test]
 fn a_tier_is_there_with_a_budget_and_has_a_directory_of_its_own() {
     let config = check("root = '/srv/k'\n[staging.nvme]\nbudget = '2GiB'\n").unwrap();
-    let nvme = TierConfig { directory: "/srv/k/nvme".into(), budget: 2 << 30 };
+    let nvme = TierConfig { directory: "/srv/k/nvme".into(), budget: 2 << 30, verify: true };
     assert_eq!((config.staging.ram, config.staging.nvme), (None, Some(nvme)));
+    let unproven = check("[staging.nvme]\nbudget = '2GiB'\nverify = false\n").unwrap();
+    assert!(!unproven.staging.nvme.unwrap().verify);
+    assert!(check("[staging.ram]\nbudget = '2GiB'\nverify = true\n").is_err());
     // A tmpfs of so many bytes would have no limit.
     assert!(check("[staging.ram]\nbudget = '99999999TiB'\n").is_err());
     let wrong = check(

@@ -33,7 +33,7 @@ pub(crate) use self::open::Claims;
 use self::open::{Key, Owner, Settled};
 pub(crate) use self::taken::reserve_claimed;
 use super::admission::{AdmissionError, Admitted, admit};
-use super::gpu::{self, GpuRestoreError};
+use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::live::{Here, Live};
 use super::pod::{OnRestart, Pod, PodError, Restart};
 use super::rules::Refusal;
@@ -45,7 +45,7 @@ use crate::gate::{self, Expected, GateError, Paths, Summary};
 use crate::operations::{Driver, Kind, Made, OperationsError, RefusedBy, Sizes, Stopped, Subject};
 use crate::process::Known;
 use crate::runtime::RuntimeError;
-use crate::staging::Use;
+use crate::staging::{StagingError, Use};
 use crate::{cgroup, criu_config};
 
 /// How much longer than the restore may take its end is waited for.
@@ -76,6 +76,8 @@ pub(crate) enum ClaimError {
     Volume(#[from] VolumeError),
     #[error("{0} is not staged on this node")]
     NotStaged(Digest),
+    #[error("stage the checkpoint anew")]
+    Staged(#[source] StagingError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -301,10 +303,9 @@ struct Accepted {
 async fn prepare(driven: Driven<'_>, wanted: CancellationToken) -> Result<Prepared, ClaimError> {
     let Driven { app, driver, claim, pod, .. } = driven;
     let accepted = tokio::select! {
-        accepted = tokio::time::timeout(ACCEPT_LIMIT, accept(driven)) => accepted,
+        accepted = accept(driven) => accepted?,
         () = wanted.cancelled() => return Err(ClaimError::GivenUp),
     };
-    let accepted = accepted.map_err(|_elapsed| ClaimError::Late)??;
     let Accepted { admitted: Admitted { store, checkpoint }, staged, summary } = accepted;
     driver.step("restore");
     let work = work(app, driver).await?;
@@ -345,8 +346,19 @@ fn left(limit: Duration, spent: Duration) -> Duration {
     limit.saturating_sub(spent.saturating_sub(ACCEPT_LIMIT)).max(Duration::from_secs(1))
 }
 
-/// Judges the staged checkpoint.
+/// Judges the staged checkpoint. What has to be read for that has its own time.
 async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
+    let late = |_elapsed| ClaimError::Late;
+    let (admitted, staged, gpu) =
+        tokio::time::timeout(ACCEPT_LIMIT, may(driven)).await.map_err(late)??;
+    let staged = staged.proven(&driven.driver.progress).await.map_err(ClaimError::Staged)?;
+    let judged = tokio::time::timeout(ACCEPT_LIMIT, judge(driven, &admitted, &staged, &gpu)).await;
+    let summary = judged.map_err(late)??;
+    Ok(Accepted { admitted, staged, summary })
+}
+
+/// Asks whether the staged checkpoint may be restored by what is said about it.
+async fn may(driven: Driven<'_>) -> Result<(Admitted, Use, GpuPlan), ClaimError> {
     let Driven { app, driver, claim, pod, .. } = driven;
     let order = claim.order(app, pod);
     let Some(staged) = app.staging.take(&claim.digest, driver.id()).await else {
@@ -358,6 +370,17 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
     let checkpoint = &admitted.checkpoint;
     let gpu = gpu::pod(app, checkpoint)?;
     claim.image(app, checkpoint).await?;
+    Ok((admitted, staged, gpu))
+}
+
+/// Has the gate judge what is in it, and takes it for the pod.
+async fn judge(
+    driven: Driven<'_>,
+    admitted: &Admitted,
+    staged: &Use,
+    gpu: &GpuPlan,
+) -> Result<Summary, ClaimError> {
+    let Driven { app, driver, claim, .. } = driven;
     driver.step("gate");
     let summary = gate::inspect(&staged.images()).await?;
     let (summary, expected) = claim.expected(app, summary).await?;
@@ -369,8 +392,8 @@ async fn accept(driven: Driven<'_>) -> Result<Accepted, ClaimError> {
             return Err(Refusal { by, reasons }.into());
         }
     }
-    taken::take(driven, &admitted).await?;
-    Ok(Accepted { admitted, staged, summary })
+    taken::take(driven, admitted).await?;
+    Ok(summary)
 }
 
 /// Says why a checkpoint that is not staged is not restored. What a rule refuses cannot be staged

@@ -178,7 +178,8 @@ impl Restoring<'_> {
         let accepted = self.accept().await?;
         let Accepted { admitted, container, .. } = &accepted;
         let checkpoint = &admitted.checkpoint;
-        self.staged = app.staging.take(&checkpoint.stored.descriptor.digest, driver.id()).await;
+        let digest = &checkpoint.stored.descriptor.digest;
+        self.staged = app.staging.take_proven(digest, driver.id(), &driver.progress).await;
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
         let (mut directory, promised) = choose(app, driver, bytes).await?;

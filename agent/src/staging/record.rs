@@ -3,7 +3,8 @@
 //! ```text
 //! <directory>                  0700, the agent's alone
 //!   sha256-HEX                 a whole checkpoint: it was renamed when everything in it was synced
-//!     record.json  0600        this; its modification time is the last use
+//!     record.json  0600        this; its modification time is the last use. On a disk, it has hashes
+//!                              of what is in the files
 //!     images/                  CRIU's images
 //!     volumes/                 captured mounts, if there are any: 0.tar, 1.tar, as the checkpoint
 //!                              lists them
@@ -18,9 +19,11 @@ use std::time::SystemTime;
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use kybernate_packager::progress::Progress;
 use kybernate_spec::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::content::Content;
 use super::shelf::{IMAGES, VOLUMES};
 
 /// Name of the record's file.
@@ -41,6 +44,9 @@ pub(super) struct Record {
     /// Earlier agents staged none.
     #[serde(default)]
     volumes: Vec<Image>,
+    /// What is in the files, where that is proven before each use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    content: Option<Content>,
     #[serde(skip)]
     pub(super) used_at: jiff::Timestamp,
 }
@@ -65,7 +71,49 @@ impl Record {
         let (volumes, volume_bytes) = look_if_there(&directory.join(VOLUMES))?;
         let bytes = image_bytes.saturating_add(volume_bytes);
         let used_at = jiff::Timestamp::now();
-        Ok(Self { digest, references: vec![reference], bytes, images, volumes, used_at })
+        let (references, content) = (vec![reference], None);
+        Ok(Self { digest, references, bytes, images, volumes, content, used_at })
+    }
+
+    /// Returns the same with what is in its files, which are read for that.
+    pub(super) async fn with_content(
+        self,
+        directory: &Path,
+        progress: &Progress,
+    ) -> io::Result<Self> {
+        progress.expect(self.file_bytes());
+        let content = Content::read(directory, self.files(), progress).await?;
+        Ok(Self { content: Some(content), ..self })
+    }
+
+    /// Makes sure that what is in the files is what was written to them: all of it is read.
+    pub(super) async fn prove(&self, directory: &Path, progress: &Progress) -> io::Result<()> {
+        let Some(noted) = &self.content else {
+            let text =
+                "nothing says what was in its files: they were staged when nobody was to look";
+            return Err(io::Error::other(text));
+        };
+        progress.expect(self.file_bytes());
+        let found = Content::read(directory, self.files(), progress).await?;
+        match noted.difference(&found) {
+            Some(path) => Err(changed(directory, path)),
+            None => Ok(()),
+        }
+    }
+
+    fn file_bytes(&self) -> u64 {
+        let files = self.images.iter().chain(&self.volumes);
+        files.fold(0, |sum, file| sum.saturating_add(file.length))
+    }
+
+    /// Lists its files: their paths in its directory, and their lengths.
+    fn files(&self) -> Vec<(String, u64)> {
+        let of = |directory: &'static str, images: &[Image]| {
+            let files =
+                images.iter().map(|image| (format!("{directory}/{}", image.name), image.length));
+            files.collect::<Vec<_>>()
+        };
+        [of(IMAGES, &self.images), of(VOLUMES, &self.volumes)].concat()
     }
 
     /// Returns the same under these names.

@@ -99,10 +99,10 @@ impl Staged<'_> {
         // A pod's container is given seconds: what is copied into it must be here by then.
         volume::fetch(&admitted, &directory.join(VOLUMES), driver).await?;
         driver.step("publish");
+        let Some(reservation) = &self.reservation else { return Ok(done) };
+        let record = reservation.describe(&directory, &wish, &driver.progress).await?;
         driver.commit(COMMITTED)?;
-        if let Some(reservation) = &self.reservation {
-            reservation.publish(&directory, &wish).await?;
-        }
+        reservation.publish(&directory, &wish, record).await?;
         Ok(done)
     }
 

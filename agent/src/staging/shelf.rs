@@ -40,6 +40,11 @@ impl Shelf {
         self.config.budget
     }
 
+    /// Whether what is in the files is proven before each use.
+    pub(super) const fn proves(&self) -> bool {
+        self.config.verify
+    }
+
     pub(super) fn directory(&self) -> &Path {
         &self.config.directory
     }
@@ -123,13 +128,19 @@ impl Shelf {
         self.config.directory.join(format!("{NEW}{operation}"))
     }
 
-    /// Makes sure that a checkpoint is as it was staged, and notes that it is used.
+    /// Makes sure that the files of a checkpoint are as they were staged, and notes that it is used.
     pub(super) fn check(&self, digest: &Digest) -> io::Result<()> {
         self.compare(digest)?;
         Record::touch(&self.path(digest))
     }
 
-    /// Makes sure that a checkpoint is as it was staged.
+    /// Returns what is written beside a checkpoint.
+    pub(super) fn record(&self, digest: &Digest) -> io::Result<Record> {
+        Record::read(&self.path(digest))
+    }
+
+    /// Makes sure that the files of a checkpoint are as they were staged, as far as that shows without
+    /// reading them.
     pub(super) fn compare(&self, digest: &Digest) -> io::Result<()> {
         let directory = self.path(digest);
         Record::read(&directory)?.check(&directory)
@@ -142,12 +153,11 @@ impl Shelf {
     }
 
     /// Writes the record of what was made in `temporary` and brings all of it to the disk.
-    pub(super) fn seal(temporary: &Path, digest: Digest, reference: String) -> io::Result<Record> {
-        let record = Record::describe(temporary, digest, reference)?;
+    pub(super) fn seal(temporary: &Path, record: &Record) -> io::Result<()> {
         record.write(temporary)?;
         // One call for all files: a tmpfs has nothing to do.
         rustix::fs::syncfs(fs::File::open(temporary)?.file())?;
-        Ok(record)
+        Ok(())
     }
 
     /// Gives what was made its place. What is left there of an earlier one, as when somebody removed

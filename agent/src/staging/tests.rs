@@ -9,7 +9,11 @@ use crate::stage;
 const BUDGET: u64 = 1 << 20;
 
 fn open(top: &Path) -> Arc<Staging> {
-    let nvme = TierConfig { directory: top.join("nvme"), budget: BUDGET };
+    open_with(top, true)
+}
+
+fn open_with(top: &Path, verify: bool) -> Arc<Staging> {
+    let nvme = TierConfig { directory: top.join("nvme"), budget: BUDGET, verify };
     let config =
         StagingConfig { tmpfs: top.join("tmpfs"), memory_share: 0.5, ram: None, nvme: Some(nvme) };
     Staging::open(&config, Figures::default()).unwrap()
@@ -32,7 +36,8 @@ async fn put(staging: &Arc<Staging>, wish: &Wish) -> Result<bool, StagingError> 
     stage::make(&directory.join(IMAGES)).unwrap();
     let content = vec![1; usize::try_from(wish.bytes).unwrap()];
     fs_err::write(directory.join(IMAGES).join("pages-1.img"), content).unwrap();
-    reservation.publish(&directory, wish).await?;
+    let record = reservation.describe(&directory, wish, &Progress::default()).await?;
+    reservation.publish(&directory, wish, record).await?;
     Ok(true)
 }
 
@@ -112,6 +117,51 @@ async fn a_dump_that_somebody_wrote_to_is_not_given_out() {
     assert!(staging.take(&a.digest, "two").await.is_none());
     assert_eq!(staging.to_api()[0].staged, []);
     assert!(put(&staging, &a).await.unwrap());
+}
+
+/// Changes a bit of what is staged; nothing but its bytes tells of it.
+fn rot(images: &Path) {
+    let path = images.join("pages-1.img");
+    let modified = fs_err::metadata(&path).unwrap().modified().unwrap();
+    let mut content = fs_err::read(&path).unwrap();
+    content[7] ^= 1;
+    fs_err::write(&path, content).unwrap();
+    fs_err::OpenOptions::new().write(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+#[tokio::test]
+async fn what_has_rotted_is_not_given_out_as_proven() {
+    let top = tempfile::tempdir().unwrap();
+    let staging = open(top.path());
+    let (a, progress) = (wish("a", 4096), Progress::default());
+    assert!(put(&staging, &a).await.unwrap());
+    assert!(staging.take_proven(&a.digest, "one", &progress).await.is_some());
+    assert_eq!((progress.snapshot().step, progress.snapshot().done), ("prove", 4096));
+    rot(&staging.take(&a.digest, "two").await.unwrap().images());
+    // It looks as it did. What a caller finds out is told, and it is removed.
+    let reading = staging.take(&a.digest, "three").await.unwrap();
+    let told = chain(&reading.proven(&progress).await.unwrap_err()).to_string();
+    assert!(told.contains("nvme") && told.contains("images/pages-1.img"), "{told}");
+    assert_eq!(staging.to_api()[0].staged, []);
+    assert!(put(&staging, &a).await.unwrap());
+    rot(&staging.take(&a.digest, "four").await.unwrap().images());
+    assert!(staging.take_proven(&a.digest, "five", &progress).await.is_none());
+    assert_eq!(staging.to_api()[0].staged, []);
+}
+
+#[tokio::test]
+async fn what_was_staged_unproven_is_not_given_out_as_proven() {
+    let top = tempfile::tempdir().unwrap();
+    let (a, progress) = (wish("a", 4096), Progress::default());
+    let unproven = open_with(top.path(), false);
+    assert!(put(&unproven, &a).await.unwrap());
+    rot(&unproven.take_proven(&a.digest, "one", &progress).await.unwrap().images());
+    assert!(unproven.take_proven(&a.digest, "two", &progress).await.is_some());
+    assert_eq!(progress.snapshot().step, "", "it was read");
+    let staging = open(top.path());
+    assert_eq!(staging.to_api()[0].staged.len(), 1);
+    assert!(staging.take_proven(&a.digest, "one", &progress).await.is_none());
+    assert_eq!(staging.to_api()[0].staged, []);
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ const FLOOR: &str = "runc + cp";
 const WITH_COPY: &str = "restore from the registry, beside runc and a copy";
 
 /// Where checkpoints lie ready: in memory.
-const TIERS: &str = "[staging.ram]\nbudget = \"6GiB\"\n";
+const TIERS: &str = "[staging.ram]\nbudget = \"6GiB\"\n[staging.nvme]\nbudget = \"6GiB\"\n";
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
@@ -129,7 +129,7 @@ fn measure(scenario: &Scenario, agent: u32, plan: &Plan) -> anyhow::Result<Table
 }
 
 impl Bench<'_> {
-    /// Takes a process, and brings it back from memory and from the registry.
+    /// Takes a process, and brings it back from the registry, from memory and from the disk.
     fn ours(&self, round: u32, upper: u32) -> anyhow::Result<Vec<(String, f64)>> {
         let (scenario, node) = (self.scenario, self.node);
         let id = format!("ours-{upper}-{round}");
@@ -144,25 +144,32 @@ impl Bench<'_> {
         let frozen = self.gap(&source.id)?;
         scenario.remove(node, &source.id)?;
 
-        let back = |warm: bool| -> anyhow::Result<(Duration, Value)> {
+        let back = |tier: Option<&str>| -> anyhow::Result<(Duration, Value)> {
+            if let Some(tier) = tier {
+                let words = ["stage", &reference, "--tier", tier, "--plain-http"];
+                scenario.kyb_json(node, &words)?;
+            }
             self.make_ready(upper)?;
             let began = Instant::now();
             let words = ["restore", &reference, "--plain-http", "--name", &source.id];
             let told = scenario.kyb_json(node, &words)?;
             let time = began.elapsed();
-            let staged = told.get("staged").is_some_and(Value::is_string);
-            ensure!(staged == warm, "restored from another place than thought: {told}");
+            let staged = told.get("staged").and_then(Value::as_str);
+            ensure!(staged == tier, "restored from another place than thought: {told}");
             source.is_back(&scenario.wait_for_ticks(node, &source.id)?)?;
             scenario.remove(node, &source.id)?;
+            if tier.is_some() {
+                scenario.kyb_json(node, &["evict", &reference])?;
+            }
             Ok((time, told))
         };
-        let (cold, fetched) = back(false)?;
-        scenario.kyb_json(node, &["stage", &reference, "--tier", "ram", "--plain-http"])?;
-        let (warm, staged) = back(true)?;
-        scenario.kyb_json(node, &["evict", &reference])?;
+        let (cold, fetched) = back(None)?;
+        let (warm, staged) = back(Some("ram"))?;
+        let (read, proven) = back(Some("nvme"))?;
         let parts = [
             ("frozen", frozen, taken),
             ("restore from memory", warm, staged),
+            ("restore from the disk", read, proven),
             ("restore from the registry", cold, fetched),
         ];
         let mut figures = Vec::new();
@@ -202,6 +209,7 @@ impl Bench<'_> {
         let mut figures = vec![
             figure("frozen", upper, frozen),
             figure("restore from memory", upper, restored),
+            figure("restore from the disk", upper, restored),
             figure("restore from the registry", upper, restored),
         ];
         if upper > 0 {

@@ -2,6 +2,7 @@
 //! by the next agent, and nothing half made.
 
 mod pinned;
+mod rotted;
 
 use std::process::{Child, Stdio};
 

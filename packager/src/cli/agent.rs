@@ -336,7 +336,7 @@ fn snapshot(operation: &Operation) -> Snapshot {
 
 /// Returns the step as the proto file lists it.
 fn known_step(step: &str) -> &'static str {
-    const STEPS: [&str; 24] = [
+    const STEPS: [&str; 25] = [
         "preflight",
         "copy",
         "gpu",
@@ -352,6 +352,7 @@ fn known_step(step: &str) -> &'static str {
         "verify",
         "compare",
         "gate",
+        "prove",
         "pull",
         "materialise",
         "create",

@@ -31,7 +31,7 @@ impl Fixture {
 }
 
 fn shelf(top: &Path) -> Shelf {
-    let config = TierConfig { directory: top.join("nvme"), budget: 1 << 20 };
+    let config = TierConfig { directory: top.join("nvme"), budget: 1 << 20, verify: true };
     Shelf::new(Tier::Nvme, config)
 }
 
@@ -40,7 +40,8 @@ fn put(shelf: &Shelf, digest: &Digest) {
     stage::make(&temporary.join(IMAGES)).unwrap();
     fs::write(temporary.join(IMAGES).join("pages-1.img"), [7; 5000]).unwrap();
     fs::write(temporary.join(IMAGES).join("inventory.img"), "x").unwrap();
-    let record = Shelf::seal(&temporary, digest.clone(), "a/b:v1".to_owned()).unwrap();
+    let record = Record::describe(&temporary, digest.clone(), "a/b:v1".to_owned()).unwrap();
+    Shelf::seal(&temporary, &record).unwrap();
     assert!(record.bytes >= 5000, "{record:?}");
     shelf.publish(&temporary, digest).unwrap();
 }
@@ -134,7 +135,8 @@ fn captured_mounts_are_as_they_were_staged() {
         stage::make(&temporary.join(IMAGES)).unwrap();
         stage::make(&temporary.join(VOLUMES)).unwrap();
         fs::write(temporary.join(VOLUMES).join("0.tar"), [7; 5000]).unwrap();
-        let record = Shelf::seal(&temporary, digest.clone(), "a/b:v2".to_owned()).unwrap();
+        let record = Record::describe(&temporary, digest.clone(), "a/b:v2".to_owned()).unwrap();
+        Shelf::seal(&temporary, &record).unwrap();
         assert!(record.bytes >= 5000, "{record:?}");
         fixture.shelf.publish(&temporary, &digest).unwrap();
         change(&fixture.shelf.path(&digest).join(VOLUMES));
