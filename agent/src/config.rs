@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -375,7 +375,10 @@ fn root(file: &mut Reader<'_>, flag: Option<PathBuf>) -> PathBuf {
     ];
     let root = path(file, "root", flag, DEFAULT_ROOT);
     let is_top = root.parent().is_none_or(|above| above == Path::new("/"));
-    if root.is_absolute() && (is_top || SYSTEM.iter().any(|one| root == Path::new(one))) {
+    let leads_elsewhere = root.components().any(|part| part == Component::ParentDir)
+        || root.to_string_lossy().contains(char::is_control);
+    let is_systems = is_top || SYSTEM.iter().any(|one| root == Path::new(one));
+    if root.is_absolute() && (is_systems || leads_elsewhere) {
         let place = file.place("root");
         let wanted = "a directory of the agent's own, as /var/lib/kybernate";
         file.wrong(ConfigError::Bounds(place, wanted, root.display().to_string()));

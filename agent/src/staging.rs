@@ -202,16 +202,16 @@ impl Staging {
     /// Returns a staged checkpoint for `user` to read, from the quickest tier that has it whole, as far as
     /// that shows without reading it. One that was changed since it was staged is removed.
     pub(crate) async fn take(self: &Arc<Self>, digest: &Digest, user: &str) -> Option<Use> {
-        self.first(digest, user, None).await
+        self.first(digest, user, None).await.0
     }
 
-    /// Does the same, and proves what is in it where that lies on a disk.
+    /// Does the same, and proves what is in it where that lies on a disk. Also says what was not used.
     pub(crate) async fn take_proven(
         self: &Arc<Self>,
         digest: &Digest,
         user: &str,
         progress: &Progress,
-    ) -> Option<Use> {
+    ) -> (Option<Use>, Vec<String>) {
         self.first(digest, user, Some(progress)).await
     }
 
@@ -220,7 +220,8 @@ impl Staging {
         digest: &Digest,
         user: &str,
         proving: Option<&Progress>,
-    ) -> Option<Use> {
+    ) -> (Option<Use>, Vec<String>) {
+        let mut unused = Vec::new();
         for (tier, kept) in &self.tiers {
             if !kept.ledger().begin_use(digest, user) {
                 continue;
@@ -236,6 +237,7 @@ impl Staging {
             let found = match blocking(move || files.check(&wanted)).await {
                 Ok(()) => found,
                 Err(error) => {
+                    unused.push(not_used(*tier, &error));
                     found.give_up(&error).await;
                     continue;
                 }
@@ -244,15 +246,18 @@ impl Staging {
                 Some(progress) => found.proven(progress).await,
                 None => Ok(found),
             };
-            if let Ok(found) = found {
-                self.figures.hit(*tier);
-                return Some(found);
+            match found {
+                Ok(found) => {
+                    self.figures.hit(*tier);
+                    return (Some(found), unused);
+                }
+                Err(error) => unused.push(not_used(*tier, &error)),
             }
         }
         if !self.tiers.is_empty() {
             self.figures.miss();
         }
-        None
+        (None, unused)
     }
 
     /// Waits until the checkpoint is there or it is ours to stage. What was used least recently
@@ -433,16 +438,20 @@ impl Use {
         }
     }
 
-    /// Reads it no more, for something is wrong with it; removes it when that is not what was staged.
+    /// Reads it no more, for something is wrong with it. When that is not what was staged, or cannot be
+    /// read, nobody gets it any more, and it is removed as soon as nobody reads it.
     async fn give_up(self, error: &io::Error) {
         let (staging, tier, digest) = (Arc::clone(&self.staging), self.tier, self.digest.clone());
-        if !is_changed(error) {
+        if !is_changed(error) && !is_fault(error) {
             tracing::warn!(error = %chain(error), %digest, tier = tier.name(),
                 "a staged checkpoint cannot be looked at");
             return;
         }
         tracing::warn!(error = %chain(error), %digest, tier = tier.name(),
-            "a staged checkpoint is not as it was, and is removed");
+            "a staged checkpoint is not as it was, and is not used any more");
+        if let Ok(kept) = staging.kept(tier) {
+            kept.ledger().spoil(&digest);
+        }
         drop(self);
         if let Err(error) = staging.drop_entry(tier, &digest).await {
             tracing::error!(error = %chain(&error), "failed to remove it");
@@ -518,6 +527,10 @@ impl Drop for Reservation {
         }
         self.staging.changed(self.tier);
     }
+}
+
+fn not_used(tier: Tier, error: &(dyn std::error::Error + 'static)) -> String {
+    format!("what lay in the {} tier is not used: {}", tier.name(), chain(error))
 }
 
 /// Does work that waits for a disk.

@@ -153,7 +153,12 @@ impl<'a> Reader<'a> {
             let place = self.place(key);
             self.wrong(ConfigError::Missing(place));
         }
-        self.text(key).unwrap_or_default()
+        let text = self.text(key);
+        if text.as_deref() == Some("") {
+            let place = self.place(key);
+            self.wrong(ConfigError::Bounds(place, "a text that is not empty", String::new()));
+        }
+        text.unwrap_or_default()
     }
 
     pub(super) fn table(&mut self, key: &str) -> Reader<'_> {

@@ -92,7 +92,7 @@ fn a_file_that_was_named_must_exist() {
 
 #[test]
 fn a_directory_of_the_systems_is_not_the_agents() {
-    for root in ["/", "/var", "/var/", "/data", "/var/lib", "/usr/local"] {
+    for root in ["/", "/var", "/var/", "/data", "/var/lib", "/usr/local", "/a/../../etc"] {
         let wrong = check(&format!("root = '{root}'\n")).unwrap_err().join("\n");
         assert!(wrong.contains("line 1: root must be a directory of the agent's own"), "{wrong}");
     }
@@ -115,6 +115,10 @@ fn names_that_nothing_can_have_are_told() {
         "line 9: trust[0].repository must be HOST[:PORT]/NAME, without a scheme",
     ] {
         assert!(wrong.contains(part), "{part:?} is missing in:\n{wrong}");
+    }
+    for empty in ["registry]]\nhost = ''", "trust]]\nrepository = 'r.example/*'\nkey = ''"] {
+        let wrong = check(&format!("[[{empty}\n")).unwrap_err().join("\n");
+        assert!(wrong.contains("must be a text that is not empty"), "{wrong}");
     }
     for host in ["10.77.0.1:5000", "localhost:5000", "r.example", "[::1]:5000"] {
         check(&format!("[[registry]]\nhost = '{host}'\n")).unwrap();

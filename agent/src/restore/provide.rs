@@ -171,7 +171,9 @@ impl Providing<'_> {
             Found::Other => return Err(ProvideError::Taken(image.name)),
             Found::Nothing => {}
         }
-        self.staged = app.staging.take_proven(digest, driver.id(), &driver.progress).await;
+        let taken = app.staging.take_proven(digest, driver.id(), &driver.progress).await;
+        self.staged = taken.0;
+        driver.note(|record| record.warnings.extend(taken.1));
         self.has_room(&admitted, &parts, &plain).await?;
         let (directory, _promised) = self.place(&admitted, &parts).await?;
         let (dump, seen) = self.dump(&admitted, &gpu, &directory).await?;

@@ -76,10 +76,11 @@ pub(crate) enum RestoreError {
         source: LaunchError,
     },
     #[error(
-        "the checkpoint has {bytes} bytes of memory, and the new container may have {limit} (--memory-limit)"
+        "the dump has {bytes} bytes, and the new container may have {limit} bytes of memory (--memory-limit), \
+         which may be too little"
     )]
     Limit {
-        /// Bytes of the checkpoint's memory.
+        /// Bytes of the dump.
         bytes: u64,
         /// Bytes that the new container may have.
         limit: u64,
@@ -179,7 +180,9 @@ impl Restoring<'_> {
         let Accepted { admitted, container, .. } = &accepted;
         let checkpoint = &admitted.checkpoint;
         let digest = &checkpoint.stored.descriptor.digest;
-        self.staged = app.staging.take_proven(digest, driver.id(), &driver.progress).await;
+        let taken = app.staging.take_proven(digest, driver.id(), &driver.progress).await;
+        self.staged = taken.0;
+        driver.note(|record| record.warnings.extend(taken.1));
         let staged = self.staged.as_ref();
         let bytes = if staged.is_some() { 0 } else { materialise::bytes(checkpoint) };
         let (mut directory, promised) = choose(app, driver, bytes).await?;
@@ -381,7 +384,8 @@ impl Restoring<'_> {
         let by_criu =
             matches!(error, Error::Restore { .. } | Error::Abandoned { .. } | Error::Hung { .. });
         let limit = self.order.limits.memory_bytes.map_or(u64::MAX, NonZeroU64::get);
-        let bytes = checkpoint.config.sizes.page_bytes;
+        // Pages that are zero count for the limit, too, and what CRIU needs.
+        let bytes = checkpoint.config.sizes.dump_bytes;
         if by_criu && limit < bytes {
             return RestoreError::Limit { bytes, limit, source: error };
         }

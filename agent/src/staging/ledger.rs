@@ -29,6 +29,8 @@ pub(super) struct Entry {
     pub(super) used_at: jiff::Timestamp,
     /// Operations that read it.
     pub(super) users: BTreeSet<String>,
+    /// It is not what was staged, and goes when nobody reads it any more.
+    pub(super) is_spoilt: bool,
 }
 
 /// A checkpoint that is being staged.
@@ -58,6 +60,7 @@ impl Entry {
             references: record.references,
             used_at: record.used_at,
             users: BTreeSet::new(),
+            is_spoilt: false,
         }
     }
 }
@@ -88,8 +91,13 @@ impl Ledger {
     pub(super) fn reserve(&mut self, wish: &Wish) -> Result<Room, Vec<String>> {
         let Wish { digest, bytes, operation, .. } = wish;
         if let Some(entry) = self.entries.get_mut(digest) {
-            entry.used_at = jiff::Timestamp::now();
-            return Ok(Room::Present);
+            if !entry.is_spoilt {
+                entry.used_at = jiff::Timestamp::now();
+                return Ok(Room::Present);
+            }
+            // Who reads it ends.
+            let leaves = self.leave(digest);
+            return Ok(if leaves { Room::Evict(vec![digest.clone()]) } else { Room::Wait });
         }
         if self.making.contains_key(digest) || self.leaving.contains_key(digest) {
             return Ok(Room::Wait);
@@ -124,7 +132,7 @@ impl Ledger {
         let mut after = used.saturating_sub(going);
         let mut idle: Vec<(&Digest, &Entry)> =
             self.entries.iter().filter(|(_, entry)| entry.users.is_empty()).collect();
-        idle.sort_by_key(|(_, entry)| entry.used_at);
+        idle.sort_by_key(|(_, entry)| (!entry.is_spoilt, entry.used_at));
         let mut victims = Vec::new();
         for (digest, entry) in idle {
             if fits(after) {
@@ -184,9 +192,18 @@ impl Ledger {
         self.making.remove(digest);
     }
 
+    /// Notes that a checkpoint is not what was staged: nobody gets it any more.
+    pub(super) fn spoil(&mut self, digest: &Digest) {
+        if let Some(entry) = self.entries.get_mut(digest) {
+            entry.is_spoilt = true;
+        }
+    }
+
     /// Notes that `user` reads a checkpoint. Returns whether it is there.
     pub(super) fn begin_use(&mut self, digest: &Digest, user: &str) -> bool {
-        let Some(entry) = self.entries.get_mut(digest) else { return false };
+        let Some(entry) = self.entries.get_mut(digest).filter(|entry| !entry.is_spoilt) else {
+            return false;
+        };
         entry.used_at = jiff::Timestamp::now();
         entry.users.insert(user.to_owned())
     }

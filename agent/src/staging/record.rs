@@ -86,6 +86,11 @@ impl Record {
         Ok(Self { content: Some(content), ..self })
     }
 
+    /// Whether it says what is in the files.
+    pub(super) const fn has_content(&self) -> bool {
+        self.content.is_some()
+    }
+
     /// Makes sure that what is in the files is what was written to them: all of it is read.
     pub(super) async fn prove(&self, directory: &Path, progress: &Progress) -> io::Result<()> {
         let Some(noted) = &self.content else {

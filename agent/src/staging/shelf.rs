@@ -61,7 +61,7 @@ impl Shelf {
             if !entry.file_name().to_str().is_some_and(is_ours) {
                 continue;
             }
-            match find(&entry) {
+            match find(&entry).and_then(|record| self.provable(record)) {
                 Ok(record) => found.push(record),
                 // What is there may be whole.
                 Err(error) if is_fault(&error) => return Err(error),
@@ -76,6 +76,16 @@ impl Shelf {
         // What went may have been in the way of a smaller size.
         self.prepare()?;
         Ok(found)
+    }
+
+    /// Refuses what nobody could prove before a use, where that is to be done.
+    fn provable(&self, record: Record) -> io::Result<Record> {
+        if self.proves() && !record.has_content() {
+            let directory = self.path(&record.digest);
+            let told = "was staged without hashes of what is in it, and cannot be proven";
+            return Err(io::Error::other(format!("{} {told}", directory.display())));
+        }
+        Ok(record)
     }
 
     /// Removes what was used least recently, and more than the budget of now allows.

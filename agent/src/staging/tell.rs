@@ -21,12 +21,13 @@ impl Staging {
     pub(crate) fn to_api(&self) -> Vec<api::NodeTier> {
         let tell = |(tier, kept): (&Tier, &super::Kept)| {
             let ledger = kept.ledger();
+            let whole = ledger.entries().iter().filter(|(_, entry)| !entry.is_spoilt);
             api::NodeTier {
                 tier: tier.to_api().into(),
                 directory: kept.shelf.directory().display().to_string(),
                 budget_bytes: kept.shelf.budget(),
                 used_bytes: ledger.used(),
-                staged: ledger.entries().iter().map(|(d, e)| entry(*tier, d, e)).collect(),
+                staged: whole.map(|(digest, one)| entry(*tier, digest, one)).collect(),
             }
         };
         self.tiers.iter().map(tell).collect()

@@ -135,7 +135,7 @@ async fn what_has_rotted_is_not_given_out_as_proven() {
     let staging = open(top.path());
     let (a, progress) = (wish("a", 4096), Progress::default());
     assert!(put(&staging, &a).await.unwrap());
-    assert!(staging.take_proven(&a.digest, "one", &progress).await.is_some());
+    assert!(staging.take_proven(&a.digest, "one", &progress).await.0.is_some());
     assert_eq!((progress.snapshot().step, progress.snapshot().done), ("prove", 4096));
     rot(&staging.take(&a.digest, "two").await.unwrap().images());
     // It looks as it did. What a caller finds out is told, and it is removed.
@@ -145,7 +145,8 @@ async fn what_has_rotted_is_not_given_out_as_proven() {
     assert_eq!(staging.to_api()[0].staged, []);
     assert!(put(&staging, &a).await.unwrap());
     rot(&staging.take(&a.digest, "four").await.unwrap().images());
-    assert!(staging.take_proven(&a.digest, "five", &progress).await.is_none());
+    let (found, unused) = staging.take_proven(&a.digest, "five", &progress).await;
+    assert!(found.is_none() && unused[0].contains("images/pages-1.img"), "{unused:?}");
     assert_eq!(staging.to_api()[0].staged, []);
 }
 
@@ -155,13 +156,28 @@ async fn what_was_staged_unproven_is_not_given_out_as_proven() {
     let (a, progress) = (wish("a", 4096), Progress::default());
     let unproven = open_with(top.path(), false);
     assert!(put(&unproven, &a).await.unwrap());
-    rot(&unproven.take_proven(&a.digest, "one", &progress).await.unwrap().images());
-    assert!(unproven.take_proven(&a.digest, "two", &progress).await.is_some());
+    rot(&unproven.take_proven(&a.digest, "one", &progress).await.0.unwrap().images());
+    assert!(unproven.take_proven(&a.digest, "two", &progress).await.0.is_some());
     assert_eq!(progress.snapshot().step, "", "it was read");
+    assert_eq!(open(top.path()).to_api()[0].staged, []);
+}
+
+#[tokio::test]
+async fn what_has_rotted_goes_when_its_last_reader_has_ended() {
+    let top = tempfile::tempdir().unwrap();
     let staging = open(top.path());
-    assert_eq!(staging.to_api()[0].staged.len(), 1);
-    assert!(staging.take_proven(&a.digest, "one", &progress).await.is_none());
+    let (a, progress) = (wish("a", 4096), Progress::default());
+    assert!(put(&staging, &a).await.unwrap());
+    let (reading, _) = staging.take_proven(&a.digest, "one", &progress).await;
+    let images = reading.as_ref().unwrap().images();
+    rot(&images);
+    assert!(staging.take_proven(&a.digest, "two", &progress).await.0.is_none());
+    // It is listed no more, and nobody gets it, but who reads it still may.
     assert_eq!(staging.to_api()[0].staged, []);
+    assert!(staging.take(&a.digest, "three").await.is_none() && images.exists());
+    let (anew, ()) = tokio::join!(put(&staging, &a), async { drop(reading) });
+    assert!(anew.unwrap(), "it was there");
+    assert!(staging.take_proven(&a.digest, "four", &progress).await.0.is_some());
 }
 
 #[tokio::test]

@@ -72,7 +72,7 @@ fn a_container_moves_to_a_newer_node_and_to_its_own() {
         checkpoint(&scenario, to, &name, &reference);
         let again = format!("{name}-again");
         let output = restore(&scenario, to, &reference, &again, &["--memory-limit", "8MiB"]);
-        let (text, told) = (said(&output), "the new container may have 8388608 (--memory-limit)");
+        let (text, told) = (said(&output), "the new container may have 8388608 bytes");
         assert!(output.status.code() == Some(1) && text.contains(told), "{text}");
         let limits = ["--memory-limit", "256MiB", "--cpus", "1.5"];
         let output = restore(&scenario, to, &reference, &again, &limits);

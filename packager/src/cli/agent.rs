@@ -40,6 +40,11 @@ const BREAKS_TOLD: u32 = 3;
 /// Pause between those.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How often the agent is asked whether it is there while something is asked of it, and how long it may take
+/// to say so. One on a machine that is busy answers within a second.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const ALIVE_LIMIT: Duration = Duration::from_secs(20);
+
 /// A connection to the agent, over which it learns what trace we are a part of.
 pub(super) type Client = AgentClient<InterceptedService<Channel, fn(Request<()>) -> Traced>>;
 /// A call with the trace it is a part of.
@@ -72,7 +77,7 @@ impl AgentSocket {
             async move { unix_socket::connect(&path).await.map(TokioIo::new) }
         });
         // The address is never looked at: the socket is the address.
-        let endpoint = Endpoint::from_static("http://agent.local");
+        let endpoint = kept_alive(Endpoint::from_static("http://agent.local"));
         let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
             let text = kybernate_spec::chain(&error).to_string();
             let path = self.agent_socket.display();
@@ -232,6 +237,11 @@ impl AgentSocket {
     }
 }
 
+/// Has a connection end when nobody is there any more at its other end, or hangs.
+fn kept_alive(endpoint: Endpoint) -> Endpoint {
+    endpoint.http2_keep_alive_interval(ALIVE_INTERVAL).keep_alive_timeout(ALIVE_LIMIT)
+}
+
 #[expect(clippy::unnecessary_wraps, reason = "an interceptor may refuse, this one does not")]
 fn traced(mut request: Request<()>) -> Traced {
     let parent = TraceParent::current();
@@ -266,8 +276,9 @@ fn lost(error: &(dyn std::error::Error + 'static)) -> String {
     let cause = std::iter::successors(Some(error), |error| error.source()).last();
     let cause = cause.map(ToString::to_string).unwrap_or_default();
     format!(
-        "lost the agent: {cause}: does kybernate-agent still run? Over the network it also hangs up on who \
-         has no certificate that it accepts"
+        "lost the agent: {cause}: does kybernate-agent still run? What it was asked for may be done all the \
+         same (`kyb ps --operations`). Over the network it also hangs up on who has no certificate that it \
+         accepts"
     )
 }
 

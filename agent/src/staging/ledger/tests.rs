@@ -17,7 +17,13 @@ fn wish(name: &str, bytes: u64) -> Wish {
 
 fn entry(bytes: u64, used_at: &str) -> Entry {
     let used_at = used_at.parse().unwrap();
-    Entry { bytes, references: vec!["r".to_owned()], used_at, users: BTreeSet::new() }
+    Entry {
+        bytes,
+        references: vec!["r".to_owned()],
+        used_at,
+        users: BTreeSet::new(),
+        is_spoilt: false,
+    }
 }
 
 /// A budget of 100 with three checkpoints of 30, `b` unused for longest.
@@ -52,6 +58,24 @@ fn what_was_used_least_recently_goes_first_and_no_more_than_needed() {
     ledger.left(&digest("a"), true);
     assert_eq!(ledger.reserve(&wish("d", 60)), Ok(Room::Reserved));
     assert_eq!(ledger.used(), 90);
+}
+
+#[test]
+fn what_is_spoilt_is_given_to_nobody_and_goes_first() {
+    let mut ledger = ledger();
+    assert!(ledger.begin_use(&digest("c"), "restore-1"));
+    for name in ["a", "c"] {
+        ledger.spoil(&digest(name));
+        assert!(!ledger.begin_use(&digest(name), "restore-2"), "{name}");
+    }
+    // It is staged anew once its files are gone, and its reader has ended.
+    assert_eq!(ledger.reserve(&wish("c", 30)), Ok(Room::Wait));
+    ledger.end_use(&digest("c"), "restore-1");
+    assert_eq!(ledger.reserve(&wish("c", 30)), Ok(Room::Evict(vec![digest("c")])));
+    ledger.left(&digest("c"), true);
+    assert_eq!(ledger.reserve(&wish("c", 30)), Ok(Room::Reserved));
+    // `b` was not used for longer.
+    assert_eq!(ledger.reserve(&wish("d", 30)), Ok(Room::Evict(vec![digest("a")])));
 }
 
 #[test]

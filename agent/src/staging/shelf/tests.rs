@@ -31,7 +31,7 @@ impl Fixture {
 }
 
 fn shelf(top: &Path) -> Shelf {
-    let config = TierConfig { directory: top.join("nvme"), budget: 1 << 20, verify: true };
+    let config = TierConfig { directory: top.join("nvme"), budget: 1 << 20, verify: false };
     Shelf::new(Tier::Nvme, config)
 }
 
@@ -143,6 +143,14 @@ fn captured_mounts_are_as_they_were_staged() {
         assert_eq!(fixture.shelf.check(&digest).is_ok(), is_whole, "{what}");
         assert_eq!(fixture.found().contains(&digest), is_whole, "{what}");
     }
+}
+
+#[test]
+fn what_nobody_could_prove_is_no_staged_checkpoint_of_who_proves() {
+    let fixture = Fixture::new();
+    let config = TierConfig { verify: true, ..fixture.shelf.config.clone() };
+    assert_eq!(Shelf::new(Tier::Nvme, config).open().unwrap(), []);
+    assert!(!fixture.images().exists());
 }
 
 #[test]

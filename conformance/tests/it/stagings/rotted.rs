@@ -59,6 +59,7 @@ fn it_comes_from_the_registry(spot: Spot<'_>) {
     rot(spot);
     let (told, after) = restored(spot.scenario, spot.node, spot.pinned, "back");
     assert!(told["staged"].is_null(), "{told}");
+    assert!(told["warnings"].to_string().contains("not as it was written"), "{told}");
     assert!(told["timesMicroseconds"]["prove"].as_u64() > Some(0), "{told}");
     assert!(counter(&after) > counter(spot.before) && after["checksum_ok"] == true, "{after}");
     spot.scenario.remove(spot.node, "back").unwrap();

@@ -8,7 +8,7 @@ use kybernate_spec::chain;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::super::aside::aside;
-use super::Failure;
+use super::{Failure, kept_alive};
 
 /// How to reach the agent of another machine.
 #[derive(Clone, Debug, Args)]
@@ -55,6 +55,7 @@ impl NetworkAgent {
         };
         let endpoint = Endpoint::from_shared(agent.clone()).map_err(failed)?;
         let endpoint = endpoint.tcp_nodelay(true).tls_config(tls).map_err(failed)?;
+        let endpoint = kept_alive(endpoint);
         Ok(Some(endpoint.connect().await.map_err(failed)?))
     }
 

@@ -65,6 +65,18 @@ async fn whoever_waits_for_an_agent_that_is_gone_is_told_so() {
 }
 
 #[tokio::test]
+async fn an_agent_that_hangs_is_not_waited_for() {
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("agent.sock");
+    // Whoever connects waits for somebody to accept.
+    let _hangs = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let line = ["stage", "localhost:1/a/b", "--tier=ram", "--agent-socket"];
+    let line = line.into_iter().chain([socket.to_str().unwrap()]);
+    let ran = kyb(scratch.path(), line).await;
+    ran.ended(1, "lost the agent");
+}
+
+#[tokio::test]
 async fn it_ends_as_the_command_that_asked_for_it() {
     let error = "it keeps CAP_SYS_ADMIN".to_owned();
     let refused_by = "identity".to_owned();
