@@ -2,8 +2,8 @@
 //!
 //! Reading order: here is what is known while the agent runs, and who may use what; `ledger` does
 //! the sums and says what has to go, `shelf` has the files, `record` what is written beside
-//! them, `content` proves what is in them, `gone` finds what somebody else removed or changed, `order` and `run` are `Stage`, `evict` is `Evict`,
-//! `tell` what clients are told.
+//! them, `content` proves what is in them, `gone` finds what somebody else removed or changed,
+//! `order` and `run` are `Stage`, `evict` is `Evict`, `tell` what clients are told.
 //!
 //! A checkpoint is staged under its digest, so whose reference led to it does not matter: a restore
 //! checks the signature for its own.
