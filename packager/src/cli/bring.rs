@@ -67,6 +67,7 @@ pub(super) fn facts(done: &Operation, own: Value) -> Value {
         "reference": done.reference,
         "digest": done.digest,
         "timesMicroseconds": times(done),
+        "warnings": done.warnings,
         "sizes": {
             "dumpBytes": sizes.dump_bytes,
             "pageBytes": sizes.page_bytes,

@@ -61,7 +61,6 @@ impl Provide {
             "image": done.image,
             "namespace": self.namespace,
             "staged": word(done.tier()),
-            "warnings": done.warnings,
         });
         let within = match &*self.namespace {
             "default" => String::new(),
