@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Staging, StagingError, Tier, Use, is_changed};
+use super::{Staging, StagingError, Tier, Use, blocking, is_changed};
 
 /// How long looking at some files may take: the disk may be what CRIU has waited for.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
@@ -17,9 +17,8 @@ impl Use {
     pub(crate) async fn changed(&self) -> Option<io::Error> {
         let files = Arc::clone(&self.staging.kept(self.tier).ok()?.shelf);
         let digest = self.digest.clone();
-        let compared = tokio::task::spawn_blocking(move || files.compare(&digest));
-        let compared = timeout(LOOK_LIMIT, compared).await.ok()?.map_err(io::Error::other);
-        compared.and_then(|same| same).err().filter(is_changed)
+        let compared = blocking(move || files.compare(&digest));
+        timeout(LOOK_LIMIT, compared).await.ok()?.err().filter(is_changed)
     }
 }
 
@@ -58,8 +57,7 @@ impl Staging {
     /// Makes a tier's directory again where somebody has removed it, or what was mounted there.
     pub(super) async fn stand(&self, tier: Tier) -> Result<(), StagingError> {
         let files = Arc::clone(&self.kept(tier)?.shelf);
-        let stands = tokio::task::spawn_blocking(move || files.prepare()).await;
-        let stands = stands.map_err(io::Error::other).and_then(|stands| stands);
+        let stands = blocking(move || files.prepare()).await;
         stands.map_err(|source| StagingError::Io("prepare", tier.name(), source))
     }
 }

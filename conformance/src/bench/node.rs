@@ -28,7 +28,7 @@ const FLOOR: &str = "runc + cp";
 /// What a restore from the registry is, where what was written has to be copied for runc too.
 const WITH_COPY: &str = "restore from the registry, beside runc and a copy";
 
-/// Where checkpoints lie ready: in memory.
+/// Where checkpoints lie ready: in memory, and on the disk.
 const TIERS: &str = "[staging.ram]\nbudget = \"6GiB\"\n[staging.nvme]\nbudget = \"6GiB\"\n";
 
 /// What to measure.

@@ -1,9 +1,11 @@
 //! Builds the programs under test and starts scenarios.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use fs_err as fs;
 use kybernate_conformance::machine::INSIDE;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::preflight::preflight;
@@ -157,4 +159,14 @@ fn together<T: Send>(works: impl Iterator<Item = impl FnOnce() -> T + Send>) -> 
     });
     assert!(failed.is_empty(), "{}", said.collect::<Vec<_>>().join("\n\n"));
     done.into_iter().flatten().collect()
+}
+
+/// Changes a bit in the middle of a file, as a disk does: nothing else tells of it.
+pub(crate) fn change_a_bit(path: &Path) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let found = file.metadata().unwrap();
+    let (mut byte, place) = ([0], found.len() / 2);
+    file.file().read_exact_at(&mut byte, place).unwrap();
+    file.file().write_all_at(&[byte[0] ^ 1], place).unwrap();
+    file.file().set_modified(found.modified().unwrap()).unwrap();
 }

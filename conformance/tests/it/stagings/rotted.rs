@@ -1,13 +1,11 @@
 //! What has rotted on a disk is not what was staged.
 
-use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
-use fs_err as fs;
 use kybernate_conformance::scenario::counter;
 
 use super::{restored, stage, tier};
-use crate::harness::{next_agents, said};
+use crate::harness::{change_a_bit, next_agents, said};
 use crate::pods::{CONFIG, Spot, stage_on_both};
 
 const DISK: &str = "[staging.nvme]\nbudget = \"128MiB\"\n";
@@ -20,13 +18,7 @@ fn rot(spot: Spot<'_>) -> String {
     let directory = tier(&told, "nvme")["directory"].as_str().unwrap().to_owned();
     let list = format!("ls -S {directory}/*/images/* | head -n 1");
     let path = PathBuf::from(spot.node.run(&["sh", "-c", &list]).unwrap().trim());
-    let file = spot.node.path(path.to_str().unwrap());
-    let file = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
-    let found = file.metadata().unwrap();
-    let (mut byte, place) = ([0], found.len() / 2);
-    file.file().read_exact_at(&mut byte, place).unwrap();
-    file.file().write_all_at(&[byte[0] ^ 1], place).unwrap();
-    file.file().set_modified(found.modified().unwrap()).unwrap();
+    change_a_bit(&spot.node.path(path.to_str().unwrap()));
     path.file_name().unwrap().to_str().unwrap().to_owned()
 }
 
