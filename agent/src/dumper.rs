@@ -22,6 +22,10 @@ use crate::process::{self, field};
 /// How long a good moment is waited for, and for one look, and for others who look.
 const CUT_LIMIT: Duration = Duration::from_secs(3);
 
+/// How often CRIU is looked at, at least: the machine may have stood still for all of that time. Where it has
+/// not, these take a second.
+const LOOKS_MIN: u32 = 20;
+
 /// How long CRIU goes on between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
 
@@ -92,8 +96,9 @@ struct Thread {
 /// ([`crate::connections`]). Else it runs from then on.
 pub(crate) async fn cut(criu: u32, freezer: &Freezer, stays: bool) -> io::Result<()> {
     let _alone = alone(criu).await;
-    let mut tries = Patience::new(CUT_LIMIT, LOOK_EVERY);
-    while tries.once_more().await {
+    let mut tries = Patience::new(CUT_LIMIT, LOOK_EVERY).at_least(LOOKS_MIN);
+    let mut answers = true;
+    while answers && tries.once_more().await {
         process::signal(criu, Signal::STOP)?;
         let mut rests = Patience::new(REST_LIMIT, LOOK_EVERY);
         let mut moment = Moment::Restless;
@@ -101,6 +106,7 @@ pub(crate) async fn cut(criu: u32, freezer: &Freezer, stays: bool) -> io::Result
             let freezer = freezer.clone();
             let looked = tokio::task::spawn_blocking(move || look(criu, &freezer));
             let looked = tokio::time::timeout(CUT_LIMIT, looked).await;
+            answers = looked.is_ok();
             // What cannot be looked at must not leave it stopped: it is killed in the end.
             let looked = looked.ok().and_then(Result::ok).and_then(Result::ok);
             moment = looked.unwrap_or(Moment::Bad);

@@ -16,25 +16,32 @@ use tokio::time::Instant;
 pub(crate) struct Patience {
     end: Instant,
     every: Duration,
-    looked: bool,
+    looks: u32,
+    at_least: u32,
 }
 
 impl Patience {
     /// Looks for at most `limit`, and once at least.
     pub(crate) fn new(limit: Duration, every: Duration) -> Self {
-        Self { end: Instant::now() + limit, every, looked: false }
+        Self { end: Instant::now() + limit, every, looks: 0, at_least: 1 }
+    }
+
+    /// Looks as often at least, also when the limit is over: time passes, too, while this machine, or this
+    /// process, stands still.
+    pub(crate) const fn at_least(mut self, looks: u32) -> Self {
+        self.at_least = looks;
+        self
     }
 
     /// Waits until it is time for the next look; false when the limit is over.
     pub(crate) async fn once_more(&mut self) -> bool {
-        if !self.looked {
-            self.looked = true;
-            return true;
-        }
-        if Instant::now() >= self.end {
+        if self.looks >= self.at_least && Instant::now() >= self.end {
             return false;
         }
-        wait(self.every).await;
+        if self.looks > 0 {
+            wait(self.every).await;
+        }
+        self.looks = self.looks.saturating_add(1);
         true
     }
 }
@@ -100,5 +107,17 @@ mod tests {
     async fn it_looks_at_least_once() {
         let mut patience = Patience::new(Duration::ZERO, Duration::from_secs(1));
         assert!(patience.once_more().await && !patience.once_more().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_stood_still_looks_some_more() {
+        let every = Duration::from_millis(3);
+        let mut patience = Patience::new(Duration::from_secs(1), every).at_least(5);
+        assert!(patience.once_more().await);
+        tokio::time::advance(Duration::from_mins(1)).await;
+        for look in 2..=5 {
+            assert!(patience.once_more().await, "{look}");
+        }
+        assert!(!patience.once_more().await);
     }
 }

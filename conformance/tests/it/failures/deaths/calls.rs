@@ -89,13 +89,13 @@ impl Place<'_> {
         assert!(!kyb.wait().unwrap().success(), "{what}: its pause was not cut short");
         self.ticks(counter, &what);
         self.runs_on(&what);
-        assert_eq!(State::of(self), before, "{what}");
         let agent = format!("agent-{}.log", self.node.name());
         let agent = self.scenario.testbed.private().join(agent);
         for log in [self.node.path("/var/lib/kybernate/guardian.log"), agent] {
             let log = fs::read_to_string(log).unwrap();
             assert!(!log.contains("bad moment"), "{what}: {log}");
         }
+        assert_eq!(State::of(self), before, "{what}\n{}", self.told());
     }
 }
 
