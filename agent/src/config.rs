@@ -264,6 +264,11 @@ impl ServeArgs {
                 file.wrong(ConfigError::Twice("hooks.name".to_owned(), one.hook.name.clone()));
             }
         }
+        for (position, one) in config.registries.iter().enumerate() {
+            if config.registries.iter().take(position).any(|other| other.host == one.host) {
+                file.wrong(ConfigError::Twice("registry.host".to_owned(), one.host.clone()));
+            }
+        }
         file.finish();
         config
     }
@@ -450,9 +455,9 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
     let repository = table.required("repository");
     let source = table.text("source_namespace").unwrap_or_else(|| "*".to_owned());
     let target = table.text("target_namespace");
-    if repository.contains(SCHEME_END) {
+    if !repository.is_empty() && !is_repository(&repository) {
         let place = table.place("repository");
-        let wanted = "HOST[:PORT]/NAME, without a scheme";
+        let wanted = "HOST[:PORT]/NAME, without a scheme, a tag or a slash at its end";
         table.wrong(ConfigError::Bounds(place, wanted, repository.clone()));
     }
     if file.is_empty() {
@@ -466,6 +471,15 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
             None
         }
     }
+}
+
+/// Whether there can be repositories that are called so; `*` stands for anything.
+fn is_repository(pattern: &str) -> bool {
+    let name = pattern.split_once('/').map(|(_host, name)| name);
+    let is_name =
+        |name: &str| !name.is_empty() && !name.ends_with('/') && !name.contains([':', '@']);
+    let may_be = name.map_or_else(|| pattern.contains('*'), is_name);
+    may_be && !pattern.contains(char::is_whitespace) && !pattern.contains(SCHEME_END)
 }
 
 fn callers(file: &mut Reader<'_>) -> Rules {

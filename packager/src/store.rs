@@ -113,7 +113,7 @@ pub enum StoreErrorKind {
     #[error("not authorised: log in, or check the repository's name{0}")]
     Unauthorized(Told),
     /// The registry knows who asks and does not allow it.
-    #[error("not allowed: ask for access, or log in as somebody who has it{0}")]
+    #[error("not allowed: {}", .0.before("ask for access, or log in as somebody who has it"))]
     Denied(Told),
     /// The registry has no room.
     #[error("the registry's storage is full")]
@@ -172,6 +172,16 @@ impl Told {
         let messages: Vec<String> = entries.into_iter().map(|entry| entry.message).collect();
         let text = messages.join("; ");
         Self(text.trim_matches([';', ' ']).chars().take(TOLD_CHARS_MAX).collect())
+    }
+}
+
+impl Told {
+    /// Returns the words, and then what helps where they are about who asks.
+    fn before(&self, advice: &str) -> String {
+        match &*self.0 {
+            "" => advice.to_owned(),
+            words => format!("the registry says {words:?}; where that is about who asks: {advice}"),
+        }
     }
 }
 

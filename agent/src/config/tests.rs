@@ -123,6 +123,20 @@ fn names_that_nothing_can_have_are_told() {
     for host in ["10.77.0.1:5000", "localhost:5000", "r.example", "[::1]:5000"] {
         check(&format!("[[registry]]\nhost = '{host}'\n")).unwrap();
     }
+    let twice = "[[registry]]\nhost = 'r'\n[[registry]]\nhost = 'r'\nplain_http = true\n";
+    let wrong = check(twice).unwrap_err().join("\n");
+    assert!(wrong.contains("registry.host") && wrong.contains("\"r\""), "{wrong}");
+}
+
+#[test]
+fn a_repository_that_nothing_can_be_in_is_told() {
+    for never in ["r.example", "r.example/team/", "r.example/a:v1", "r.example/a@sha256:0", "r/a b"]
+    {
+        assert!(!is_repository(never), "{never}");
+    }
+    for good in ["*", "r.example/*", "10.77.0.1:5000/team/*", "[::1]:5000/a", "*/a", "r.example*"] {
+        assert!(is_repository(good), "{good}");
+    }
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub enum EvictError {
     #[error("{0} is not staged here")]
     NotStaged(String),
     /// It stays as long as somebody reads it, or until it is staged.
-    #[error("{0} is in use: {1}")]
+    #[error("{0} is in use: {1}; wait for that (`kyb watch ID`), or cancel it")]
     InUse(String, String),
     /// It could not be removed.
     #[error(transparent)]

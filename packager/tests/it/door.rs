@@ -132,8 +132,8 @@ async fn who_may_not_is_told_so_and_who_is_unknown_is_told_to_log_in() {
     let scratch = home(&registry);
     let at = registry.at("a/b:v1").to_string();
     let denied = kyb(scratch.path(), ["pack", "dump", &at]).await;
-    denied.ended(1, "not allowed: ask for access");
-    denied.ended(1, "the registry says \"");
+    denied.ended(1, "not allowed: the registry says \"");
+    denied.ended(1, "ask for access");
     assert!(!denied.told.contains("not authorised"), "{}", denied.told);
     fs_err::remove_dir_all(scratch.path().join(".docker")).unwrap();
     let stranger = kyb(scratch.path(), ["inspect", &at]).await;
