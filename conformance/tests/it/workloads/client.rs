@@ -14,8 +14,9 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Place;
 
-/// How long a server may take to listen, and to answer: it may be frozen meanwhile.
-const LIMIT: Duration = Duration::from_secs(30);
+/// How long a server may take to listen, and to answer: it may be frozen meanwhile, and Python begins in
+/// an emulated machine that has half of a processor.
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// Runs `work` on a thread that has the network of a container.
 pub(crate) fn inside<T: Send + 'static>(
