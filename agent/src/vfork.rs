@@ -17,6 +17,8 @@ use crate::process;
 
 /// How long other moments are looked for. Executing a program takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
+/// How many, at least: the machine may have stood still for all of that time.
+const LOOKS_MIN: u32 = 20;
 /// How long a container goes on, and how often it is looked whether it stands still.
 const EVERY: Duration = Duration::from_millis(3);
 /// How long it may take until all stand still. Who forks just then may keep a freezer of version 1 from
@@ -26,22 +28,23 @@ const STAND_LIMIT: Duration = Duration::from_millis(50);
 const STILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Lets a container that was frozen go on for some milliseconds at a time, until nobody in it waits in
-/// vfork(2). What then still does, CRIU may not be able to stop.
-pub(crate) async fn settle(freezer: &Freezer) -> io::Result<()> {
-    let mut looks = Patience::new(LIMIT, EVERY);
+/// vfork(2). Returns one that still does then, which CRIU cannot stop.
+pub(crate) async fn settle(freezer: &Freezer) -> io::Result<Option<u32>> {
+    let mut looks = Patience::new(LIMIT, EVERY).at_least(LOOKS_MIN);
+    let mut last = None;
     while looks.once_more().await {
         let looked = freezer.clone();
         let waits = tokio::task::spawn_blocking(move || {
-            looked.processes().map(|processes| processes.into_iter().any(waits))
+            looked.processes().map(|processes| processes.into_iter().find(|pid| waits(*pid)))
         });
-        if !waits.await.map_err(io::Error::other)?? {
-            return Ok(());
+        last = waits.await.map_err(io::Error::other)??;
+        if last.is_none() {
+            return Ok(None);
         }
         tracing::debug!("frozen in the middle of vfork(2): once more");
         go_on(freezer).await?;
     }
-    tracing::warn!("a process waits in vfork(2), and CRIU may not be able to stop it");
-    Ok(())
+    Ok(last)
 }
 
 /// Lets a container go on for a moment, and has it stand still again.

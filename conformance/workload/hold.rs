@@ -5,6 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use super::Failure;
 const IO_URING_SETUP: c_long = 425;
 /// `IN_CREATE`.
 const CREATE: c_uint = 0x100;
+/// `O_PATH | O_NOFOLLOW`, which differs between architectures.
+const ITSELF: c_int = if cfg!(target_arch = "aarch64") { 0o10_100_000 } else { 0o10_400_000 };
 /// Length of `io_uring_params`.
 const PARAMETERS: usize = 120;
 
@@ -71,6 +74,10 @@ pub(crate) fn hold(kind: &str, argument: Option<&str>) -> Result<(), Failure> {
             file.write_all(&vec![1; 2 << 20])?;
             fs::remove_file("/hold.deleted")?;
             sleep(file)
+        }
+        "link" => {
+            symlink("/elsewhere", "/hold.link")?;
+            sleep(OpenOptions::new().read(true).custom_flags(ITSELF).open("/hold.link")?)
         }
         "inotify" => {
             let path = CString::new(path()?)?;

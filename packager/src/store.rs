@@ -173,9 +173,7 @@ impl Told {
         let text = messages.join("; ");
         Self(text.trim_matches([';', ' ']).chars().take(TOLD_CHARS_MAX).collect())
     }
-}
 
-impl Told {
     /// Returns the words, and then what helps where they are about who asks.
     fn before(&self, advice: &str) -> String {
         match &*self.0 {

@@ -88,6 +88,11 @@ pub(crate) enum CheckpointError {
          containerd to end the source"
     )]
     NotStopped,
+    #[error(
+        "process {0} waits in vfork(2) for a child that executes no program, and CRIU cannot stop one that \
+         does: end that child, or try again when it has executed its program"
+    )]
+    Waits(u32),
     #[error("failed to look at the container's freezer")]
     Freezer(#[source] io::Error),
     #[error(

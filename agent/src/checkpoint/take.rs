@@ -262,7 +262,10 @@ impl Taking<'_> {
             self.driver.will_make(self.pause()).await?;
             self.paused_at.get_or_insert_with(Instant::now);
             self.in_containerd(self.source.namespace.pause(&self.order.container)).await?;
-            vfork::settle(&self.source.freezer).await.map_err(CheckpointError::Freezer)?;
+            let waits = vfork::settle(&self.source.freezer).await;
+            if let Some(pid) = waits.map_err(CheckpointError::Freezer)? {
+                return Err(CheckpointError::Waits(pid));
+            }
         }
         self.note_connections().await?;
         let captured = if self.source.suspended {

@@ -194,6 +194,12 @@ pub(crate) fn judge_alone(summary: &Summary) -> Vec<String> {
             "it has something open by the path {path:?}, which the kernel writes for nothing in a container"
         ));
     }
+    for path in &summary.open_links {
+        // A link on the way of what CRIU opens leads it elsewhere: it cannot be told from this one.
+        reasons.insert(format!(
+            "it has the symbolic link {path:?} itself open, which no restore opens"
+        ));
+    }
     for path in &summary.led {
         reasons.insert(format!(
             "its own files have a link, {path:?}, on the way to what is opened or mounted there"

@@ -16,6 +16,10 @@ const NAMED_MAX: usize = 16;
 const OF_MANY: [&str; 3] = ["fd", "map_files", "ns"];
 const OF_ONE: [&str; 3] = ["root", "cwd", "exe"];
 
+/// A file's kind in its mode, and that of a symbolic link (`inode(7)`).
+const KIND: u32 = 0o170_000;
+const LINK: u32 = 0o120_000;
+
 /// The paths by which CRIU goes in the new root file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Paths {
@@ -44,12 +48,18 @@ pub(super) struct Opened {
     sockets: BTreeSet<String>,
     /// Those that lead elsewhere, the first few.
     elsewhere: BTreeSet<String>,
+    /// Those of symbolic links that are open themselves, the first few.
+    links: BTreeSet<String>,
 }
 
 impl Opened {
     /// Takes an open file, and returns how many paths there are.
     pub(super) fn add(&mut self, file: &File) -> usize {
         if let Some(regular) = &file.regular {
+            if regular.mode.is_some_and(|mode| mode & KIND == LINK) && self.links.len() < NAMED_MAX
+            {
+                self.links.insert(regular.name.clone());
+            }
             let is_top = matches!(&*regular.name, "" | "/" | ".");
             if !is_top && (!is_plain(&regular.name) || leads_out(&regular.name)) {
                 self.leads_elsewhere(regular.name.clone());
@@ -84,10 +94,10 @@ impl Opened {
         (straight, makes)
     }
 
-    /// Returns the files that are on what is no mount of the dump's own, what CRIU makes, and what leads
-    /// elsewhere. A copied file has no name to be opened by: CRIU gives it one for a moment, which it can
+    /// Returns the files that are on what is no mount of the dump's own, what CRIU makes, what leads
+    /// elsewhere, and which links are open themselves. A copied file has no name to be opened by: CRIU gives it one for a moment, which it can
     /// on no other mount, wherever a link leads that has come into the way meanwhile.
-    pub(super) fn on(&self, mounts: &[MountFact], remaps: &Remaps) -> [BTreeSet<String>; 3] {
+    pub(super) fn on(&self, mounts: &[MountFact], remaps: &Remaps) -> [BTreeSet<String>; 4] {
         let is_outer = |(name, _): &&(String, u32)| {
             let on = remaps::on(name, mounts);
             on.is_none_or(|on| on.path == "/" || on.external.is_some())
@@ -98,7 +108,7 @@ impl Opened {
             let all = if copied.contains(id) { &mut made } else { &mut files };
             all.insert(name.clone());
         }
-        [files, made, self.elsewhere.clone()]
+        [files, made, self.elsewhere.clone(), self.links.clone()]
     }
 }
 

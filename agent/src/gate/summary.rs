@@ -88,6 +88,8 @@ pub(crate) struct Summary {
     pub(crate) made: BTreeSet<String>,
     /// Paths of both that would lead CRIU out of the container, the first few.
     pub(crate) elsewhere: BTreeSet<String>,
+    /// Symbolic links that are open themselves.
+    pub(crate) open_links: BTreeSet<String>,
     /// Paths of files and mounts that a link of the dump's own files in memory leads elsewhere.
     pub(crate) led: BTreeSet<String>,
     /// Those links that may be on the way to what CRIU makes.
@@ -253,8 +255,9 @@ impl Builder {
         let copies = links.and_then(|links| Ok((links, self.remaps.copies(&self.summary.mounts)?)));
         (self.summary.links, self.summary.copies) = copies.map_err(SummaryError::Contradiction)?;
         (self.summary.led, self.summary.links_in_memory) = (self.memory.led, self.memory.all);
-        [self.summary.opened, self.summary.made, self.summary.elsewhere] =
-            self.opened.on(&self.summary.mounts, &self.remaps);
+        let summary = &mut self.summary;
+        [summary.opened, summary.made, summary.elsewhere, summary.open_links] =
+            self.opened.on(&summary.mounts, &self.remaps);
         Ok(self.summary)
     }
 

@@ -52,6 +52,7 @@ pub(crate) enum Check {
     DeletedFile,
     LinkedFile,
     LinkRemap,
+    OpenLink,
     UnfitFile,
     FileName,
     Inotify,
@@ -181,7 +182,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 46] = [
+    pub(crate) const ALL: [Self; 47] = [
         Self::NotRunning,
         Self::Runtime,
         Self::SharedPidNamespace,
@@ -211,6 +212,7 @@ impl Check {
         Self::DeletedFile,
         Self::LinkedFile,
         Self::LinkRemap,
+        Self::OpenLink,
         Self::UnfitFile,
         Self::FileName,
         Self::Inotify,
@@ -518,6 +520,11 @@ impl Check {
                  and CRIU is told to keep such files only by a configuration file",
                 "run it with kybernate-runc or with the annotation org.criu.config=FILE, a file in the \
                  directory criu of the agent's root, or set link-remap in /etc/criu/runc.conf",
+            ),
+            Self::OpenLink => refuse(
+                "open-link",
+                "a symbolic link itself is open (O_PATH with O_NOFOLLOW), and no restore has CRIU open one",
+                "close it",
             ),
             Self::UnfitFile => refuse(
                 "unfit-file",

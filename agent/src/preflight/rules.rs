@@ -336,6 +336,9 @@ fn of_file(
     if file.packets {
         say(Check::Descriptor, at());
     }
+    if file.is_link {
+        return say(Check::OpenLink, at());
+    }
     if file.is_device {
         return of_device(file, world, context, say, at);
     }

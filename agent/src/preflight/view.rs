@@ -79,6 +79,8 @@ pub(super) struct OpenFile {
     /// What its link says: a path in the container, or `socket:[5]` and the like.
     pub(super) target: String,
     pub(super) is_device: bool,
+    /// Whether it is a symbolic link, and not what that leads to (`O_PATH` with `O_NOFOLLOW`).
+    pub(super) is_link: bool,
     /// Whether it is a pipe that keeps what was written at once together (`O_DIRECT`, pipe(2)).
     pub(super) packets: bool,
     /// Mount it was opened on.
@@ -251,6 +253,7 @@ fn open_file(number: u32, target: String, link: &Path, process: &Path) -> OpenFi
     let protocol = target.starts_with("socket:").then(|| socket::protocol(link)).flatten();
     OpenFile {
         number,
+        is_link: metadata.as_ref().is_some_and(|metadata| metadata.file_type().is_symlink()),
         is_device: metadata.map_or(is_in_dev(&target), |metadata| {
             metadata.file_type().is_char_device() || metadata.file_type().is_block_device()
         }),

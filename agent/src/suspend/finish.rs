@@ -168,7 +168,14 @@ pub(super) async fn suspend(
                     let Look::Paused(freezer) = effort.look(&namespace, known).await else {
                         continue;
                     };
-                    vfork::settle(&freezer).await.map_err(SuspendError::Freezer)?;
+                    if let Some(pid) =
+                        vfork::settle(&freezer).await.map_err(SuspendError::Freezer)?
+                    {
+                        tracing::warn!(
+                            pid,
+                            "it waits in vfork(2), and cannot be dumped while it is suspended"
+                        );
+                    }
                     return Ok(());
                 };
                 tracing::warn!(error = %chain(&error), container = known.container, "not frozen");

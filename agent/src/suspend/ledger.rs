@@ -23,6 +23,9 @@ use crate::{process, stage};
 /// Largest record read back.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
+/// What a record ends with that is not written to its end.
+const UNFINISHED: &str = "new";
+
 /// A container that this agent, or an earlier one, has suspended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Suspended {
@@ -203,7 +206,7 @@ fn write(directory: &Path, one: &Suspended) -> io::Result<()> {
     let path = place(directory, &one.wanted())?;
     let parent = path.parent().unwrap_or(directory);
     stage::make(parent)?;
-    let temporary = path.with_extension("new");
+    let temporary = path.with_extension(UNFINISHED);
     let mut options = fs::OpenOptions::new();
     options.create(true).write(true).truncate(true).mode(0o600);
     let mut file = options.open(&temporary)?;
@@ -221,16 +224,26 @@ fn remove(directory: &Path, wanted: &Wanted) -> io::Result<()> {
     }
 }
 
-/// Reads all records. What was not written to its end is removed, what cannot be read is passed
-/// over.
+/// Reads all records. What was not written to its end is removed; what cannot be read, or is not the agent's,
+/// is passed over.
 fn read_all(directory: &Path) -> io::Result<Vec<Suspended>> {
     stage::make(directory)?;
     let mut found = Vec::new();
     for namespace in fs::read_dir(directory)? {
-        for file in fs::read_dir(namespace?.path())? {
+        let namespace = namespace?;
+        if !namespace.file_type()?.is_dir() {
+            tracing::warn!(path = ?namespace.path(), "this is no suspension, and stays");
+            continue;
+        }
+        for file in fs::read_dir(namespace.path())? {
             let path = file?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
+            let extension = path.extension();
+            if extension.is_some_and(|extension| extension == UNFINISHED) && path.is_file() {
                 fs::remove_file(&path)?;
+                continue;
+            }
+            if extension.is_none_or(|extension| extension != "json") {
+                tracing::warn!(?path, "this is no suspension, and stays");
                 continue;
             }
             match read(directory, &path) {
@@ -264,6 +277,23 @@ mod tests {
     fn suspended(container: &str) -> Suspended {
         let pid = std::process::id();
         Suspended::new(&wanted(container), pid, process::started(pid), jiff::Timestamp::now())
+    }
+
+    #[tokio::test]
+    async fn what_is_not_the_agents_stays_and_keeps_it_from_nothing() {
+        let top = tempfile::tempdir().unwrap();
+        let directory = top.path().join("suspended");
+        let web = suspended("web");
+        Ledger::open(&directory).unwrap().add(web.clone()).await.unwrap();
+        let within = directory.join("default");
+        fs::create_dir(within.join("directory")).unwrap();
+        fs::create_dir(within.join("directory.new")).unwrap();
+        for file in [directory.join("README"), within.join("notes.txt"), within.join("half.new")] {
+            fs::write(file, "").unwrap();
+        }
+        assert_eq!(Ledger::open(&directory).unwrap().all(), [web]);
+        let left = [directory.join("README"), within.join("notes.txt"), within.join("directory")];
+        assert!(left.iter().all(|path| path.exists()) && !within.join("half.new").exists());
     }
 
     #[tokio::test]

@@ -119,6 +119,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
             ("gpu", &["--mount", GPU], &["device", "/dev/nvidia0"]),
             ("hidden-mount", &["--mount", MOUNT, "--mount", COVER], &["lock"]),
             ("deleted-file", &[], &["deleted"]),
+            ("open-link", &[], &["link"]),
             ("tcp-established", &[], &["tcp"]),
             ("external-unix-socket", &["--mount", MOUNT], &["unix", "/containerd/containerd.sock"]),
         ] {

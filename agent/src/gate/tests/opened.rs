@@ -53,6 +53,20 @@ fn a_file_is_opened_by_a_path_of_the_kernels() {
     }
 }
 
+/// Whoever restores it finds a link where a file is to be.
+#[test]
+fn a_link_that_is_open_itself_is_not_taken() {
+    let told = |mode: Option<u32>| {
+        let mut file = regular("/lnk");
+        file.regular.as_mut().unwrap().mode = mode;
+        refusals(file).join("; ")
+    };
+    assert!(told(Some(0o120_777)).contains("the symbolic link \"/lnk\" itself open"));
+    for other in [None, Some(0o100_644), Some(0o140_777), Some(0o60_600)] {
+        assert_eq!(told(other), "", "{other:?}");
+    }
+}
+
 #[test]
 fn who_can_become_nobody_else_comes_back_as_nobody_else() {
     let mut dump = Dump::default();

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use fs_err as fs;
 use kybernate_conformance::command::{run, wait_until};
+use kybernate_conformance::node::Node;
 use kybernate_conformance::programs::{self, Programs};
 use kybernate_conformance::scenario::Scenario;
 use serde_json::Value;
@@ -148,8 +149,30 @@ fn who_starts_programs_all_the_time_is_taken() {
             assert!(output.status.success(), "{name}, {round}: {}", said(&output));
         }
         scenario.remove(node, "starts").unwrap();
+        is_refused_that_waits(&scenario, node, &image);
     });
     scenario.end().unwrap();
+}
+
+/// CRIU would wait for it in the pause, and then say that something is unseizable.
+fn is_refused_that_waits(scenario: &Scenario, node: &Node, image: &str) {
+    // The child never executes a program: clone(2) with CLONE_VFORK.
+    const WAITS: &str = "import ctypes, platform, time\n\
+        clone = 220 if platform.machine() == 'aarch64' else 56\n\
+        ctypes.CDLL(None).syscall(clone, 0x4011, 0, 0, 0, 0)\n\
+        time.sleep(10**6)";
+    let (key, name) = (format!("node-{}", node.name()), node.name());
+    node.run(&["ctr", "run", "-d", image, "waits", "python3", "-c", WAITS]).unwrap();
+    let lines = || node.run(&["ctr", "task", "ps", "waits"]).unwrap().lines().count();
+    assert!(wait_until(LIMIT, || lines() == 3), "{name}: it has no child");
+    let reference = scenario.reference(&format!("workloads/waits:{name}"));
+    let words = ["checkpoint", "waits", &reference, "--plain-http", "--sign-key", &key];
+    let output = scenario.kyb(node, &words).unwrap();
+    let text = said(&output);
+    assert!(!output.status.success() && text.contains("waits in vfork(2)"), "{name}: {text}");
+    let tasks = node.run(&["ctr", "task", "ls"]).unwrap();
+    assert!(tasks.contains("RUNNING") && !tasks.contains("PAUSED"), "{name}: {tasks}");
+    scenario.remove(node, "waits").unwrap();
 }
 
 /// The transaction that was begun on the other node ends here.
