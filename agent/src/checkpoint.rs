@@ -138,9 +138,7 @@ impl Order {
             ("", true) => Naming::Unsigned(tag),
             (_, true) => return Err(invalid("either a key signs it, or it stays unsigned")),
             (name, false) => {
-                let key = config.sign_key(name).ok_or_else(|| {
-                    Rejection::Invalid(format!("this agent has no key {name:?} to sign with"))
-                })?;
+                let key = config.sign_key(name).ok_or_else(|| no_key(config, name))?;
                 Naming::Signed(key.clone(), tag)
             }
         };
@@ -225,6 +223,14 @@ fn policy(tcp: api::TcpPolicy, locks: api::LockPolicy) -> Policy {
 /// Returns how long an operation may take, when a request says so.
 pub(crate) fn time_out(seconds: u32) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+}
+
+fn no_key(config: &Config, name: &str) -> Rejection {
+    let names: Vec<&str> = config.sign_keys.iter().map(|key| &*key.name).collect();
+    let has = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Rejection::Invalid(format!(
+        "this agent has no key {name:?} to sign with: [[sign_keys]] of its configuration has {has}"
+    ))
 }
 
 #[cfg(test)]

@@ -77,7 +77,9 @@ pub(crate) struct Hooks {
 
 /// Why a request's choice cannot be had.
 #[derive(Debug, thiserror::Error)]
-#[error("this agent has no hook {0:?} that may be asked for, for this container")]
+#[error(
+    "this agent has no hook {0:?} that may be asked for, for this container: [[hooks]] of its configuration says which there are"
+)]
 pub(crate) struct NoHook(String);
 
 /// Why a hook did not do what it should.

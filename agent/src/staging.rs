@@ -79,7 +79,9 @@ struct Kept {
 #[derive(Debug, thiserror::Error)]
 pub enum StagingError {
     /// The node's configuration has no such tier.
-    #[error("this node has no {0} tier: its configuration gives it no budget")]
+    #[error(
+        "this node has no {0} tier: [staging.{0}] budget in the agent's configuration makes one"
+    )]
     NoTier(&'static str),
     /// What the tier is on has a fault.
     #[error(

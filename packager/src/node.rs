@@ -94,7 +94,7 @@ pub async fn look(containerd: Result<String, String>) -> NodeReport {
 pub async fn containerd_version() -> Result<String, String> {
     match run("containerd", &["--version"]).await {
         Ok(text) => Ok(containerd_word(&text)),
-        Err(error) => Err(format!("containerd cannot be used: {error}")),
+        Err(error) => Err(format!("containerd cannot be used: {}", why(&error))),
     }
 }
 
@@ -144,8 +144,16 @@ fn criu(
 }
 
 fn told(problems: &mut Vec<String>, what: &str, error: &io::Error) -> String {
-    problems.push(format!("{what}: {error}"));
+    problems.push(format!("{what}: {}", why(error)));
     String::new()
+}
+
+/// Says why a program cannot be run.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "it is not installed, or not in PATH".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 /// Runs a program and returns what it printed.

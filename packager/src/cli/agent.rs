@@ -1,5 +1,6 @@
 //! This node's agent.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -79,9 +80,8 @@ impl AgentSocket {
         // The address is never looked at: the socket is the address.
         let endpoint = kept_alive(Endpoint::from_static("http://agent.local"));
         let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
-            let text = kybernate_spec::chain(&error).to_string();
             let path = self.agent_socket.display();
-            Failure::failed(format!("failed to reach the agent at {path}: {text}"))
+            Failure::failed(format!("failed to reach the agent at {path}: {}", unreached(&error)))
         })?;
         Ok(AgentClient::with_interceptor(channel, traced))
     }
@@ -267,6 +267,39 @@ pub(super) fn refused(status: Status) -> Failure {
         Code::InvalidArgument => Failure::usage(text),
         Code::PermissionDenied => Failure::Refused(Rule::Policy, text.into()),
         _ => Failure::failed(text),
+    }
+}
+
+/// Tells what a status means of a call about one operation, which may not be there.
+pub(super) fn unknown(status: Status) -> Failure {
+    match status.code() {
+        Code::NotFound => Failure::failed(format!(
+            "{}: `kyb ps --operations` lists those that this node's agent knows",
+            status.message()
+        )),
+        _ => refused(status),
+    }
+}
+
+/// Says why nobody answers at the agent's socket.
+fn unreached(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let causes: Vec<_> = causes.collect();
+    let mut failures = causes.iter().rev().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    let Some(failure) = failures.next() else { return kybernate_spec::chain(error).to_string() };
+    match failure.kind() {
+        io::ErrorKind::NotFound => "there is no such socket: does kybernate-agent run on this machine, and with \
+             this socket (--agent-socket)?"
+            .to_owned(),
+        io::ErrorKind::ConnectionRefused => {
+            "nobody listens there: does kybernate-agent still run? What it was doing goes on when it is started \
+             again"
+                .to_owned()
+        }
+        io::ErrorKind::PermissionDenied if failure.raw_os_error().is_some() => {
+            format!("{failure}: it is for root, and for users that a [[caller]] of its configuration names")
+        }
+        _ => failure.to_string(),
     }
 }
 

@@ -5,7 +5,7 @@ use kybernate_packager::agent_api::{CancelRequest, OperationState};
 use serde_json::json;
 
 use super::Failure;
-use super::agent::{AgentSocket, refused};
+use super::agent::{AgentSocket, unknown};
 use super::identifier::identifier;
 use crate::terminal::Terminal;
 
@@ -31,7 +31,7 @@ impl Cancel {
     pub(super) async fn run(self, terminal: &Terminal) -> Result<(), Failure> {
         let mut client = self.agent.connect().await?;
         let request = CancelRequest { operation_id: self.operation.clone() };
-        let asked = client.cancel(request).await.map_err(refused)?.into_inner();
+        let asked = client.cancel(request).await.map_err(unknown)?.into_inner();
         let operation =
             if self.no_wait { asked } else { self.agent.end_of(terminal, asked, None).await? };
         let ended = operation.state() == OperationState::Cancelled;

@@ -8,10 +8,9 @@ use clap::Args;
 use kybernate_packager::agent_api::{
     GetOperationRequest, ListRequest, Operation, OperationState, TagState,
 };
-use tonic::Code;
 
 use super::Failure;
-use super::agent::{AgentSocket, outcome, refused, times};
+use super::agent::{AgentSocket, outcome, refused, times, unknown};
 use super::identifier::identifier;
 use super::ps;
 use crate::terminal::Terminal;
@@ -75,13 +74,7 @@ impl Watch {
     async fn one(self, terminal: &Terminal, operation: String) -> Result<(), Failure> {
         let mut client = self.agent.connect().await?;
         let request = GetOperationRequest { operation_id: operation };
-        let found = client.get_operation(request).await.map_err(|status| match status.code() {
-            Code::NotFound => Failure::failed(format!(
-                "{}: `kyb ps --operations` lists those that this node's agent knows",
-                status.message()
-            )),
-            _ => refused(status),
-        })?;
+        let found = client.get_operation(request).await.map_err(unknown)?;
         let ended = self.agent.end_of(terminal, found.into_inner(), None).await?;
         if terminal.is_json() {
             let mut facts = ps::operation(&ended);

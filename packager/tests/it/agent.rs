@@ -269,6 +269,9 @@ impl Agent for Fake {
         if id == "late" {
             return Err(Status::failed_precondition("operation late cannot be cancelled any more"));
         }
+        if id == "nobody" {
+            return Err(Status::not_found(format!("there is no operation {id:?}")));
+        }
         self.0.cancels.lock().unwrap().push(id);
         self.0.cancelled.send_replace(true);
         Ok(Response::new(Operation { cancelling: true, ..began() }))

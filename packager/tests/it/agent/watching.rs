@@ -108,7 +108,22 @@ async fn it_ends_as_the_command_that_asked_for_it() {
 async fn an_unknown_operation_says_where_the_known_ones_are() {
     let ran = watched(done(), &["nobody"]).await;
     ran.ended(1, "there is no operation \"nobody\": `kyb ps --operations` lists");
+    let scratch = tempfile::tempdir().unwrap();
+    let agent = Scripted::start(scratch.path(), Script::default());
+    let socket = agent.socket.to_str().unwrap();
+    let ran = kyb(scratch.path(), ["cancel", "nobody", "--agent-socket", socket]).await;
+    ran.ended(1, "there is no operation \"nobody\": `kyb ps --operations` lists");
     watched(done(), &["no id"]).await.ended(64, "no id");
+}
+
+#[tokio::test]
+async fn an_agent_that_is_not_there_is_told_from_one_that_has_ended() {
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("agent.sock");
+    let ask = || kyb(scratch.path(), ["ps", "--agent-socket", socket.to_str().unwrap()]);
+    ask().await.ended(1, "there is no such socket: does kybernate-agent run");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    ask().await.ended(1, "nobody listens there: does kybernate-agent still run?");
 }
 
 #[tokio::test]
