@@ -193,6 +193,11 @@ impl Guest {
             annotations.insert("restore.kybernate.io/main".to_owned(), image.into());
         }
         let labels = json!({ "generation": generation });
+        // On a busy machine Python needs seconds until it listens.
+        let mut startup = self.probe();
+        if startup.is_object() {
+            startup["failureThreshold"] = json!(STARTUP_SECONDS);
+        }
         let [volumes, mounts] = self.volumes();
         json!({
             "apiVersion": "v1",
@@ -214,6 +219,7 @@ impl Guest {
                     "image": image,
                     "command": self.command().0,
                     "securityContext": self.security(),
+                    "startupProbe": startup,
                     "readinessProbe": self.probe(),
                     "livenessProbe": self.probe(),
                     "volumeMounts": mounts,
@@ -256,6 +262,9 @@ enum After {
 }
 
 const CLIENTS: usize = 4;
+
+/// How long a guest may take until it answers.
+const STARTUP_SECONDS: u32 = 120;
 
 impl Running<'_> {
     fn place(&self) -> Place<'_> {

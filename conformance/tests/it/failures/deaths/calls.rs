@@ -5,9 +5,10 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::path::Path;
 
 use fs_err as fs;
+use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 
-use super::{Place, Way, catch};
+use super::{Place, SLACK, Way, catch};
 use crate::harness::{self, library, start};
 
 /// Enough for CRIU to come there on a loaded machine.
@@ -29,6 +30,12 @@ struct State {
 }
 
 impl State {
+    /// Whether a thread has something blocked. This program has not, but for one that begins: it has everything
+    /// blocked until it runs (`pthread_create(3)`).
+    fn blocks(&self) -> bool {
+        self.blocked.iter().any(|signals| !signals.ends_with("\t0000000000000000"))
+    }
+
     /// Of the processes in the node's container.
     fn of(place: &Place<'_>) -> Vec<Self> {
         let processes = place.dump.freezer.directory().join("cgroup.procs");
@@ -73,6 +80,8 @@ impl Place<'_> {
     /// Takes a checkpoint whose CRIU hangs behind a call.
     fn hangs(&self, calls: u32) {
         let what = format!("behind call {calls} on {}", self.node.name());
+        let begun = || !State::of(self).iter().any(State::blocks);
+        assert!(wait_until(SLACK, begun), "{what}: {:?}", State::of(self));
         let before = State::of(self);
         let stopped = self.node.path("/run/criu-stopped");
         fs::write(self.node.path("/run/criu-stops"), format!("{CONTINUED} {calls}")).unwrap();
