@@ -1,5 +1,6 @@
 //! What the agent is told: flags, environment, and a TOML file for what is a list.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -254,21 +255,9 @@ impl ServeArgs {
             pages_on_demand: file.flag("pages_on_demand").unwrap_or(true),
             root,
         };
-        for (position, key) in config.sign_keys.iter().enumerate() {
-            if config.sign_keys.iter().take(position).any(|other| other.name == key.name) {
-                file.wrong(ConfigError::Twice("sign_keys.name".to_owned(), key.name.clone()));
-            }
-        }
-        for (position, one) in config.hooks.iter().enumerate() {
-            if config.hooks.iter().take(position).any(|other| other.hook.name == one.hook.name) {
-                file.wrong(ConfigError::Twice("hooks.name".to_owned(), one.hook.name.clone()));
-            }
-        }
-        for (position, one) in config.registries.iter().enumerate() {
-            if config.registries.iter().take(position).any(|other| other.host == one.host) {
-                file.wrong(ConfigError::Twice("registry.host".to_owned(), one.host.clone()));
-            }
-        }
+        once(&mut file, "sign_keys.name", config.sign_keys.iter().map(|key| &*key.name));
+        once(&mut file, "hooks.name", config.hooks.iter().map(|one| &*one.hook.name));
+        once(&mut file, "registry.host", config.registries.iter().map(|one| &*one.host));
         file.finish();
         config
     }
@@ -469,6 +458,16 @@ fn rule(table: &mut Reader<'_>) -> Option<Rule> {
             let place = table.place("key");
             table.wrong(ConfigError::Key(place, Box::new(error)));
             None
+        }
+    }
+}
+
+/// Tells of names that are there more than once.
+fn once<'a>(file: &mut Reader<'_>, place: &str, names: impl Iterator<Item = &'a str>) {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            file.wrong(ConfigError::Twice(place.to_owned(), name.to_owned()));
         }
     }
 }

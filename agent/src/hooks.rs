@@ -78,7 +78,8 @@ pub(crate) struct Hooks {
 /// Why a request's choice cannot be had.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "this agent has no hook {0:?} that may be asked for, for this container: [[hooks]] of its configuration says which there are"
+    "this agent has no hook {0:?} that may be asked for, for this container: [[hooks]] of its \
+     configuration says which there are"
 )]
 pub(crate) struct NoHook(String);
 

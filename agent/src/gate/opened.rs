@@ -95,8 +95,9 @@ impl Opened {
     }
 
     /// Returns the files that are on what is no mount of the dump's own, what CRIU makes, what leads
-    /// elsewhere, and which links are open themselves. A copied file has no name to be opened by: CRIU gives it one for a moment, which it can
-    /// on no other mount, wherever a link leads that has come into the way meanwhile.
+    /// elsewhere, and which links are open themselves. A copied file has no name to be opened by: CRIU gives
+    /// it one for a moment, which it can on no other mount, wherever a link leads that has come into the way
+    /// meanwhile.
     pub(super) fn on(&self, mounts: &[MountFact], remaps: &Remaps) -> [BTreeSet<String>; 4] {
         let is_outer = |(name, _): &&(String, u32)| {
             let on = remaps::on(name, mounts);

@@ -284,9 +284,8 @@ pub(super) fn unknown(status: Status) -> Failure {
 /// Says why nobody answers at the agent's socket.
 fn unreached(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
-    let causes: Vec<_> = causes.collect();
-    let mut failures = causes.iter().rev().filter_map(|cause| cause.downcast_ref::<io::Error>());
-    let Some(failure) = failures.next() else { return kybernate_spec::chain(error).to_string() };
+    let failure = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
+    let Some(failure) = failure else { return kybernate_spec::chain(error).to_string() };
     match failure.kind() {
         io::ErrorKind::NotFound => "there is no such socket: does kybernate-agent run on this machine, and with \
              this socket (--agent-socket)?"
