@@ -17,7 +17,7 @@ use crate::gpu::Gpus;
 use crate::memory;
 use crate::node::{NodeCache, NodeReport};
 use crate::operations::{
-    CancelError, Conclusion, Driver, Operations, OperationsError, RefusedBy, Subject,
+    CancelError, Conclusion, Driver, Kind, Operations, OperationsError, RefusedBy, Subject,
 };
 use crate::pre_copy::PreCopyError;
 use crate::preflight::{Finding, Findings};
@@ -156,14 +156,23 @@ impl App {
         request: api::CheckpointRequest,
         trace: Option<TraceParent>,
     ) -> Result<api::Operation, Rejection> {
-        let order = checkpoint::Order::parse(request, &self.config)?;
+        let counted = |rejection: &Rejection| self.refused(rejection);
+        let order = checkpoint::Order::parse(request, &self.config).inspect_err(counted)?;
         self.ready().await?;
         let busy = self.reserve(&order.namespace, &order.container)?;
-        let source = checkpoint::Source::find(self, &order.wanted()).await?;
+        let source = checkpoint::Source::find(self, &order.wanted()).await.inspect_err(counted)?;
         self.drive(order.subject(), Some(busy), trace, |app, driver, cancel| async move {
             checkpoint::run(&app, &driver, source, order, cancel).await
         })
         .await
+    }
+
+    /// Logs and counts what a checkpoint is refused for, when that is no finding.
+    fn refused(&self, rejection: &Rejection) {
+        if let Rejection::PreCopy(error) = rejection {
+            tracing::info!(error = %chain(error), "a checkpoint is refused");
+            self.operations.metrics.refused(Kind::Checkpoint, "pre-copy");
+        }
     }
 
     /// Looks at a container as a checkpoint would, and touches nothing.
@@ -215,13 +224,11 @@ impl App {
                 // To nobody, when whoever asked has gone.
                 Err(error) => return tell.send(Err(error)).unwrap_or_default(),
             };
-            let span = driver.span(trace);
+            let span = driver.begins(trace);
             let conclusion = match tell.send(Ok(driver.to_api())) {
                 Ok(()) => {
-                    let (operation, place) = (driver.id(), span.place());
-                    tracing::info!(operation, trace_id = place.trace_id(), "an operation begins");
                     let work = Box::pin(work(Arc::clone(&app), driver.clone(), cancel));
-                    driver.bounded(place.around(work)).await
+                    driver.bounded(span.place().around(work)).await
                 }
                 Err(_unheard) => Some(Conclusion::unheard()),
             };

@@ -492,8 +492,15 @@ impl Driver {
         made
     }
 
-    /// Begins its span, in the trace of whoever asked for it.
-    pub(crate) fn span(&self, parent: Option<TraceParent>) -> Span {
+    /// Begins its span, in the trace of whoever asked for it, and says where that is.
+    pub(crate) fn begins(&self, parent: Option<TraceParent>) -> Span {
+        let span = self.span(parent);
+        let (operation, place) = (self.id(), span.place());
+        tracing::info!(operation, trace_id = place.trace_id(), "an operation begins");
+        span
+    }
+
+    fn span(&self, parent: Option<TraceParent>) -> Span {
         let entries = self.operations.entries();
         let record = entries.get(&*self.id).map(|entry| entry.record.clone());
         drop(entries);

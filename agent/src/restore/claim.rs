@@ -25,6 +25,7 @@ mod left;
 mod open;
 mod taken;
 mod uses;
+mod wish;
 
 use self::drive::drive;
 use self::fill::Filled;
@@ -32,10 +33,11 @@ pub(crate) use self::left::finish;
 pub(crate) use self::open::Claims;
 use self::open::{Key, Owner, Settled};
 pub(crate) use self::taken::reserve_claimed;
+use self::wish::Wish;
 use super::admission::{AdmissionError, Admitted, admit};
 use super::gpu::{self, GpuPlan, GpuRestoreError};
 use super::live::{Here, Live};
-use super::pod::{OnRestart, Pod, PodError, Restart};
+use super::pod::{Pod, PodError};
 use super::rules::Refusal;
 use super::volume::{self, Tars, VolumeError};
 use super::{Limits, Order, Purpose, spec};
@@ -190,18 +192,21 @@ pub(crate) async fn claim(
     app.ready().await?;
     app.claims.supersede(&claim.key()).await;
     let busy = app.reserve(&claim.namespace, &claim.container)?;
-    let pod = Pod::find(app, &claim.namespace, &claim.container, &claim.live).await?;
-    let policy = pod.policy(&claim.live)?;
-    let claimant = pod.claimant(&claim.live, &app.config.node)?;
-    let alone = taken::alone(app, &pod, claimant.is_some()).await?;
+    let wish = Wish::of(app, &claim).await;
     let (answer, answered) = oneshot::channel();
     let app = Arc::clone(app);
     // Not here: a call that is dropped in the middle must not leave an operation nobody drives, nor a thread
     // that still empties something.
     app.tasks.clone().spawn(move |cancel| async move {
-        if let Some(ended) = begins(&app, &claim, &pod, policy).await.transpose() {
-            return drop(answer.send(ended));
-        }
+        let begun = match wish {
+            Ok(wish) => wish.begins(&app, &claim).await.map(|fresh| (wish, fresh)),
+            Err(error) => Err(error),
+        };
+        let Wish { pod, claimant, alone, .. } = match begun {
+            Ok((wish, None)) => wish,
+            Ok((_, Some(fresh))) => return drop(answer.send(Ok(fresh))),
+            Err(error) => return drop(answer.send(Err(wish::noted(&app, &claim, error).await))),
+        };
         let driver = match app.operations.begin(claim.subject()).await {
             Ok(driver) => driver,
             // To nobody, when whoever asked has gone.
@@ -221,32 +226,15 @@ pub(crate) async fn claim(
             pod: &pod,
             claimant: claimant.as_ref(),
         };
-        let conclusion = drive(call, (answer, settled), (cleared, &cancel)).await;
+        let span = driver.begins(None);
+        let work = Box::pin(drive(call, (answer, settled), (cleared, &cancel)));
+        let conclusion = span.place().around(work).await;
         // Who asks meanwhile waits for the end of this one.
         drop((busy, alone));
-        driver.close(conclusion).await;
+        driver.close_within(span, conclusion).await;
         drop(open);
     });
     answered.await.unwrap_or(Err(ClaimError::ShuttingDown))
-}
-
-/// Has nothing be left of an earlier try. Returns the answer where the container is not restored, since its pod
-/// wants it to begin anew.
-async fn begins(
-    app: &App,
-    claim: &Claim,
-    pod: &Pod,
-    policy: OnRestart,
-) -> Result<Option<api::ClaimResponse>, ClaimError> {
-    given::take_back(app, claim, pod).await?;
-    let pod = pod.clone();
-    let restart = tokio::task::spawn_blocking(move || pod.restart(policy)).await;
-    match restart.map_err(|error| PodError::Note(error.into()))?? {
-        Restart::Restore => Ok(None),
-        Restart::Fresh(fresh_because) => {
-            Ok(Some(api::ClaimResponse { fresh_because, ..api::ClaimResponse::default() }))
-        }
-    }
 }
 
 /// Notes how a restore went. Tells why it was ended from here, when it was. When this returns of one that

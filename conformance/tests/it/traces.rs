@@ -1,6 +1,7 @@
 //! One trace through `kyb`, the agent and the registry, as a collector gets it.
 
 use std::net::{SocketAddr, TcpListener};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 
 use crate::harness::{checkpoint, on_both, restore, said, start};
+use crate::pods::{CONFIG, WORKLOAD, command_of, make_ready};
 
 /// How long a span may be on its way: the registry gathers them for a second.
 const SENT_LIMIT: Duration = Duration::from_secs(30);
@@ -138,7 +140,7 @@ fn a_checkpoint_is_one_trace_from_the_command_to_the_registry() {
     scenario.registry = Some(scenario.start_registry().unwrap());
     on_both(&mut scenario, |scenario, node, agent| {
         agent.kill();
-        let _agent = scenario.start_agent(node, "").unwrap();
+        let _agent = scenario.start_agent(node, CONFIG).unwrap();
         is_one_trace(scenario, node, &collector);
     });
     let taken = collector.taken.lock().unwrap().concat();
@@ -150,7 +152,7 @@ fn a_checkpoint_is_one_trace_from_the_command_to_the_registry() {
 fn is_one_trace(scenario: &Scenario, node: &Node, collector: &Collector) {
     scenario.run_workload(node, "job", 16, &[]).unwrap();
     let reference = scenario.reference(&format!("traced/job:{}", node.name()));
-    checkpoint(scenario, node, "job", &reference);
+    let digest = checkpoint(scenario, node, "job", &reference);
 
     let command = collector.command(node, "kyb checkpoint");
     assert!(command.parent_span_id.is_empty() && error(&command).is_none(), "{command:?}");
@@ -171,6 +173,8 @@ fn is_one_trace(scenario: &Scenario, node: &Node, collector: &Collector) {
     let request = collector.below(&operation, "kybernate-registry");
     assert!(request.start_time_unix_nano >= operation.start_time_unix_nano, "{request:?}");
 
+    restores_in_a_trace(scenario, node, collector, &format!("{reference}@{digest}"));
+
     // What is refused is told, in one word, on both spans.
     let unknown = scenario.reference("traced/none:v1");
     let output = restore(scenario, node, &unknown, "none", &[]);
@@ -179,4 +183,21 @@ fn is_one_trace(scenario: &Scenario, node: &Node, collector: &Collector) {
     let operation = collector.below(&command, "kybernate-agent");
     assert_eq!(error(&command).as_deref(), Some("failed"));
     assert_eq!(error(&operation).as_deref(), Some("failed"));
+}
+
+/// Nobody has a trace when containerd creates a Pod's container: the agent begins one.
+fn restores_in_a_trace(scenario: &Scenario, node: &Node, collector: &Collector, pinned: &str) {
+    make_ready(scenario, node, pinned);
+    let wish = format!("restore.kybernate.io/main={pinned}");
+    let mut create = command_of(node, [pinned, "main"], &[&wish], &[], &WORKLOAD);
+    let output = create.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let operation = collector.wait_for("restore", |sent| {
+        sent.span.name == "restore"
+            && sent.span.parent_span_id.is_empty()
+            && sent.host.as_deref() == Some(node.name())
+    });
+    assert_eq!(text(&operation.attributes, "container.id").as_deref(), Some("main"));
+    assert!(error(&operation).is_none(), "{operation:?}");
+    collector.below(&operation, "kybernate-registry");
 }

@@ -176,7 +176,7 @@ const NOTES: &str = "#!/bin/sh\n[ \"$1\" = swrk ] && echo \"$@\" >>/run/criu-ran
 const NOTED: &str = "/run/criu-ran";
 
 /// Has a script stand in for a node's CRIU.
-fn replace_criu(node: &Node, script: &str) {
+pub(crate) fn replace_criu(node: &Node, script: &str) {
     node.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.real"]).unwrap();
     fs::write(node.path("/usr/sbin/criu"), script).unwrap();
     node.run(&["chmod", "755", "/usr/sbin/criu"]).unwrap();
@@ -307,7 +307,7 @@ fn create(scenario: &Scenario, node: &Node, pinned: &str, pod: [&str; 3]) -> (bo
 #[test]
 fn a_pod_is_who_containerd_says_it_is() {
     let mut scenario = start();
-    next_agents(&mut scenario, CONFIG);
+    next_agents(&mut scenario, &format!("metrics = \"unix:{METRICS}\"\n{CONFIG}"));
     let a = &scenario.testbed.a;
     scenario.run_workload(a, "job", 16, &[]).unwrap();
     let reference = scenario.reference("trust/job:v1");
@@ -333,6 +333,7 @@ fn a_pod_is_who_containerd_says_it_is() {
         let reason = "calls the container \"main\", and containerd \"other\"";
         assert!(!created && text.contains(reason), "{text}");
         assert!(text.contains("refused (policy)"), "{text}");
+        are_told(&scenario, node, "policy", &["restore"]);
         // Its own word for its namespace is not taken either.
         let (created, text) = create(["stranger", "main", "0-1"]);
         assert!(!created && text.contains("into namespace \"stranger\""), "{text}");
