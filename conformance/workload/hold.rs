@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::os::unix::net::UnixStream;
@@ -60,6 +60,11 @@ pub(crate) fn hold(kind: &str, argument: Option<&str>) -> Result<(), Failure> {
             sleep((listener, client, server))
         }
         "listen" => sleep(TcpListener::bind(path()?)?),
+        "files" => {
+            let files: Result<Vec<_>, _> = (0..path()?.parse()?).map(|_| fs::File::open("/")).collect();
+            sleep(files?)
+        }
+        "udp" => sleep(UdpSocket::bind(path()?)?),
         "unix" => sleep(UnixStream::connect(path()?)?),
         "lock" => {
             let file = OpenOptions::new().create(true).append(true).open("/hold.lock")?;

@@ -16,7 +16,7 @@ use kybernate_spec::{Location, chain};
 use super::{Order, Source, Wish};
 use crate::app::App;
 use crate::config::NamedKey;
-use crate::operations::RefusedBy;
+use crate::operations::{Driver, RefusedBy};
 
 /// Why a base cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +68,7 @@ pub(super) async fn open(
     order: &Order,
     source: &Source,
     app: &Arc<App>,
+    driver: &Driver,
 ) -> Result<Option<Opened>, BaseError> {
     match &order.base {
         Wish::None => Ok(None),
@@ -82,6 +83,13 @@ pub(super) async fn open(
                 Err(error) => {
                     let reason = chain(&error).to_string();
                     tracing::info!(%location, reason, "the last checkpoint is no base for this one");
+                    // Who takes one without page hashes wants no increment of it.
+                    if !matches!(error, BaseErrorKind::NoPageHashes) {
+                        let told = format!(
+                            "it is taken in full: the last one, {location}, is no base: {reason}"
+                        );
+                        driver.note(|record| record.warnings.push(told));
+                    }
                     Ok(None)
                 }
             }

@@ -141,8 +141,8 @@ impl Wanted {
             container: named(request.container)?,
             namespace: namespace_or_default(request.containerd_namespace)?,
             policy,
-            capture_mounts: Vec::new(),
-            pre_copy: false,
+            capture_mounts: request.capture_mounts,
+            pre_copy: request.pre_copy,
         })
     }
 }
@@ -170,9 +170,6 @@ impl Source {
             container: wanted.container.clone(),
             findings: Findings::new(findings.into_iter().filter(Finding::refuses).collect()),
         })?;
-        if wanted.pre_copy {
-            source.takes_rounds()?;
-        }
         let looked = source.stage.place().to_owned();
         // There was room without others a moment ago.
         let taken = |error| match error {
@@ -217,8 +214,18 @@ async fn room(app: &Arc<App>, bytes: u64) -> Result<Promised, StageError> {
     chosen.map_err(|error| StageError::Io(io::Error::other(error)))?
 }
 
-/// Looks at a container without touching it.
+/// Looks at a container without touching it, and whether what is wished for is possible at all.
 pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined, Rejection> {
+    let examined = look(app, wanted).await?;
+    if wanted.pre_copy
+        && let Some(source) = &examined.source
+    {
+        source.takes_rounds()?;
+    }
+    Ok(examined)
+}
+
+async fn look(app: &Arc<App>, wanted: &Wanted) -> Result<Examined, Rejection> {
     let namespace = app.containerd.namespace(&wanted.namespace);
     let container = namespace.container(&wanted.container).await?;
     let cannot =
@@ -249,7 +256,7 @@ pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined,
                 gpu::find_for_dump(app, task.pid, cgroup_of(&container)).await.map_err(&cannot)?
             }
         };
-    findings.extend(lack.map(|lack| Finding::new(Check::GpuDriver, lack)));
+    findings.extend(of_gpu(app, &container, &gpu, lack));
     let told = criu_config_of(app, wanted, &container, &spec).await;
     let captured = mounts::captured(&spec, is_of_pod(&container), wanted, &app.config)?;
     let from = Place {
@@ -311,6 +318,19 @@ fn found_room(
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Finds what nobody saves, and what a pod would not get back, since kybernate-runc says that it runs before
+/// anybody could ask the driver.
+fn of_gpu(
+    app: &App,
+    container: &Container,
+    gpu: &Held,
+    lack: Option<String>,
+) -> impl Iterator<Item = Finding> {
+    let is_lost = is_of_pod(container) && !gpu.is_empty() && !app.gpus.is_plugin();
+    let lost = is_lost.then(|| Finding::new(Check::GpuPod, format!("{} bytes", gpu::bytes(gpu))));
+    lack.map(|lack| Finding::new(Check::GpuDriver, lack)).into_iter().chain(lost)
 }
 
 fn of_spec(spec: &SourceSpec) -> Vec<Finding> {

@@ -213,7 +213,7 @@ impl Taking<'_> {
         let connect = ConnectOptions { plain_http: self.order.plain_http, notes: None };
         let store = Store::open(&self.order.location, &connect).await?;
         // One that cannot be used costs no pause.
-        self.base = base::open(self.order, self.source, self.app).await?;
+        self.base = base::open(self.order, self.source, self.app, self.driver).await?;
         self.driver.will_make(Made::Directory(self.directory.clone())).await?;
         let directory = self.directory.clone();
         let made = self.driver.spawn_blocking(move || {
@@ -376,7 +376,7 @@ impl Taking<'_> {
             parent: round.map(early::beside),
             links: self.source.holds.links,
         };
-        let written = tokio::task::spawn_blocking(move || criu_config::prepare(&file, &told));
+        let written = self.driver.spawn_blocking(move || criu_config::prepare(&file, &told));
         let written = written.await;
         written.map_err(io::Error::other).and_then(|done| done).map_err(CheckpointError::CriuConfig)
     }

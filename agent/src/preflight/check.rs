@@ -33,6 +33,7 @@ pub(crate) enum Check {
     Traced,
     FirstThread,
     StoppedProcess,
+    DescriptorLimit,
     GuardPages,
     OtherUser,
     UserNamespace,
@@ -64,6 +65,7 @@ pub(crate) enum Check {
     Device,
     Gpu,
     GpuDriver,
+    GpuPod,
     FileLock,
     Mount,
     HiddenMount,
@@ -182,7 +184,7 @@ impl Severity {
 impl Check {
     /// All of them, in the order they are told.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 47] = [
+    pub(crate) const ALL: [Self; 49] = [
         Self::NotRunning,
         Self::Runtime,
         Self::SharedPidNamespace,
@@ -193,6 +195,7 @@ impl Check {
         Self::Traced,
         Self::FirstThread,
         Self::StoppedProcess,
+        Self::DescriptorLimit,
         Self::GuardPages,
         Self::OtherUser,
         Self::UserNamespace,
@@ -224,6 +227,7 @@ impl Check {
         Self::Device,
         Self::Gpu,
         Self::GpuDriver,
+        Self::GpuPod,
         Self::FileLock,
         Self::Mount,
         Self::HiddenMount,
@@ -251,6 +255,7 @@ impl Check {
             | Self::Traced
             | Self::FirstThread
             | Self::StoppedProcess
+            | Self::DescriptorLimit
             | Self::GuardPages
             | Self::OtherUser => self.process(),
             Self::Inotify | Self::Fanotify | Self::IoUring | Self::Descriptor => self.descriptor(),
@@ -266,6 +271,7 @@ impl Check {
             | Self::Device
             | Self::Gpu
             | Self::GpuDriver
+            | Self::GpuPod
             | Self::Mount
             | Self::HiddenMount => self.surroundings(),
             _ => self.file(),
@@ -294,6 +300,11 @@ impl Check {
                 "a process is stopped (SIGSTOP), and with cgroups of version 1 CRIU waits for it until \
                  the deadline",
                 "let it go on (SIGCONT)",
+            ),
+            Self::DescriptorLimit => refuse(
+                "descriptor-limit",
+                "a process has as many files open as it may (RLIMIT_NOFILE), and CRIU opens some in it",
+                "raise its limit (prlimit --nofile), or let it close some",
             ),
             Self::GuardPages => refuse(
                 "guard-pages",
@@ -438,8 +449,8 @@ impl Check {
             ),
             Self::ListenerAddress => warn(
                 "listener-address",
-                "it listens on an address that a restored container may not have",
-                "listen on any address or on loopback",
+                "a socket is bound to an address that a restored container may not have",
+                "bind it to any address or to loopback, and do not connect(2) one of UDP",
             ),
             Self::InetSocket => refuse(
                 "inet-socket",
@@ -480,6 +491,11 @@ impl Check {
                 "gpu-driver",
                 "a GPU is open, and the driver that is loaded is too old to checkpoint its memory",
                 "load driver 570 or later (580 to go on with another GPU, 615 for [gpu] storage = \"device\")",
+            ),
+            Self::GpuPod => warn(
+                "gpu-pod",
+                "the agent asks the driver for its GPU memory, and pods get theirs by CRIU's plugin alone",
+                "set [gpu] method = \"plugin\" before, or restore it by kyb restore",
             ),
             Self::Mount => refuse(
                 "mount",

@@ -222,6 +222,9 @@ fn of_process(
     if process.secret {
         say(Check::SecretMemory, name(process));
     }
+    if process.lacks_descriptors() {
+        say(Check::DescriptorLimit, name(process));
+    }
     if process.guarded {
         say(Check::GuardPages, name(process));
     }
@@ -421,10 +424,12 @@ fn of_tcp(view: &View, world: &World<'_>, context: &Context, say: &mut impl FnMu
     let ours = |one: &&Tcp| world.sockets.contains(&one.number);
     let all = &view.sockets.tcp;
     let listeners: Vec<&Tcp> = all.iter().filter(ours).filter(|one| one.listens()).collect();
-    for one in &listeners {
-        let ip: IpAddr = one.local.ip();
-        if !ip.is_unspecified() && !ip.is_loopback() {
-            say(Check::ListenerAddress, one.local.to_string());
+    let datagrams = view.sockets.bound.iter().filter(|(_, number)| world.sockets.contains(number));
+    let bound = listeners.iter().map(|one| one.local).chain(datagrams.map(|(local, _)| *local));
+    for local in bound {
+        let ip: IpAddr = local.ip();
+        if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() {
+            say(Check::ListenerAddress, local.to_string());
         }
     }
     let options = &context.options;

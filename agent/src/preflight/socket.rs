@@ -20,6 +20,8 @@ const PROTOCOL: &str = "system.sockprotoname";
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     pub(super) tcp: Vec<Tcp>,
+    /// Addresses that others are bound to, with their numbers.
+    pub(super) bound: Vec<(SocketAddr, u64)>,
     /// Numbers of all internet and packet sockets.
     pub(super) internet: Vec<u64>,
     /// Paths of the unix sockets, by number.
@@ -67,8 +69,9 @@ impl Sockets {
         self.internet.extend(self.tcp.iter().map(|one| one.number));
         for name in ["udp", "udp6", "udplite", "udplite6", "raw", "raw6", "icmp", "icmp6"] {
             let text = read(&net.join(name)).unwrap_or_default();
-            self.internet.extend(text.lines().skip(1).filter_map(|line| column(line, 9)));
+            self.bound.extend(text.lines().skip(1).filter_map(datagram));
         }
+        self.internet.extend(self.bound.iter().map(|(_, number)| *number));
         let text = read(&net.join("packet")).unwrap_or_default();
         self.internet.extend(text.lines().skip(1).filter_map(|line| column(line, 8)));
         let text = read(&net.join("unix")).unwrap_or_default();
@@ -98,6 +101,11 @@ fn tcp(line: &str) -> Option<Tcp> {
     let state = u8::from_str_radix(words.next()?, 16).ok()?;
     let number = words.nth(5)?.parse().ok()?;
     Some(Tcp { local: address(local)?, remote: address(remote)?, number, state })
+}
+
+/// Reads a line of /proc/net/udp and the like.
+fn datagram(line: &str) -> Option<(SocketAddr, u64)> {
+    Some((address(line.split_whitespace().nth(1)?)?, column(line, 9)?))
 }
 
 /// Reads an address: words of 32 bits as this machine has them, in hexadecimal.

@@ -246,6 +246,17 @@ fn a_listener_on_an_address_of_its_own_is_found() {
     tree.open(10, 3, "socket:[7]", "");
     tree.tcp(&["0B004D0A:0050 00000000:0000 0A 7"]);
     tree.finds("listener-address: 10.77.0.11:80");
+    tree.tcp(&[]);
+    let datagrams = |local: &str| {
+        let line = format!("  sl\n 1: {local} 00000000:0000 07 0:0 00:0 0 0 0 7 2 0 0\n");
+        tree.write("net/udp", &line);
+    };
+    datagrams("0B004D0A:0035");
+    tree.finds("listener-address: 10.77.0.11:53");
+    for anywhere in ["00000000:0035", "0100007F:0035", "FB0000E0:14E9"] {
+        datagrams(anywhere);
+        assert_eq!(tree.found(), [""; 0], "{anywhere}");
+    }
 }
 
 #[test]

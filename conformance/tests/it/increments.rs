@@ -122,6 +122,8 @@ fn the_last_checkpoint_is_the_base_by_itself() {
     b.run(&["kyb", "rm", &gone, "--plain-http"]).unwrap();
     let last = take(b, "job:v6", &[]);
     assert_eq!(last["base"], Value::Null, "{last}");
+    let told = last["warnings"][0].as_str().unwrap();
+    assert!(told.contains(&gone), "{told}");
     scenario.remove(b, "job").unwrap();
 
     let output = restore(&scenario, b, &scenario.reference("increments/job:v4"), "job", &[]);

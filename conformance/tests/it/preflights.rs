@@ -21,10 +21,15 @@ const HOLD_LIMIT: Duration = Duration::from_mins(1);
 fn hold(scenario: &Scenario, node: &Node, options: &[&str], words: &[&str]) {
     let command = [&["/workload", "hold"], words].concat();
     run(scenario, node, options, &command);
+    is_held(node);
+}
+
+/// Waits until it says so.
+#[track_caller]
+fn is_held(node: &Node) {
     let task = "/run/containerd/io.containerd.runtime.v2.task/default/odd";
     let mark = node.path(&format!("{task}/rootfs/held"));
-    let held = wait_until(HOLD_LIMIT, || mark.exists());
-    assert!(held, "{words:?} is not held");
+    assert!(wait_until(HOLD_LIMIT, || mark.exists()), "it is not held");
 }
 
 fn run(scenario: &Scenario, node: &Node, options: &[&str], command: &[&str]) {
@@ -164,7 +169,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
 const GPU: &str = "type=bind,src=/dev/null,dst=/dev/nvidia0,options=bind:rw";
 
 /// What the containers do that may everything.
-const PRIVILEGED: [(&str, &str); 11] = [
+const PRIVILEGED: [(&str, &str); 12] = [
     ("user-namespace", "busybox unshare -U busybox sleep 1000; busybox true"),
     // What is open on a mount that is gone is nowhere in the container.
     (
@@ -181,6 +186,7 @@ const PRIVILEGED: [(&str, &str); 11] = [
     ("nested-namespace", "busybox unshare -m busybox sleep 1000; busybox true"),
     ("namespace-file", "exec 9</proc/self/ns/uts; busybox sleep 1000"),
     ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
+    ("descriptor-limit", "ulimit -n 64; exec /workload hold files 58"),
     ("unfit-file", "busybox touch /.wh.file; busybox sleep 1000"),
     ("linked-file", "exec 9>/one; busybox ln /one /two; busybox rm /one; busybox sleep 1000"),
     (
@@ -219,6 +225,16 @@ fn has_a_terminal(scenario: &Scenario, node: &Node) {
     node.run(&["ctr", "container", "rm", "odd"]).unwrap();
 }
 
+/// Lets a restored container have the network of its node.
+const HOST: [&str; 6] = [
+    "--allow-host-namespace",
+    "network",
+    "--allow-mount",
+    "/etc/hosts:/etc/hosts",
+    "--allow-mount",
+    "/etc/resolv.conf:/etc/resolv.conf",
+];
+
 /// Containerd's own socket, whose other end is outside.
 const MOUNT: &str = "type=bind,src=/run/containerd,dst=/containerd,options=bind:ro";
 
@@ -240,6 +256,13 @@ fn what_depends_on_a_choice_is_taken_when_it_is_made() {
         takes(&scenario, node, &[], &[]);
         remove(&scenario, node);
 
+        // As few descriptors as CRIU needs are left.
+        let enough = "ulimit -n 64; exec /workload hold files 57";
+        run(&scenario, node, &[], &["sh", "-c", enough]);
+        is_held(node);
+        takes(&scenario, node, &[], &[]);
+        remove(&scenario, node);
+
         if dumps_sockets(node) {
             closes(&scenario, node);
         }
@@ -247,6 +270,18 @@ fn what_depends_on_a_choice_is_taken_when_it_is_made() {
         leaves_a_session(&scenario, node);
     });
     scenario.end().unwrap();
+}
+
+fn members(node: &Node) -> String {
+    node.run(&["ctr", "task", "ps", "odd"]).unwrap()
+}
+
+/// Whether a process of it is called `sleep`.
+fn sleeps(node: &Node) -> bool {
+    let comm = |pid: &str| fs::read_to_string(node.path(&format!("/proc/{pid}/comm")));
+    let members = members(node);
+    let mut pids = members.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    pids.any(|pid| comm(pid).is_ok_and(|comm| comm.trim() == "sleep"))
 }
 
 /// A session of `ctr task exec` or `kubectl exec` goes on, and is not in the dump.
@@ -257,19 +292,12 @@ fn leaves_a_session(scenario: &Scenario, node: &Node) {
     assert_eq!(findings(scenario, node, &[]), ["warn exec-session"]);
     let reference = scenario.reference(&format!("preflight/exec:{}", node.name()));
     checkpoint(scenario, node, "odd", &reference);
-    let members = || node.run(&["ctr", "task", "ps", "odd"]).unwrap();
-    let sleeps = || {
-        let comm = |pid: &str| fs::read_to_string(node.path(&format!("/proc/{pid}/comm")));
-        let pids = members();
-        let mut pids = pids.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-        pids.any(|pid| comm(pid).is_ok_and(|comm| comm.trim() == "sleep"))
-    };
-    assert!(sleeps(), "the session has ended: {}", members());
+    assert!(sleeps(node), "the session has ended: {}", members(node));
     scenario.remove(node, "odd").unwrap();
     let output = restore(scenario, node, &reference, "odd", &[]);
     assert!(output.status.success(), "{}", said(&output));
     scenario.wait_for_ticks(node, "odd").unwrap();
-    assert!(!sleeps(), "{}", members());
+    assert!(!sleeps(node), "{}", members(node));
     assert_eq!(findings(scenario, node, &[]), Vec::<String>::new());
 }
 
@@ -286,9 +314,20 @@ fn closes(scenario: &Scenario, node: &Node) {
     takes(scenario, node, &[], &[]);
     remove(scenario, node);
 
-    hold(scenario, node, &["--net-host"], &["listen", &format!("{}:4000", node.address())]);
-    assert_eq!(findings(scenario, node, &[]), ["warn listener-address"]);
-    remove(scenario, node);
+    // An address that the node has no more when it is restored.
+    let reference = scenario.reference(&format!("preflight/bound:{}", node.name()));
+    let address =
+        |what: &str| drop(node.run(&["ip", "address", what, "10.77.9.1/32", "dev", "lo"]));
+    for kind in ["listen", "udp"] {
+        address("add");
+        hold(scenario, node, &["--net-host"], &[kind, "10.77.9.1:4000"]);
+        assert_eq!(findings(scenario, node, &[]), ["warn listener-address"]);
+        checkpoint(scenario, node, "odd", &reference);
+        remove(scenario, node);
+        address("delete");
+        let output = restore(scenario, node, &reference, "odd", &HOST);
+        assert!(said(&output).contains("bind"), "{kind}: {}", said(&output));
+    }
 }
 
 #[test]

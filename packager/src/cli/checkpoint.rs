@@ -89,15 +89,6 @@ pub(super) struct Checkpoint {
     policy: Policy,
     #[command(flatten)]
     connection: Connection,
-    /// Copy memory before the pause, in rounds, so that it is shorter. The kernel has to track which
-    /// pages are written to, and the container to have a CRIU configuration file of the agent's own;
-    /// else the agent refuses, and says why.
-    #[arg(long)]
-    pre_copy: bool,
-    /// Take along what is mounted here from the node, PATH in the container. It is the container's own
-    /// when it is restored. /dev/shm always goes along.
-    #[arg(long = "capture-mount", value_name = "PATH")]
-    capture_mounts: Vec<String>,
     /// Run a hook that the agent's configuration offers (`on_request`).
     #[arg(long = "hook", value_name = "NAME")]
     hooks: Vec<String>,
@@ -221,9 +212,9 @@ impl Checkpoint {
             tcp: self.policy.tcp().into(),
             file_locks: self.policy.file_locks().into(),
             hooks: self.hooks.clone(),
-            pre_copy: self.pre_copy,
+            pre_copy: self.policy.pre_copy,
             full: self.full,
-            capture_mounts: self.capture_mounts.clone(),
+            capture_mounts: self.policy.capture_mounts.clone(),
             valid_seconds: self.valid_for.unwrap_or_default(),
         })
     }

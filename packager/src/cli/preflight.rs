@@ -29,7 +29,7 @@ pub(super) struct Preflight {
 }
 
 /// What becomes of what cannot simply be taken along.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(super) struct Policy {
     /// What becomes of established TCP connections. Kept ones need the same addresses in a restore;
     /// closed ones are closed there, and the source keeps them.
@@ -38,6 +38,15 @@ pub(super) struct Policy {
     /// What becomes of file locks.
     #[arg(long, value_name = "WHAT", default_value = "keep")]
     file_locks: Locks,
+    /// Copy memory before the pause, in rounds, so that it is shorter. The kernel has to track which
+    /// pages are written to, and the container to have a CRIU configuration file of the agent's own;
+    /// else the agent refuses, and says why.
+    #[arg(long)]
+    pub(super) pre_copy: bool,
+    /// Take along what is mounted here from the node, PATH in the container. It is the container's own
+    /// when it is restored. /dev/shm always goes along.
+    #[arg(long = "capture-mount", value_name = "PATH")]
+    pub(super) capture_mounts: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -54,7 +63,7 @@ enum Locks {
 }
 
 impl Policy {
-    pub(super) const fn tcp(self) -> TcpPolicy {
+    pub(super) const fn tcp(&self) -> TcpPolicy {
         match self.tcp {
             Tcp::Refuse => TcpPolicy::Refuse,
             Tcp::Keep => TcpPolicy::Keep,
@@ -62,7 +71,7 @@ impl Policy {
         }
     }
 
-    pub(super) const fn file_locks(self) -> LockPolicy {
+    pub(super) const fn file_locks(&self) -> LockPolicy {
         match self.file_locks {
             Locks::Keep => LockPolicy::Keep,
             Locks::Refuse => LockPolicy::Refuse,
@@ -93,6 +102,8 @@ impl Preflight {
             containerd_namespace: self.namespace,
             tcp: self.policy.tcp().into(),
             file_locks: self.policy.file_locks().into(),
+            pre_copy: self.policy.pre_copy,
+            capture_mounts: self.policy.capture_mounts,
         };
         let found = client.preflight(request).await.map_err(refused)?.into_inner().findings;
         let refuses = |finding: &&Finding| finding.severity() == Severity::Refuse;

@@ -102,7 +102,7 @@ impl Taking<'_> {
     /// Takes away what CRIU was told of rounds, as soon as the dump is there.
     pub(super) async fn forget_round(&self) {
         let Some(file) = self.source.criu_config.clone() else { return };
-        let forgotten = tokio::task::spawn_blocking(move || criu_config::forget(&file)).await;
+        let forgotten = self.driver.spawn_blocking(move || criu_config::forget(&file)).await;
         if let Err(error) = forgotten.map_err(io::Error::other).and_then(|done| done) {
             tracing::warn!(%error, "a container's CRIU configuration still names a round");
         }
@@ -118,7 +118,7 @@ impl Taking<'_> {
     ) -> Result<u64, CheckpointError> {
         let (images, work) = (self.directory.join(name), self.directory.join("work"));
         let made = images.clone();
-        let made = tokio::task::spawn_blocking(move || stage::make(&made)).await;
+        let made = self.driver.spawn_blocking(move || stage::make(&made)).await;
         let made = made.map_err(io::Error::other).and_then(|made| made);
         made.map_err(CheckpointError::Stage)?;
         let log = format!("{name}.log");

@@ -49,6 +49,24 @@ fn a_stopped_process_is_found_where_criu_waits_for_it() {
 }
 
 #[test]
+fn a_process_without_room_for_what_criu_opens_is_found() {
+    let tree = Tree::new();
+    let limit = |files: &str| tree.write("limits", &format!("Max open files  {files}  9  files\n"));
+    // It has 0, 1 and 2.
+    for enough in ["7", "unlimited"] {
+        limit(enough);
+        assert_eq!(tree.found(), [""; 0]);
+    }
+    limit("6");
+    tree.finds("descriptor-limit: process 10 \"job\"");
+    limit("7");
+    tree.open(10, 7, "pipe:[7]", "mnt_id:\t15\n");
+    assert_eq!(tree.found(), [""; 0]);
+    tree.open(10, 5, "pipe:[7]", "mnt_id:\t15\n");
+    tree.finds("descriptor-limit: process 10 \"job\"");
+}
+
+#[test]
 fn names_that_no_gate_reads_are_found() {
     let odd = OsStr::from_bytes(b"/tmp/\xe9t\xe9");
     let in_words = "\"/tmp/\\xe9t\\xe9\" of process 10 \"job\"";
