@@ -3,7 +3,8 @@
 # make soak   kills the registry a hundred times under load and looks at what is left
 # make fuzz   looks for inputs that break a parser (fuzz/README.md)
 # make bench  figures beside containerd's own path and beside other registries (release build)
-# make install  programs, units, kyb's manual and completions, below PREFIX (/usr/local) and DESTDIR
+# make install  programs, units, kyb's manual and completions, below PREFIX (/usr/local), and example
+#               configurations where there are none, below SYSCONFDIR (/etc); all below DESTDIR
 
 CARGO ?= cargo
 export KYBERNATE_CACHE ?= /var/cache/kybernate
@@ -63,8 +64,11 @@ PREFIX ?= /usr/local
 # Where the programs were built, and which of them are installed.
 FROM ?= target/release
 PROGRAMS ?= kyb kybernate-registry kybernate-agent kybernate-runc
+# Where /etc is. A configuration that is there stays as it is.
+SYSCONFDIR ?= /etc
 SHARE = $(DESTDIR)$(PREFIX)/share
 UNITS = $(DESTDIR)$(PREFIX)/lib/systemd/system
+CONFIG = $(DESTDIR)$(SYSCONFDIR)/kybernate
 
 install: setup
 	$(CARGO) build --workspace --bins --locked --release
@@ -79,7 +83,9 @@ install-files:
 	done
 	for service in agent registry; do \
 		case " $(PROGRAMS) " in *" kybernate-$$service "*) \
-			install -d $(UNITS) && \
+			install -d $(UNITS) $(CONFIG) && \
+			{ test -e $(CONFIG)/$$service.toml || \
+				install -m 0644 deploy/$$service/example.toml $(CONFIG)/$$service.toml; } && \
 			sed 's|/usr/bin/kybernate|$(PREFIX)/bin/kybernate|' \
 				deploy/$$service/kybernate-$$service.service \
 				>$(UNITS)/kybernate-$$service.service || exit 1 ;; \

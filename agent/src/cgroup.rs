@@ -171,6 +171,14 @@ impl Freezer {
         Ok(found.into_iter().collect())
     }
 
+    /// Kills the processes in the cgroup and in those within it, and returns them. Who is held back ends when
+    /// it may run.
+    pub(crate) fn kill(&self) -> io::Result<Vec<u32>> {
+        let processes = self.processes()?;
+        processes.iter().try_for_each(|pid| process::kill(*pid))?;
+        Ok(processes)
+    }
+
     /// Returns how many bytes its processes may get before a limit of it, or of a cgroup around it, is
     /// met; `None` when there is no limit, or none that can be seen (v1).
     pub(crate) fn memory_left(&self) -> Option<u64> {

@@ -250,7 +250,8 @@ fn conclude(driver: &Driver, done: Result<Suspension, SuspendError>) -> Option<C
             Some(Conclusion::done(Sizes::default()))
         }
         Err(SuspendError::Stopped(Stopped::AgentEnds)) => None,
-        Err(error @ SuspendError::Stopped(Stopped::Cancelled(_))) => {
+        // It would be frozen for good though its suspension has failed.
+        Err(error @ (SuspendError::Stopped(Stopped::Cancelled(_)) | SuspendError::Freezer(_))) => {
             Some(driver.ends(Conclusion::failed(chain(&error).to_string(), None)))
         }
         // Also one that was cancelled: it is not as it was.

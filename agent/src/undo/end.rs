@@ -64,10 +64,7 @@ pub(super) async fn end_processes(cgroup: &str) -> Result<(), AnyError> {
 /// Kills what is in a cgroup. Returns whether nobody was, and then removes it.
 fn kill_all(cgroup: &str) -> io::Result<bool> {
     let freezer = Freezer::at(cgroup)?;
-    let processes = freezer.processes()?;
-    for pid in &processes {
-        process::kill(*pid)?;
-    }
+    let processes = freezer.kill()?;
     if processes.is_empty() {
         cgroup::remove(cgroup)?;
     } else if freezer.is_frozen().unwrap_or(false) {

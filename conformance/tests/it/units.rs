@@ -13,11 +13,17 @@ use serde_json::Value;
 
 use crate::failures::halt::HOLD;
 use crate::harness::{at_once, bin, said, target};
+use crate::pods::WORKLOAD;
+
+mod scopes;
 
 const SYSTEMD: &str = include_str!("units/systemd.sh");
 const LIMIT: Duration = Duration::from_mins(2);
 
 const REGISTRY: &str = "listen = \"0.0.0.0:5000\"\n[connections]\nannounce = \"0s\"\n";
+
+/// Cgroups of version 2 alone.
+const UNIFIED: &str = "unified";
 
 /// Beside it there is a hook that holds a pause.
 const AGENT: &str = r#"
@@ -29,6 +35,8 @@ password_file = "/etc/kybernate/password"
 key = "/etc/kybernate/own.pub"
 repository = "*"
 source_namespace = "*"
+[staging.ram]
+budget = "256MiB"
 "#;
 
 /// A machine inside of a node, whose first process is systemd.
@@ -97,6 +105,14 @@ impl Machine {
         counter(&serde_json::from_str::<Value>(&text).ok()?)
     }
 
+    /// Runs the workload, with more options of `ctr run`.
+    fn start_workload(&self, image: &str, id: &str, options: &[&str]) {
+        // Without a share, which not every kernel has to give.
+        let run = ["ctr", "run", "-d", "--cpu-shares", "0"];
+        self.run(&[&run[..], options, &[image, id], &WORKLOAD].concat());
+        self.ticks_on(id);
+    }
+
     fn ticks_on(&self, id: &str) {
         let mut first = None;
         let ticked = wait_until(LIMIT, || {
@@ -123,15 +139,24 @@ impl Machine {
 /// Puts programs, units, configurations and keys where `make install` and the units say.
 fn install(node: &Node) {
     let root = node.path("");
+    let directory = root.join("etc/kybernate");
+    fs::create_dir_all(&directory).unwrap();
+    let here = format!("[[registry]]\nhost = \"{}:5000\"\nplain_http = true\n", node.address());
+    let own = format!("{AGENT}{HOLD}{here}");
+    fs::write(directory.join("agent.toml"), &own).unwrap();
     let mut make = Command::new("make");
     make.args(["-s", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/.."), "install-files"]);
     make.arg(format!("DESTDIR={}", root.display())).arg(format!("FROM={}", target().display()));
-    make.args(["PREFIX=/usr/local", "PROGRAMS=kyb kybernate-agent kybernate-registry"]);
+    make.args([
+        "PREFIX=/usr/local",
+        "PROGRAMS=kyb kybernate-agent kybernate-runc kybernate-registry",
+    ]);
     command::run(&mut make).unwrap();
-    let directory = root.join("etc/kybernate");
-    fs::create_dir_all(&directory).unwrap();
+    let installed = |name: &str| fs::read_to_string(directory.join(name)).unwrap();
+    assert_eq!(installed("agent.toml"), own, "a configuration was replaced");
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/registry/example.toml");
+    assert_eq!(installed("registry.toml"), fs::read_to_string(example).unwrap());
     fs::write(directory.join("password"), PASSWORD).unwrap();
-    fs::write(directory.join("agent.toml"), format!("{AGENT}{HOLD}")).unwrap();
     fs::write(directory.join("registry.toml"), REGISTRY).unwrap();
     let key = ["/usr/local/bin/kyb", "keygen", "/etc/kybernate/own"];
     node.run(&[&["env", &format!("COSIGN_PASSWORD={PASSWORD}")], &key[..]].concat()).unwrap();
@@ -147,13 +172,13 @@ fn systemd_runs_the_services_by_their_units() {
     let scenario = Scenario::bare(&bin(), &|text| println!("{text}")).unwrap();
     // Debian 14's systemd runs on nothing else than version 2.
     at_once(&scenario, |node| {
-        let cgroups = if node.name() == "a" { "all" } else { "unified" };
-        runs_the_services(&scenario, &Machine::start(node, cgroups), node);
+        let cgroups = if node.name() == "a" { "all" } else { UNIFIED };
+        runs_the_services(&scenario, &Machine::start(node, cgroups), node, cgroups);
     });
     scenario.end().unwrap();
 }
 
-fn runs_the_services(scenario: &Scenario, machine: &Machine, node: &Node) {
+fn runs_the_services(scenario: &Scenario, machine: &Machine, node: &Node, cgroups: &str) {
     let (agent, registry) = ("kybernate-agent.service", "kybernate-registry.service");
     machine.run(&["systemd-analyze", "verify", agent, registry]);
 
@@ -167,15 +192,19 @@ fn runs_the_services(scenario: &Scenario, machine: &Machine, node: &Node) {
     let image = format!("{repository}/counter:base");
     scenario.push_image(&image).unwrap();
     machine.run(&["ctr", "image", "pull", "--plain-http", &image]);
-    let workload = ["/workload", "run", "--state", "/state", "--mib", "16"];
-    // Without a share, which not every kernel has to give.
-    let run = ["ctr", "run", "-d", "--cpu-shares", "0", &image, "job"];
-    machine.run(&[&run[..], &workload].concat());
-    machine.ticks_on("job");
+    let runs_job = || match cgroups {
+        UNIFIED => scopes::run(machine, &image, "job", &[]),
+        _ => machine.start_workload(&image, "job", &[]),
+    };
+    runs_job();
     let reference = format!("{repository}/job");
     moves(machine, &reference);
     machine.run(&["mkfifo", "/run/hold"]);
     outlives_a_kill(machine, agent, &reference);
+    if cgroups == UNIFIED {
+        scopes::goes_on(machine, node, &reference);
+        runs_job();
+    }
     stops(machine, agent, &reference);
     refuses_a_wrong_configuration(machine, agent);
     machine.run(&["systemctl", "stop", registry]);

@@ -88,6 +88,7 @@ impl Taking<'_> {
                 Err(error) if error.is_not_found() => {}
                 killed => killed?,
             }
+            self.kill_all().await?;
         }
         // Nothing of it runs from now on, however late it is seen to end.
         self.driver.update(|record| record.conclusion = record.stored.clone()).await?;
@@ -102,6 +103,17 @@ impl Taking<'_> {
             guardian.dismiss().await?;
         }
         Ok(())
+    }
+
+    /// Kills what is in its cgroup, however the runtime has looked for it: runc asks the cgroup of devices
+    /// (version 1), which systemd may have taken the processes out of, and then finds none.
+    async fn kill_all(&self) -> Result<(), CheckpointError> {
+        let freezer = self.source.freezer.clone();
+        let killed = tokio::task::spawn_blocking(move || freezer.kill()).await;
+        match killed.map_err(io::Error::other).and_then(|killed| killed) {
+            Err(error) if !is_gone(&error) => Err(CheckpointError::Freezer(error)),
+            _ => Ok(()),
+        }
     }
 }
 
