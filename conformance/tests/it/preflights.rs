@@ -145,6 +145,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
             remove(&scenario, node);
         }
         has_a_terminal(&scenario, node);
+        is_stopped_by_somebody(&scenario, node);
         // Where seccomp or the kernel forbids it, there is nothing to find.
         let off = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
         if off.is_ok_and(|off| off.trim() == "0") {
@@ -169,7 +170,7 @@ fn what_criu_cannot_take_is_refused_without_a_pause() {
 const GPU: &str = "type=bind,src=/dev/null,dst=/dev/nvidia0,options=bind:rw";
 
 /// What the containers do that may everything.
-const PRIVILEGED: [(&str, &str); 12] = [
+const PRIVILEGED: [(&str, &str); 13] = [
     ("user-namespace", "busybox unshare -U busybox sleep 1000; busybox true"),
     // What is open on a mount that is gone is nowhere in the container.
     (
@@ -187,6 +188,7 @@ const PRIVILEGED: [(&str, &str); 12] = [
     ("namespace-file", "exec 9</proc/self/ns/uts; busybox sleep 1000"),
     ("mount", "busybox mkdir /w; busybox mount -t ramfs x /w; busybox sleep 1000"),
     ("descriptor-limit", "ulimit -n 64; exec /workload hold files 58"),
+    ("file-name", "exec 9>/tmp/$(busybox printf 'x\\351'); exec busybox sleep 1000"),
     ("unfit-file", "busybox touch /.wh.file; busybox sleep 1000"),
     ("linked-file", "exec 9>/one; busybox ln /one /two; busybox rm /one; busybox sleep 1000"),
     (
@@ -210,6 +212,25 @@ fn has_an_old_driver(scenario: &Scenario, node: &Node) {
 /// What the module says of itself there.
 const MODULE: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  565.57.01  \
     Thu Oct 10 12:29:05 UTC 2024\nGCC version:  gcc version 14.2.0\n";
+
+/// A container that somebody else has paused, or in which a process is stopped: with cgroups of version 2 CRIU
+/// takes the latter.
+fn is_stopped_by_somebody(scenario: &Scenario, node: &Node) {
+    let stops = "busybox sleep 1000 & kill -STOP $!; : >/held; wait";
+    run(scenario, node, &[], &["sh", "-c", stops]);
+    is_held(node);
+    if fs::metadata("/sys/fs/cgroup/cgroup.controllers").is_ok() {
+        takes(scenario, node, &[], &[]);
+    } else {
+        refuses(scenario, node, "stopped-process", &[]);
+    }
+    remove(scenario, node);
+    hold(scenario, node, &[], &["lock"]);
+    node.run(&["ctr", "task", "pause", "odd"]).unwrap();
+    refuses(scenario, node, "not-running", &[]);
+    node.run(&["ctr", "task", "resume", "odd"]).unwrap();
+    remove(scenario, node);
+}
 
 /// A container whose standard streams are a terminal, as `ctr run -t` and `kubectl run -t` make it.
 fn has_a_terminal(scenario: &Scenario, node: &Node) {
