@@ -250,8 +250,7 @@ fn conclude(driver: &Driver, done: Result<Suspension, SuspendError>) -> Option<C
             Some(Conclusion::done(Sizes::default()))
         }
         Err(SuspendError::Stopped(Stopped::AgentEnds)) => None,
-        // It would be frozen for good though its suspension has failed.
-        Err(error @ (SuspendError::Stopped(Stopped::Cancelled(_)) | SuspendError::Freezer(_))) => {
+        Err(error @ SuspendError::Stopped(Stopped::Cancelled(_))) => {
             Some(driver.ends(Conclusion::failed(chain(&error).to_string(), None)))
         }
         // Also one that was cancelled: it is not as it was.
@@ -300,7 +299,9 @@ async fn hold(
             tracing::info!(container = known.container, "suspended");
             Ok(Suspension::of(Some(&known), false))
         }
-        Err(error @ SuspendError::Stopped(Stopped::Cancelled(_))) => {
+        // One that was suspended before stays so; another would be frozen for good, though it has failed.
+        Err(error @ SuspendError::Freezer(_)) if known.phase == Phase::Suspended => Err(error),
+        Err(error @ (SuspendError::Stopped(Stopped::Cancelled(_)) | SuspendError::Freezer(_))) => {
             put_back(app, driver, &known, ends).await?;
             Err(error)
         }
