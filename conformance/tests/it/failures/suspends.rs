@@ -141,6 +141,33 @@ impl<'a> Place<'a> {
         assert_eq!(self.left(), self.before, "{what}");
     }
 
+    /// Fails a suspension when runc has paused the container: it is not to be known who is in its cgroup. It
+    /// runs again.
+    fn fails_when_paused(&self) {
+        let what = format!("failed on {}", self.node.name());
+        let held = self.node.path("/run/held");
+        fs::write(self.node.path("/run/hold"), "after pause").unwrap();
+        let mut kyb = self.begin(&["suspend", "job"]);
+        let reached = wait_until(END_LIMIT, || held.exists());
+        assert!(reached, "{what}: it does not come to that\n{}", self.told());
+        let members = self.freezer.directory().join("cgroup.procs");
+        let members = members.strip_prefix(self.node.path("/")).unwrap();
+        let members = format!("/{}", members.display());
+        // Nothing is at the beginning of a process's memory.
+        self.node.run(&["mount", "--bind", "/proc/1/mem", &members]).unwrap();
+        fs::remove_file(&held).unwrap();
+        self.let_go();
+        let ended = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
+        assert!(ended, "{what}: kyb waits\n{}", self.told());
+        let told = self.told();
+        assert_eq!(kyb.wait().unwrap().code(), Some(1), "{what}\n{told}");
+        assert!(told.contains("failed to freeze the container"), "{told}");
+        assert!(self.is_done("resume"), "{what}: {told}");
+        self.node.run(&["umount", &members]).unwrap();
+        self.scenario.wait_for_ticks(self.node, "job").unwrap();
+        assert_eq!(self.left(), self.before, "{what}");
+    }
+
     fn begin(&self, words: &[&str]) -> Child {
         let log = self.scenario.testbed.private().join(format!("kyb-{}.log", self.node.name()));
         let log = fs::File::create(log).unwrap().into_parts().0;
@@ -256,6 +283,7 @@ fn what_was_asked_for_is_done_whoever_dies_while_it_is_suspended_or_resumed() {
         }
         place.cancelled("before pause", &["--timeout", "1s"]);
         place.cancelled("after pause", &[]);
+        place.fails_when_paused();
     });
     scenario.end().unwrap();
 }
