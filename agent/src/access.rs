@@ -115,6 +115,11 @@ impl Rules {
         self.0.iter().any(|rule| matches!(rule.who, Who::User(_)))
     }
 
+    /// Whether a rule is about a user of this machine.
+    pub(crate) fn names(&self, uid: u32) -> bool {
+        self.0.iter().any(|rule| matches!(rule.who, Who::User(user) if user == uid))
+    }
+
     /// Whether a rule says that a caller may.
     fn say(&self, caller: &Caller, right: Right, place: Place<'_>) -> bool {
         let mut rules = self.0.iter().filter(|rule| rule.is_about(caller));

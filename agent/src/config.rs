@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use kybernate_packager::agent_api::AGENT_SOCKET;
 use kybernate_packager::key::{KeyError, PublicKey, SigningKey};
 use kybernate_packager::policy::{Mistake, Rule};
@@ -38,6 +39,9 @@ const SCHEME_END: &str = "://";
 
 /// Names in the environment that are options of the command, and no more.
 const OPTIONS: &[&str] = &["CONFIG", "SOCKET", "CONTAINERD", "ROOT", "NODE", "LOG_FORMAT"];
+
+/// Bytes of a configuration.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
 /// Read when no file is named; it need not exist.
 pub(crate) const DEFAULT_FILE: &str = "/etc/kybernate/agent.toml";
@@ -213,7 +217,7 @@ impl ServeArgs {
 
     fn read(&self) -> Result<(String, toml::Table), ConfigError> {
         let path = self.file();
-        let text = match fs::read_to_string(path) {
+        let text = match text_of(path) {
             Ok(text) => text,
             Err(error) if self.config.is_none() && error.kind() == io::ErrorKind::NotFound => {
                 String::new()
@@ -393,6 +397,21 @@ fn name(file: &mut Reader<'_>, key: &str, given: Option<String>) -> Option<Strin
 fn cluster(file: &mut Reader<'_>) -> Option<String> {
     let written = file.text("cluster");
     name(file, "cluster", written)
+}
+
+/// Reads a configuration from what is a file: who opens a FIFO waits, and a device has no end.
+fn text_of(path: &Path) -> io::Result<String> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other(format!("{} is no regular file", path.display())));
+    }
+    let mut text = String::new();
+    file.take(CONFIG_BYTES_MAX.saturating_add(1)).read_to_string(&mut text)?;
+    if u64::try_from(text.len()).is_ok_and(|bytes| bytes <= CONFIG_BYTES_MAX) {
+        return Ok(text);
+    }
+    Err(io::Error::other(format!("{} has more than {CONFIG_BYTES_MAX} bytes", path.display())))
 }
 
 fn sign_key(table: &mut Reader<'_>) -> Option<NamedKey> {

@@ -364,15 +364,15 @@ impl Held {
 
     /// Returns the processes that are still the same.
     fn alive(&self) -> Vec<u32> {
-        let same = |one: &&Process| process::started(one.pid) == Some(one.born);
+        let same = |one: &&Process| process::is_there(one.pid, one.born);
         self.processes.iter().filter(same).map(|one| one.pid).collect()
     }
 }
 
 impl Process {
-    /// Takes a look at a process; `None` when it has ended.
+    /// Takes a look at a process; `None` when it has ended, or cannot be looked at.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(Self { pid, born: process::started(pid)? })
+        Some(Self { pid, born: process::started(pid).ok()?? })
     }
 }
 

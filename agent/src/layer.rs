@@ -43,8 +43,8 @@ const PARTS_WAITING_MAX: usize = 4;
 const WINDOW_LOG_MAX: u32 = 23;
 
 /// Bytes of a layer that come out of one byte of it, beyond [`PLAIN_BYTES_FREE`]: nobody has proven
-/// yet what comes, and a disk is filled fast.
-const PLAIN_PER_BYTE_MAX: u64 = 16;
+/// yet what comes, and a disk is filled fast. Of logs some 25 do; of what is sparse, any number.
+const PLAIN_PER_BYTE_MAX: u64 = 64;
 
 /// Bytes of a layer that always come out of it.
 const PLAIN_BYTES_FREE: u64 = 256 << 20;

@@ -29,6 +29,7 @@ mod health;
 pub mod hooks;
 mod layer;
 mod links;
+mod local;
 pub mod memory;
 pub mod metrics;
 mod mounts;

@@ -28,14 +28,14 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Returns the process `pid`; `None` when it has ended.
+    /// Returns the process `pid`; `None` when it has ended, or cannot be looked at.
     pub(crate) fn of(pid: u32) -> Option<Self> {
-        started(pid).map(|started| Self { pid, started })
+        started(pid).ok().flatten().map(|started| Self { pid, started })
     }
 
     /// Whether it has not ended yet, or nobody has asked how.
     pub(crate) fn is_there(self) -> bool {
-        started(self.pid) == Some(self.started)
+        is_there(self.pid, self.started)
     }
 }
 
@@ -214,14 +214,24 @@ pub(crate) fn is_filtered(pid: u32) -> bool {
     field(&status, "Seccomp:") == Some("2")
 }
 
-/// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`, field 22): no
-/// other process has the same id and the same beginning.
-pub(crate) fn started(pid: u32) -> Option<u64> {
-    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+/// Returns when a process began, in ticks since the machine did (`proc_pid_stat(5)`, field 22), or that it
+/// has ended: no other process has the same id and the same beginning.
+pub(crate) fn started(pid: u32) -> io::Result<Option<u64>> {
+    let text = match fs::read(format!("/proc/{pid}/stat")) {
+        Err(error) if is_gone(&error) => return Ok(None),
+        read => read?,
+    };
     // The second field is the name, in parentheses, and may hold anything.
-    let end = text.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(text.get(end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    let end = text.iter().rposition(|byte| *byte == b')');
+    let rest = end.and_then(|end| std::str::from_utf8(text.get(end + 1..)?).ok());
+    let ticks = rest.and_then(|rest| rest.split_ascii_whitespace().nth(19)?.parse().ok());
+    ticks.map(Some).ok_or_else(|| io::Error::other("no beginning in /proc/PID/stat"))
+}
+
+/// Whether the process that began then has not ended yet, or nobody has asked how. One that cannot be looked
+/// at, for want of descriptors or memory, is there: nobody may leave it as it is for that.
+pub(crate) fn is_there(pid: u32, born: u64) -> bool {
+    started(pid).map_or(true, |found| found == Some(born))
 }
 
 /// Returns the parent of a process.
@@ -345,21 +355,21 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_its_beginning() {
-        let own = started(std::process::id()).unwrap();
+        let own = started(std::process::id()).unwrap().unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let later = started(child.id()).unwrap();
+        let later = started(child.id()).unwrap().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(own > 0 && later >= own);
-        assert_eq!(started(child.id()), None);
+        assert_eq!(started(child.id()).unwrap(), None);
     }
 
     #[test]
     fn this_process_has_memory_and_no_tracer() {
         assert!(memory_available().unwrap() > 0);
         assert_eq!(tracer(std::process::id()), None);
-        assert!(started(std::process::id()).is_some_and(|ticks| ticks > 0));
-        assert_eq!(started(0), None);
+        assert!(started(std::process::id()).unwrap().is_some_and(|ticks| ticks > 0));
+        assert_eq!(started(0).unwrap(), None);
         assert_eq!(dumper(std::process::id(), Path::new("/nowhere")), None);
     }
 }

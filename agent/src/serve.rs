@@ -13,7 +13,6 @@ use kybernate_packager::agent_api::agent_server::AgentServer;
 use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
@@ -25,7 +24,7 @@ use crate::door::Door;
 use crate::operations::{OperationsError, is_id};
 use crate::staging::StagingError;
 use crate::suspend::{self, LedgerError};
-use crate::{health, metrics, private, reload, rescue, restore, stage, undo};
+use crate::{health, local, metrics, private, reload, rescue, restore, stage, undo};
 
 /// How long operations may take to clean up at the end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(30);
@@ -116,7 +115,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     };
     let local = Server::builder()
         .add_service(AgentServer::new(Service::new(Arc::clone(&app))))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), end);
+        .serve_with_incoming_shutdown(local::admit(listener, Arc::clone(&app.config.callers)), end);
     let guarded = over.clone().drop_guard();
     let local = async move {
         let _over = guarded;

@@ -204,7 +204,7 @@ impl Order {
             }
             (Self::Suspend { wanted, .. }, Found::Runs { task, cgroup }) => {
                 let since = jiff::Timestamp::now();
-                let started = process::started(task.pid);
+                let started = process::started(task.pid).map_err(SuspendError::Freezer)?;
                 let gpu = gpu_of(app, &wanted, task.pid, cgroup.clone()).await?;
                 let known = Suspended::new(&wanted, task.pid, started, since);
                 let known = known.within(cgroup).with(gpu);

@@ -329,7 +329,7 @@ async fn undo_one(
         }
         Made::Paused { pid, born, cgroup, directory } => {
             let (pid, born) = (*pid, *born);
-            let same = move || born == 0 || process::started(pid) == Some(born);
+            let same = move || born == 0 || process::is_there(pid, born);
             if !tokio::task::spawn_blocking(same).await? {
                 // Its id may be somebody else's. Nothing is left to be dumped.
                 end_criu(directory.clone()).await?;

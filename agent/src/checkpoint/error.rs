@@ -6,6 +6,8 @@ use std::time::Duration;
 use kybernate_packager::pack::PackError;
 use kybernate_packager::sign::SignError;
 use kybernate_packager::store::StoreError;
+use kybernate_packager::verify::VerifyError;
+use kybernate_spec::{Digest, Tag};
 
 use super::base::BaseError;
 use super::capture::CaptureError;
@@ -113,6 +115,10 @@ pub(crate) enum CheckpointError {
     Revive(#[from] ReviveError),
     #[error(transparent)]
     Base(#[from] BaseError),
+    #[error("the registry took the signature, and does not give it back")]
+    Unsigned(#[from] VerifyError),
+    #[error("the registry took the tag {0}, and gives {1} by it")]
+    Misnamed(Tag, Digest),
     #[error(transparent)]
     Pack(#[from] PackError),
     #[error(

@@ -378,7 +378,7 @@ async fn measure(
     };
     let (app, pre_copy) = (Arc::clone(app), wanted.pre_copy);
     let measured = tokio::task::spawn_blocking(move || {
-        let born = process::started(task.pid).ok_or(io::ErrorKind::NotFound)?;
+        let born = process::started(task.pid)?.ok_or(io::ErrorKind::NotFound)?;
         let freezer = Freezer::of(task.pid, cgroup.as_deref())?;
         subject.pids = freezer.processes()?;
         match led(&mounts, &usual, &subject.bound) {

@@ -202,10 +202,12 @@ impl Taking<'_> {
         };
         let guardian = Guardian::start(&charge, &self.app.config.root, &self.app.tasks).await;
         // It has nobody to bring back when the container has just ended.
-        guardian.map_err(|error| match process::started(self.source.pid) {
-            Some(born) if born == self.source.born => error.into(),
-            _ => CheckpointError::StartedAnew,
-        })
+        let (pid, born) = (self.source.pid, self.source.born);
+        let told = |error: GuardianError| {
+            let is_there = process::is_there(pid, born);
+            if is_there { error.into() } else { CheckpointError::StartedAnew }
+        };
+        guardian.map_err(told)
     }
 
     /// Makes sure, before anything is touched, that there is a place for everything.
@@ -357,7 +359,7 @@ impl Taking<'_> {
                 if self.source.suspended { TaskStatus::Paused } else { TaskStatus::Running };
             task.status == expected
                 && task.pid == self.source.pid
-                && process::started(task.pid) == Some(self.source.born)
+                && process::is_there(task.pid, self.source.born)
         };
         if task.is_some_and(runs) { Ok(()) } else { Err(CheckpointError::StartedAnew) }
     }

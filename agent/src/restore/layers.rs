@@ -199,9 +199,10 @@ impl Layers<'_> {
                 Ok(error) => return Err(error.into()),
                 Err(error) => chain(&LayerError::Read(error)).to_string(),
             },
-            Err(error @ LayerError::Unknown(_)) => error.to_string(),
-            // containerd would unpack it all, until its disk is full.
-            Err(error @ (LayerError::Make { .. } | LayerError::Swells)) => {
+            // Once all of it was proven, what comes out is what its signer wanted, as a sparse file.
+            Err(error @ (LayerError::Unknown(_) | LayerError::Swells)) => error.to_string(),
+            // containerd would fail at it, too.
+            Err(error @ LayerError::Make { .. }) => {
                 return Err(ImageError::Layer(descriptor.digest.clone(), error));
             }
         };

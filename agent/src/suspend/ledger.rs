@@ -100,7 +100,11 @@ impl Suspended {
 
     /// Whether this is its first process.
     pub(super) fn is(&self, pid: u32) -> bool {
-        self.pid == pid && self.started == process::started(pid)
+        self.pid == pid
+            && match self.started {
+                Some(born) => process::is_there(pid, born),
+                None => matches!(process::started(pid), Ok(None)),
+            }
     }
 
     /// The same, in the cgroup that the runtime has made.
@@ -276,7 +280,12 @@ mod tests {
 
     fn suspended(container: &str) -> Suspended {
         let pid = std::process::id();
-        Suspended::new(&wanted(container), pid, process::started(pid), jiff::Timestamp::now())
+        Suspended::new(
+            &wanted(container),
+            pid,
+            process::started(pid).unwrap(),
+            jiff::Timestamp::now(),
+        )
     }
 
     #[tokio::test]

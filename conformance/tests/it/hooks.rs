@@ -1,13 +1,15 @@
 //! Programs of the node's configuration that run around a checkpoint.
 
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use kybernate_conformance::command::wait_until;
+use kybernate_conformance::command::{self, wait_until};
 use kybernate_conformance::node::Node;
+use kybernate_conformance::process::Process;
 use kybernate_conformance::scenario::{Agent, Scenario};
 
 use crate::failures::halt::{HOLD, hold, make_pipe};
-use crate::failures::victims::END_LIMIT;
+use crate::failures::victims::{END_LIMIT, running};
 use crate::harness::{checkpoint, on_both, said, start};
 
 /// Where they write it down.
@@ -127,6 +129,47 @@ fn hooks_run_around_the_pause_and_a_source_outlives_them() {
         assert_eq!(written(node), "before job\nwhile_paused PAUSED\nafter RUNNING\n");
         each_fails(scenario, node);
         the_agent_dies(scenario, node, agent);
+    });
+    scenario.end().unwrap();
+}
+
+/// In the pause the agent may open nothing any more, for a while.
+const SQUEEZE: &str = r#"
+[[hooks]]
+name = "squeeze"
+when = "while_paused"
+command = ["/bin/sh", "-c", "prlimit --pid $PPID --nofile=12:"]
+"#;
+
+/// Who cannot be looked at for want of descriptors has not ended: its pause is not forgotten.
+#[test]
+fn a_source_comes_back_though_the_agent_can_open_nothing() {
+    let mut scenario = start();
+    on_both(&mut scenario, |scenario, node, agent| {
+        agent.kill();
+        let _agent = scenario.start_agent(node, SQUEEZE).unwrap();
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        let reference = scenario.reference(&format!("squeezed/job:{}", node.name()));
+        let words =
+            ["kyb", "checkpoint", "job", &reference, "--plain-http", "--unsigned", "--stop"];
+        let mut kyb = node.command(&words).stderr(Stdio::null()).spawn().unwrap();
+        let squeezed = || {
+            let agents = running(node, "kybernate-agent");
+            let limits =
+                |one: &Process| fs_err::read_to_string(format!("/proc/{}/limits", one.pid));
+            let is_squeezed = |limits: String| limits.contains("Max open files            12 ");
+            agents.iter().find(|one| limits(one).is_ok_and(is_squeezed)).copied()
+        };
+        assert!(wait_until(END_LIMIT, || squeezed().is_some()), "nobody is squeezed");
+        let agent = squeezed().unwrap().pid.to_string();
+        let file = scenario.testbed.private().join(format!("agent-{}.log", node.name()));
+        let log = || fs_err::read_to_string(&file).unwrap();
+        assert!(wait_until(END_LIMIT, || log().contains("os error 24")), "{}", log());
+        command::run(Command::new("prlimit").args(["--pid", &agent, "--nofile=1024:"])).unwrap();
+        assert!(wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some()), "{}", log());
+        assert!(!kyb.wait().unwrap().success());
+        scenario.wait_for_ticks(node, "job").unwrap();
+        assert!(!log().contains("the source has ended"), "{}", log());
     });
     scenario.end().unwrap();
 }

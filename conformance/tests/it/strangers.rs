@@ -1,6 +1,7 @@
 //! Somebody who is not root listens where the agent or containerd should: nobody talks to them.
 
 use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
@@ -103,5 +104,38 @@ fn whoever_is_not_root_is_told_nothing() {
         });
         assert!(came > 0, "it did not ask");
     }
+    scenario.end().unwrap();
+}
+
+/// A rule opens the socket to everybody. Who has none comes in, up to a bound, and root is answered.
+#[test]
+fn who_has_no_rule_cannot_hold_the_agent() {
+    const MANY: usize = 200;
+    let mut scenario = start();
+    let rule = "[[caller]]\nwho = \"uid:1000\"\nnamespaces = [\"*\"]\nmay = [\"read\"]\n";
+    scenario.next_agent("a", rule).unwrap();
+    let node = scenario.node("a");
+    node.run(&["chmod", "711", "/run/kybernate"]).unwrap();
+    // Nobody but root looks into a node from outside.
+    let directory = fs::File::open(node.path("/run/kybernate")).unwrap();
+    let path = format!("/proc/self/fd/{}/agent.sock", directory.as_raw_fd());
+    let connect = move || -> Vec<UnixStream> {
+        let stranger = Uid::from_raw(STRANGER);
+        set_thread_res_uid(stranger, stranger, stranger).unwrap();
+        (0..MANY).map(|_| UnixStream::connect(&path).unwrap()).collect()
+    };
+    let held = std::thread::spawn(connect).join().unwrap();
+    let closed = || {
+        let is_closed = |stream: &&UnixStream| {
+            stream.set_nonblocking(true).unwrap();
+            matches!((&mut &**stream).read(&mut [0; 64]), Ok(0))
+        };
+        held.iter().filter(is_closed).count()
+    };
+    let bounded = wait_until(END_LIMIT, || closed() == MANY - 64);
+    assert!(bounded, "{} of {MANY} are closed", closed());
+    let output = scenario.kyb(node, &["ps"]).unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    drop(held);
     scenario.end().unwrap();
 }

@@ -3,7 +3,7 @@
 use kybernate_conformance::node::Node;
 use serde_json::Value;
 
-use crate::harness::{checkpoint, restore, said, start};
+use crate::harness::{at_once, checkpoint, restore, said, start};
 
 /// One of each that a file system has: deleted, replaced, linked, and with everything that is not
 /// content.
@@ -121,5 +121,30 @@ fn a_source_whose_layers_are_out_of_reach_is_not_stopped() {
     let registry = elsewhere.split('/').next().unwrap();
     assert!(said(&output).contains(registry), "{}", said(&output));
     scenario.wait_for_ticks(b, "back").unwrap();
+    scenario.end().unwrap();
+}
+
+/// What is sparse, or the same again and again, is very small when it is compressed: far more comes out of
+/// that than anybody takes who does not know yet whether it is what was signed.
+#[test]
+fn what_is_sparse_comes_back_though_its_source_has_ended() {
+    const SPARSE: &str = "set -e; truncate -s 600M /sparse; echo end >> /sparse; echo more > /more";
+    const LOOK: &str = "stat -c %s /sparse; tail -c 4 /sparse; cat /more";
+    let scenario = start();
+    at_once(&scenario, |node| {
+        scenario.run_workload(node, "job", 16, &[]).unwrap();
+        node.run(&["ctr", "task", "exec", "--exec-id", "w", "job", "sh", "-c", SPARSE]).unwrap();
+        let reference = scenario.reference(&format!("sparse/job:{}", node.name()));
+        let key = format!("node-{}", node.name());
+        let words = ["checkpoint", "job", &reference, "--plain-http", "--sign-key", &key, "--stop"];
+        let output = scenario.kyb(node, &words).unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.remove(node, "job").unwrap();
+        let output = restore(&scenario, node, &reference, "back", &[]);
+        assert!(output.status.success(), "{}", said(&output));
+        scenario.wait_for_ticks(node, "back").unwrap();
+        let look = ["ctr", "task", "exec", "--exec-id", "l", "back", "sh", "-c", LOOK];
+        assert_eq!(node.told(&look).unwrap(), "629145604\nend\nmore\n");
+    });
     scenario.end().unwrap();
 }

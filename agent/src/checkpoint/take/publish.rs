@@ -3,7 +3,8 @@
 use kybernate_packager::pack::{PackError, PackRequest, Packed, Runnable, pack};
 use kybernate_packager::sign::sign;
 use kybernate_packager::store::Store;
-use kybernate_spec::{Tag, chain};
+use kybernate_packager::verify::verify_signature;
+use kybernate_spec::{Digest, Tag, chain};
 
 use super::{COMMITTED, Captured, STOP_LIMIT, Taking, conclude};
 use crate::checkpoint::base::Opened;
@@ -76,6 +77,9 @@ impl Taking<'_> {
         if let Some(tag) = tag {
             self.driver.step("tag");
             store.tag(&packed.index, tag).await?;
+            if stops {
+                is_named(store, &packed.index.digest, tag).await?;
+            }
         }
         self.stored(conclusion).await?;
         Ok(packed)
@@ -86,6 +90,11 @@ impl Taking<'_> {
         if let Naming::Signed(key, _) = &self.order.naming {
             self.driver.step("sign");
             sign(store, &packed.index, &key.key).await?;
+            if self.order.after == After::Stop {
+                // A registry may have said so only, and nobody would restore it.
+                let keys = [key.key.public().clone()];
+                verify_signature(store, &packed.index.digest, &keys).await?;
+            }
         }
         Ok(())
     }
@@ -133,4 +142,11 @@ impl Taking<'_> {
             done => done,
         }
     }
+}
+
+/// Makes sure that a tag leads to the checkpoint, before its source is ended: a registry may have said so
+/// only.
+async fn is_named(store: &Store, digest: &Digest, tag: &Tag) -> Result<(), CheckpointError> {
+    let found = store.resolve_tag(tag).await?.descriptor.digest;
+    if found == *digest { Ok(()) } else { Err(CheckpointError::Misnamed(tag.clone(), found)) }
 }

@@ -67,8 +67,8 @@ impl Taking<'_> {
     }
 
     fn has_ended(&self) -> bool {
-        let there = process::started(self.source.pid) == Some(self.source.born);
-        !there || process::has_ended(self.source.pid).unwrap_or(false)
+        !process::is_there(self.source.pid, self.source.born)
+            || process::has_ended(self.source.pid).unwrap_or(false)
     }
 
     /// Kills the source. It is frozen, so nothing of it runs between the dump and its end.
