@@ -117,6 +117,8 @@ pub(crate) enum CheckpointError {
     Base(#[from] BaseError),
     #[error("the registry took the signature, and does not give it back")]
     Unsigned(#[from] VerifyError),
+    #[error("the registry took the tag, and does not give it back")]
+    Unnamed(#[source] StoreError),
     #[error("the registry took the tag {0}, and gives {1} by it")]
     Misnamed(Tag, Digest),
     #[error(transparent)]
@@ -136,6 +138,10 @@ pub(crate) enum CheckpointError {
     Stopped(#[from] Stopped),
     #[error("the container has just ended, or was started anew and is another one: try again")]
     StartedAnew,
+    #[error(
+        "somebody else has paused the container meanwhile: have it resumed (ctr task resume), and try again"
+    )]
+    PausedElsewhere,
 }
 
 impl CheckpointError {

@@ -354,14 +354,15 @@ impl Taking<'_> {
     /// waiting for long, and nobody would bring another one back.
     async fn is_the_same(&self) -> Result<(), CheckpointError> {
         let task = self.source.namespace.task(&self.order.container).await?;
-        let runs = |task: TaskState| {
-            let expected =
-                if self.source.suspended { TaskStatus::Paused } else { TaskStatus::Running };
-            task.status == expected
-                && task.pid == self.source.pid
-                && process::is_there(task.pid, self.source.born)
+        let expected = if self.source.suspended { TaskStatus::Paused } else { TaskStatus::Running };
+        let is_same = |task: &TaskState| {
+            task.pid == self.source.pid && process::is_there(task.pid, self.source.born)
         };
-        if task.is_some_and(runs) { Ok(()) } else { Err(CheckpointError::StartedAnew) }
+        match task.filter(is_same).map(|task| task.status) {
+            Some(status) if status == expected => Ok(()),
+            Some(TaskStatus::Paused) => Err(CheckpointError::PausedElsewhere),
+            _ => Err(CheckpointError::StartedAnew),
+        }
     }
 
     /// Writes what containerd cannot tell CRIU, where the container has a file for that. `round` is the

@@ -14,6 +14,7 @@ pub(crate) mod cancels;
 pub(crate) mod claims;
 pub(crate) mod deaths;
 pub(crate) mod halt;
+mod liars;
 mod linked;
 mod memory;
 mod network;

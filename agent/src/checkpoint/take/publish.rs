@@ -147,6 +147,6 @@ impl Taking<'_> {
 /// Makes sure that a tag leads to the checkpoint, before its source is ended: a registry may have said so
 /// only.
 async fn is_named(store: &Store, digest: &Digest, tag: &Tag) -> Result<(), CheckpointError> {
-    let found = store.resolve_tag(tag).await?.descriptor.digest;
+    let found = store.resolve_tag(tag).await.map_err(CheckpointError::Unnamed)?.descriptor.digest;
     if found == *digest { Ok(()) } else { Err(CheckpointError::Misnamed(tag.clone(), found)) }
 }
