@@ -1,3 +1,5 @@
+use kybernate_spec::chain;
+
 use super::*;
 use crate::metrics::Metrics;
 
@@ -88,6 +90,24 @@ fn a_policy_is_read_with_the_configuration() {
 fn a_file_that_was_named_must_exist() {
     let args = ServeArgs { config: Some("/nowhere/agent.toml".into()), ..ServeArgs::default() };
     assert!(args.validate().is_err());
+}
+
+/// Who opens a FIFO waits for somebody who writes, and a device has no end.
+#[test]
+fn a_configuration_is_a_file_of_some_size() {
+    let place = tempfile::tempdir().unwrap();
+    let (fifo, large) = (place.path().join("fifo"), place.path().join("large"));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, 0o600.into()).unwrap();
+    fs::write(&large, "#".repeat(usize::try_from(CONFIG_BYTES_MAX).unwrap() + 1)).unwrap();
+    for (file, told) in [
+        (fifo, "is no regular file"),
+        (PathBuf::from("/dev/zero"), "is no regular file"),
+        (large, "has more than 4194304 bytes"),
+    ] {
+        let args = ServeArgs { config: Some(file), ..ServeArgs::default() };
+        let wrong = args.validate().unwrap_err();
+        assert!(wrong.iter().any(|one| chain(one).to_string().contains(told)), "{wrong:?}");
+    }
 }
 
 #[test]
