@@ -156,11 +156,11 @@ impl App {
         request: api::CheckpointRequest,
         trace: Option<TraceParent>,
     ) -> Result<api::Operation, Rejection> {
-        let counted = |rejection: &Rejection| self.refused(rejection);
-        let order = checkpoint::Order::parse(request, &self.config).inspect_err(counted)?;
+        let order = checkpoint::Order::parse(request, &self.config)?;
         self.ready().await?;
         let busy = self.reserve(&order.namespace, &order.container)?;
-        let source = checkpoint::Source::find(self, &order.wanted()).await.inspect_err(counted)?;
+        let source = checkpoint::Source::find(self, &order.wanted()).await;
+        let source = source.inspect_err(|rejection| self.refused(rejection))?;
         self.drive(order.subject(), Some(busy), trace, |app, driver, cancel| async move {
             checkpoint::run(&app, &driver, source, order, cancel).await
         })

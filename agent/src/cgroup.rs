@@ -256,7 +256,7 @@ fn within(top: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Whether what was looked at has been removed.
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || is(error, Errno::NODEV)
 }
 

@@ -36,7 +36,6 @@ use crate::config::{Config, NamedKey, PAUSE_DEADLINE_MAX};
 use crate::container::{named, namespace_or_default};
 use crate::hooks::Hooks;
 use crate::operations::{Kind, Subject};
-use crate::pre_copy;
 use crate::preflight::{Policy, TcpPolicy};
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -122,9 +121,6 @@ impl Order {
         let policy = policy(request.tcp(), request.file_locks());
         let container = named(request.container)?;
         let memory = if request.pre_copy { Memory::Ahead } else { Memory::Paused };
-        if memory == Memory::Ahead {
-            pre_copy::is_tracked()?;
-        }
         let location = Location::from_str(&request.reference)?;
         if location.digest().is_some() {
             return Err(invalid("a checkpoint cannot be given a digest: it gets one"));

@@ -20,7 +20,7 @@ use crate::container::{cgroup_of, is_of_pod, named, namespace_or_default, spec_o
 use crate::gpu::Held;
 use crate::node::numbers;
 use crate::operations::Kind;
-use crate::pre_copy::PreCopyError;
+use crate::pre_copy::{self, PreCopyError};
 use crate::preflight::{self, Check, CriuOptions, Finding, Findings, Policy};
 use crate::rootfs::{self, Names, Others};
 use crate::runtime::{Mount, Namespace, TaskState, TaskStatus};
@@ -216,6 +216,9 @@ async fn room(app: &Arc<App>, bytes: u64) -> Result<Promised, StageError> {
 
 /// Looks at a container without touching it, and whether what is wished for is possible at all.
 pub(crate) async fn examine(app: &Arc<App>, wanted: &Wanted) -> Result<Examined, Rejection> {
+    if wanted.pre_copy {
+        pre_copy::is_tracked()?;
+    }
     let examined = look(app, wanted).await?;
     if wanted.pre_copy
         && let Some(source) = &examined.source

@@ -1,15 +1,18 @@
 //! Builds the programs under test and starts scenarios.
 
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
 
 use fs_err as fs;
 use kybernate_conformance::machine::INSIDE;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::preflight::preflight;
 use kybernate_conformance::scenario::{Agent, Scenario};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Returns the directory that this test's programs are built to.
 pub(crate) fn target() -> PathBuf {
@@ -169,4 +172,26 @@ pub(crate) fn change_a_bit(path: &Path) {
     file.file().read_exact_at(&mut byte, place).unwrap();
     file.file().write_all_at(&[byte[0] ^ 1], place).unwrap();
     file.file().set_modified(found.modified().unwrap()).unwrap();
+}
+
+/// Runs `work` on a thread that is in a network (`/proc/PID/ns/net`): so are the sockets that it makes.
+pub(crate) fn in_network<T: Send + 'static>(
+    network: &Path,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let network = fs::File::open(network).unwrap();
+    std::thread::spawn(move || {
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(network.as_fd(), kind).unwrap();
+        work()
+    })
+}
+
+/// Runs `work` on a thread in the network that the testbed's registries are in.
+pub(crate) fn in_hub<T: Send + 'static>(
+    scenario: &Scenario,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let hub = scenario.testbed.hub.process().pid;
+    in_network(Path::new(&format!("/proc/{hub}/ns/net")), work)
 }

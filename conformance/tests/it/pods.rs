@@ -10,6 +10,7 @@ use crate::cgroups;
 use crate::failures::claims::COLD;
 use crate::failures::victims::running;
 use crate::harness::{at_once, checkpoint, next_agents, said, start};
+use crate::trust::replace_criu;
 use crate::workloads::Place;
 use crate::workloads::programs::NO_IO_URING;
 
@@ -229,13 +230,6 @@ const MIGHTY: [&str; 3] =
 const CRIU: &str = "#!/bin/sh\n[ \"$1\" = swrk ] && : >/run/criu-ran\n\
                     exec /usr/sbin/criu.real \"$@\"\n";
 
-/// Has CRIU leave a word when it runs.
-fn watch_criu(node: &Node) {
-    node.run(&["mv", "/usr/sbin/criu", "/usr/sbin/criu.real"]).unwrap();
-    fs::write(node.path("/usr/sbin/criu"), CRIU).unwrap();
-    node.run(&["chmod", "755", "/usr/sbin/criu"]).unwrap();
-}
-
 /// The containers that do not get the dump have less than it in one thing each: were that let pass,
 /// nothing else would be in the way. `/sys` and its cgroups are for writing in it, which its
 /// specification must say.
@@ -253,7 +247,7 @@ fn a_privileged_container_goes_on_as_a_privileged_one_and_no_other() {
     ];
     staged.on_both(|spot| {
         let (node, name) = (spot.node, spot.node.name());
-        watch_criu(node);
+        replace_criu(node, CRIU);
         let ran = || node.path("/run/criu-ran").exists();
         for (options, reasons) in lesser {
             let output = spot.restore_with(options);

@@ -66,6 +66,8 @@ fn is_refused(scenario: &Scenario, options: &[&str], reason: &str) {
         let key = format!("node-{}", node.name());
         let output = scenario.kyb(node, &words(&reference, &key)).unwrap();
         refused_here(&output, reason);
+        let output = scenario.kyb(node, &["preflight", "job", "--pre-copy"]).unwrap();
+        refused_here(&output, reason);
         scenario.wait_for_ticks(node, "job").unwrap();
         scenario.remove(node, "job").unwrap();
     });

@@ -294,18 +294,6 @@ fn what_depends_on_a_choice_is_taken_when_it_is_made() {
     scenario.end().unwrap();
 }
 
-fn members(node: &Node) -> String {
-    node.run(&["ctr", "task", "ps", "odd"]).unwrap()
-}
-
-/// Whether a process of it is called `sleep`.
-fn sleeps(node: &Node) -> bool {
-    let comm = |pid: &str| fs::read_to_string(node.path(&format!("/proc/{pid}/comm")));
-    let members = members(node);
-    let mut pids = members.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-    pids.any(|pid| comm(pid).is_ok_and(|comm| comm.trim() == "sleep"))
-}
-
 /// A session of `ctr task exec` or `kubectl exec` goes on, and is not in the dump.
 fn leaves_a_session(scenario: &Scenario, node: &Node) {
     scenario.run_workload(node, "odd", 16, &[]).unwrap();
@@ -314,12 +302,19 @@ fn leaves_a_session(scenario: &Scenario, node: &Node) {
     assert_eq!(findings(scenario, node, &[]), ["warn exec-session"]);
     let reference = scenario.reference(&format!("preflight/exec:{}", node.name()));
     checkpoint(scenario, node, "odd", &reference);
-    assert!(sleeps(node), "the session has ended: {}", members(node));
+    let members = || node.run(&["ctr", "task", "ps", "odd"]).unwrap();
+    let sleeps = || {
+        let comm = |pid: &str| fs::read_to_string(node.path(&format!("/proc/{pid}/comm")));
+        let pids = members();
+        let mut pids = pids.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+        pids.any(|pid| comm(pid).is_ok_and(|comm| comm.trim() == "sleep"))
+    };
+    assert!(sleeps(), "the session has ended: {}", members());
     scenario.remove(node, "odd").unwrap();
     let output = restore(scenario, node, &reference, "odd", &[]);
     assert!(output.status.success(), "{}", said(&output));
     scenario.wait_for_ticks(node, "odd").unwrap();
-    assert!(!sleeps(node), "{}", members(node));
+    assert!(!sleeps(), "{}", members());
     assert_eq!(findings(scenario, node, &[]), Vec::<String>::new());
 }
 
@@ -338,8 +333,9 @@ fn closes(scenario: &Scenario, node: &Node) {
 
     // An address that the node has no more when it is restored.
     let reference = scenario.reference(&format!("preflight/bound:{}", node.name()));
-    let address =
-        |what: &str| drop(node.run(&["ip", "address", what, "10.77.9.1/32", "dev", "lo"]));
+    let address = |what: &str| {
+        node.run(&["ip", "address", what, "10.77.9.1/32", "dev", "lo"]).unwrap();
+    };
     for kind in ["listen", "udp"] {
         address("add");
         hold(scenario, node, &["--net-host"], &[kind, "10.77.9.1:4000"]);

@@ -20,10 +20,9 @@ use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 
-use crate::harness::{checkpoint, on_both, restore, said, start};
+use crate::harness::{checkpoint, in_hub, on_both, restore, said, start};
 use crate::pods::{CONFIG, WORKLOAD, command_of, make_ready};
 
 /// How long a span may be on its way: the registry gathers them for a second.
@@ -53,14 +52,7 @@ async fn take(State(taken): State<Taken>, body: Bytes) -> Vec<u8> {
 
 /// Listens in the network of the testbed: a thread goes there, and its socket stays.
 fn listen(scenario: &Scenario) -> TcpListener {
-    let pid = scenario.testbed.hub.process().pid;
-    let listening = std::thread::spawn(move || {
-        let network = fs_err::File::open(format!("/proc/{pid}/ns/net")).unwrap();
-        let kind = Some(LinkNameSpaceType::Network);
-        move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), kind).unwrap();
-        TcpListener::bind((HUB_ADDRESS, 0)).unwrap()
-    });
-    listening.join().unwrap()
+    in_hub(scenario, || TcpListener::bind((HUB_ADDRESS, 0)).unwrap()).join().unwrap()
 }
 
 impl Collector {

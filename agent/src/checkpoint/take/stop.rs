@@ -8,6 +8,7 @@ use kybernate_packager::store::Store;
 use tokio::time::Instant;
 
 use super::{Captured, END_LIMIT, Taking};
+use crate::cgroup::is_gone;
 use crate::checkpoint::error::CheckpointError;
 use crate::patience::Patience;
 use crate::process;
@@ -115,9 +116,4 @@ impl Taking<'_> {
             _ => Ok(()),
         }
     }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    let gone = Some(rustix::io::Errno::NODEV.raw_os_error());
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == gone
 }

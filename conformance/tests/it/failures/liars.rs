@@ -1,7 +1,6 @@
 //! A registry that takes what a source is ended for, and keeps nothing of it.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
 use std::thread::JoinHandle;
 
 use axum::Router;
@@ -9,15 +8,13 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use fs_err as fs;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use kybernate_conformance::testbed::HUB_ADDRESS;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use crate::harness::{at_once, said, start};
+use crate::harness::{at_once, in_hub, said, start};
 
 /// Most bytes of a request or an answer: a shard is less.
 const BODY_BYTES_MAX: usize = 256 << 20;
@@ -38,15 +35,11 @@ struct Liar {
 
 impl Liar {
     fn start(scenario: &Scenario, lie: Lie) -> Self {
-        let network = format!("/proc/{}/ns/net", scenario.testbed.hub.process().pid);
         let registry = scenario.reference("").split_once('/').unwrap().0.to_owned();
         let (tell, told) = std::sync::mpsc::channel();
         let (ends, ended) = oneshot::channel();
-        // All sockets of a thread are in its network.
-        let thread = std::thread::spawn(move || {
-            let network = fs::File::open(network).unwrap();
-            let kind = Some(LinkNameSpaceType::Network);
-            move_into_link_name_space(network.as_fd(), kind).unwrap();
+        // The runtime has no other thread.
+        let thread = in_hub(scenario, move || {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             runtime.enable_all().build().unwrap().block_on(async {
                 let listener = TcpListener::bind((HUB_ADDRESS, 0)).await.unwrap();

@@ -3,24 +3,21 @@
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fs_err as fs;
 use kybernate_conformance::command::wait_until;
 use kybernate_conformance::node::Node;
 use kybernate_conformance::scenario::Scenario;
 use kybernate_conformance::testbed::HUB_ADDRESS;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
 use super::cancels::{at_step, begin, fails};
 use super::has_tag;
 use super::victims::END_LIMIT;
-use crate::harness::{at_once, checkpoint, next_agents, nodes, said, start};
+use crate::harness::{at_once, checkpoint, in_hub, next_agents, nodes, said, start};
 
 /// How often bytes come.
 const TICK: Duration = Duration::from_millis(20);
@@ -60,8 +57,6 @@ impl Traffic {
 
 impl Way {
     fn open(scenario: &Scenario) -> Self {
-        let hub = scenario.testbed.hub.process().pid;
-        let network = fs::File::open(format!("/proc/{hub}/ns/net")).unwrap();
         let traffic = Arc::new(Traffic {
             bytes_per_tick: AtomicUsize::new(SLOW),
             passed: AtomicUsize::new(0),
@@ -70,8 +65,7 @@ impl Way {
         });
         let (tell, told) = std::sync::mpsc::channel();
         let passing = Arc::clone(&traffic);
-        let thread = std::thread::spawn(move || {
-            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        let thread = in_hub(scenario, move || {
             let listener = TcpListener::bind((HUB_ADDRESS, 0)).unwrap();
             listener.set_nonblocking(true).unwrap();
             tell.send(listener.local_addr().unwrap()).unwrap();

@@ -84,10 +84,7 @@ impl<'a> Place<'a> {
         }
         let held = self.node.path("/run/held");
         let shims = running(self.node, "containerd-shim");
-        fs::write(self.node.path("/run/hold"), moment).unwrap();
-        let mut kyb = self.begin(&[word, "job"]);
-        let reached = wait_until(END_LIMIT, || held.exists());
-        assert!(reached, "{what}: it does not come to that\n{}", self.told());
+        let mut kyb = self.reaches(&what, moment, &[word, "job"]);
         if victim == Victim::AgentOfHungShim {
             signal(&shims, Signal::STOP);
         }
@@ -114,11 +111,7 @@ impl<'a> Place<'a> {
     /// Has a suspension cancelled while runc is held, and looks at what that leaves.
     fn cancelled(&self, moment: &str, more: &[&str]) {
         let what = format!("cancelled on {}, {moment}, {more:?}", self.node.name());
-        let held = self.node.path("/run/held");
-        fs::write(self.node.path("/run/hold"), moment).unwrap();
-        let mut kyb = self.begin(&[&["suspend", "job"], more].concat());
-        let reached = wait_until(END_LIMIT, || held.exists());
-        assert!(reached, "{what}: it does not come to that\n{}", self.told());
+        let kyb = self.reaches(&what, moment, &[&["suspend", "job"], more].concat());
         if more.is_empty() {
             signal(&running(self.node, "kyb"), Signal::INT);
         }
@@ -129,12 +122,7 @@ impl<'a> Place<'a> {
         };
         let told = wait_until(END_LIMIT, cancelling);
         assert!(told, "{what}: it is not cancelled\n{}", self.told());
-        fs::remove_file(&held).unwrap();
-        self.let_go();
-        let ended = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
-        assert!(ended, "{what}: kyb waits\n{}", self.told());
-        let told = self.told();
-        assert_eq!(kyb.wait().unwrap().code(), Some(1), "{what}\n{told}");
+        let told = self.fails(&what, kyb);
         assert!(told.contains("cancelled") && told.contains("the container runs"), "{told}");
         assert!(self.is_done("resume"), "{what}: {told}");
         self.scenario.wait_for_ticks(self.node, "job").unwrap();
@@ -145,27 +133,38 @@ impl<'a> Place<'a> {
     /// runs again.
     fn fails_when_paused(&self) {
         let what = format!("failed on {}", self.node.name());
-        let held = self.node.path("/run/held");
-        fs::write(self.node.path("/run/hold"), "after pause").unwrap();
-        let mut kyb = self.begin(&["suspend", "job"]);
-        let reached = wait_until(END_LIMIT, || held.exists());
-        assert!(reached, "{what}: it does not come to that\n{}", self.told());
+        let kyb = self.reaches(&what, "after pause", &["suspend", "job"]);
         let members = self.freezer.directory().join("cgroup.procs");
         let members = members.strip_prefix(self.node.path("/")).unwrap();
         let members = format!("/{}", members.display());
         // Nothing is at the beginning of a process's memory.
         self.node.run(&["mount", "--bind", "/proc/1/mem", &members]).unwrap();
-        fs::remove_file(&held).unwrap();
-        self.let_go();
-        let ended = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
-        assert!(ended, "{what}: kyb waits\n{}", self.told());
-        let told = self.told();
-        assert_eq!(kyb.wait().unwrap().code(), Some(1), "{what}\n{told}");
+        let told = self.fails(&what, kyb);
         assert!(told.contains("failed to freeze the container"), "{told}");
         assert!(self.is_done("resume"), "{what}: {told}");
         self.node.run(&["umount", &members]).unwrap();
         self.scenario.wait_for_ticks(self.node, "job").unwrap();
         assert_eq!(self.left(), self.before, "{what}");
+    }
+
+    /// Has kyb ask for something, and runc be held at a moment of it.
+    fn reaches(&self, what: &str, moment: &str, words: &[&str]) -> Child {
+        fs::write(self.node.path("/run/hold"), moment).unwrap();
+        let kyb = self.begin(words);
+        let reached = wait_until(END_LIMIT, || self.node.path("/run/held").exists());
+        assert!(reached, "{what}: it does not come to that\n{}", self.told());
+        kyb
+    }
+
+    /// Lets runc go on, and waits until kyb has failed. Returns what is told of it.
+    fn fails(&self, what: &str, mut kyb: Child) -> String {
+        fs::remove_file(self.node.path("/run/held")).unwrap();
+        self.let_go();
+        let ended = wait_until(END_LIMIT, || kyb.try_wait().unwrap().is_some());
+        assert!(ended, "{what}: kyb waits\n{}", self.told());
+        let told = self.told();
+        assert_eq!(kyb.wait().unwrap().code(), Some(1), "{what}\n{told}");
+        told
     }
 
     fn begin(&self, words: &[&str]) -> Child {

@@ -2,17 +2,15 @@
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fs_err as fs;
 use kybernate_conformance::command::wait_until;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Place;
+use crate::harness::in_network;
 
 /// How long a server may take to listen, and to answer: it may be frozen meanwhile, and Python begins in
 /// an emulated machine that has half of a processor.
@@ -24,12 +22,7 @@ pub(crate) fn inside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
     let network = place.node.path(&format!("/proc/{}/ns/net", place.pid().unwrap()));
-    let network = fs::File::open(network).unwrap();
-    std::thread::spawn(move || {
-        let kind = Some(LinkNameSpaceType::Network);
-        move_into_link_name_space(network.as_fd(), kind).unwrap();
-        work()
-    })
+    in_network(&network, work)
 }
 
 /// A connection on which each line is answered.
